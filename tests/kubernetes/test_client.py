@@ -48,18 +48,18 @@ async def test_missing_object_is_none(cluster: Cluster, namespace: str):
 
 async def test_watch_yields_existing_and_new_objects(cluster: Cluster, namespace: str):
     await cluster.apply(a_config_map(namespace, "first"), manager="one")
-    seen: asyncio.Queue[Change] = asyncio.Queue()
+    changes: asyncio.Queue[Change] = asyncio.Queue()
 
     async def watch() -> None:
         async for change in list_and_watch(cluster, "ConfigMap", namespace, "test=client"):
-            await seen.put(change)
+            await changes.put(change)
 
     task = asyncio.create_task(watch())
-    first, synced = await seen.get(), await seen.get()
+    first, synced = await changes.get(), await changes.get()
     await cluster.apply(a_config_map(namespace, "second"), manager="one")
-    second = await seen.get()
+    second = await changes.get()
     await cluster.delete("ConfigMap", namespace, "first")
-    gone = await seen.get()
+    gone = await changes.get()
     task.cancel()
     await asyncio.gather(task, return_exceptions=True)
 

@@ -19,11 +19,11 @@ class Busy:
 
     def __init__(self, refusals: int, retry_after: str, status: int = 429) -> None:
         self._refusals, self._retry_after, self._status = refusals, retry_after, status
-        self.asked = 0
+        self.requests = 0
 
     async def answer(self, _: web.Request) -> web.Response:
-        self.asked += 1
-        if self.asked > self._refusals:
+        self.requests += 1
+        if self.requests > self._refusals:
             return web.json_response({"metadata": {"name": "there"}})
         body: dict[str, Any] = {"kind": "Status", "message": "too many requests"}
         return web.json_response(body, status=self._status, headers={"Retry-After": self._retry_after})
@@ -60,7 +60,7 @@ async def test_request_is_retried_after_retry_after(tmp_path, status):
         await cluster.create({"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": "there"}}, manager="one")
 
     assert time.monotonic() - began >= 1.0
-    assert server.asked == 2
+    assert server.requests == 2
 
 
 async def test_long_retry_after_is_reported(tmp_path):
@@ -70,7 +70,7 @@ async def test_long_retry_after_is_reported(tmp_path):
             await cluster.get("ConfigMap", "here", "there")
 
     assert busy.value.retry_after_seconds == 60.0
-    assert server.asked == 1
+    assert server.requests == 1
 
 
 async def test_rejected_request_is_not_retried(tmp_path):
@@ -79,7 +79,7 @@ async def test_rejected_request_is_not_retried(tmp_path):
         with pytest.raises(Rejected):
             await cluster.get("ConfigMap", "here", "there")
 
-    assert server.asked == 1
+    assert server.requests == 1
 
 
 async def test_former_leader_does_not_retry_writes(tmp_path):
@@ -89,7 +89,7 @@ async def test_former_leader_does_not_retry_writes(tmp_path):
         with pytest.raises(Unreachable, match="may not be the leader"):
             await cluster.with_write_guard(lambda: next(leads)).create(body, manager="one")
 
-    assert server.asked == 1
+    assert server.requests == 1
 
 
 @pytest.mark.parametrize(

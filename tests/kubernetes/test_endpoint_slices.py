@@ -27,7 +27,7 @@ READY, ENDING, DEAD = (True, True, False), (False, True, True), (False, False, T
 
 
 @pytest.mark.parametrize(
-    ("conditions", "means", "joins", "drains", "asked"),
+    ("conditions", "means", "joins", "drains", "queried"),
     [
         (None, READY, True, False, True),
         ({}, READY, True, False, True),
@@ -39,7 +39,7 @@ READY, ENDING, DEAD = (True, True, False), (False, True, True), (False, False, T
         ({"ready": False, "terminating": True}, DEAD, False, False, False),
     ],
 )
-def test_endpoint_conditions_are_interpreted_consistently(conditions, means, joins, drains, asked):
+def test_endpoint_conditions_are_interpreted_consistently(conditions, means, joins, drains, queried):
     found = a_slice(conditions=conditions, targetRef={"name": "pod-0"})
     one = backend(found)
     assert (one.name, (one.ready, one.serving, one.terminating)) == ("pod-0", means)
@@ -47,7 +47,7 @@ def test_endpoint_conditions_are_interpreted_consistently(conditions, means, joi
     other = a_slice("10.0.0.9", targetRef={"name": "pod-9"}) | {"metadata": {"name": "two", "labels": LABELS}}
     replicas = {each.name: each.draining for each in ready_endpoints([found, other], PIPELINE).stages["first"]}
     assert replicas == ({"pod-0": drains} if joins else {}) | {"pod-9": False}
-    assert addresses([found]) == ([Address("http://10.0.0.1:8082", ready=means[0])] if asked else [])
+    assert addresses([found]) == ([Address("http://10.0.0.1:8082", ready=means[0])] if queried else [])
 
 
 @pytest.mark.parametrize(

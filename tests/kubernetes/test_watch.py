@@ -18,23 +18,23 @@ KIND = "ConfigMap"
 
 
 @asynccontextmanager
-async def following(cluster: Cluster, namespace: str, kind: str = KIND) -> AsyncIterator["Seen"]:
+async def following(cluster: Cluster, namespace: str, kind: str = KIND) -> AsyncIterator["Observed"]:
     """Follow the test's objects of a kind while the block runs."""
-    seen = Seen()
+    observed = Observed()
 
     async def watch() -> None:
         async for change in list_and_watch(cluster, kind, namespace, "test=client"):
-            await seen.take(change)
+            await observed.take(change)
 
     task = asyncio.create_task(watch())
     try:
-        yield seen
+        yield observed
     finally:
         task.cancel()
         await asyncio.gather(task, return_exceptions=True)
 
 
-class Seen:
+class Observed:
     """Objects that a watch reported, and the number of lists it took."""
 
     def __init__(self) -> None:
@@ -61,15 +61,15 @@ async def test_changes_during_an_outage_are_delivered(cluster, namespace, kubeco
     await cluster.apply(a_config_map(namespace, "goes"), manager="one")
     async with before_the_api_server(kubeconfig, tmp_path) as (relay, through):
         await relay.open()
-        async with await Cluster.connect(str(through)) as connected, following(connected, namespace) as seen:
-            await seen.until({"goes"})
+        async with await Cluster.connect(str(through)) as connected, following(connected, namespace) as observed:
+            await observed.until({"goes"})
             await cluster.apply(a_config_map(namespace, "stays"), manager="one")
-            await seen.until({"goes", "stays"})  # the watch runs: one that is cut before it begins may miss nothing
+            await observed.until({"goes", "stays"})  # the watch runs: one that is cut before it begins may miss nothing
             await relay.close()
             await cluster.delete(KIND, namespace, "goes")
             await cluster.apply(a_config_map(namespace, "comes"), manager="one")
             await relay.open()
-            await seen.until({"stays", "comes"}, lists=2)
+            await observed.until({"stays", "comes"}, lists=2)
 
 
 class Forgetful(Cluster):
@@ -91,11 +91,11 @@ async def test_expired_version_triggers_a_list(cluster, namespace, kubeconfig):
     profile["metadata"]["labels"] = {"test": "client"}
     async with (
         await Forgetful.connect(str(kubeconfig)) as forgetful,
-        following(forgetful, namespace, profile["kind"]) as seen,
+        following(forgetful, namespace, profile["kind"]) as observed,
     ):
-        await seen.until(set(), lists=2)
+        await observed.until(set(), lists=2)
         await cluster.apply(profile, manager="one")
-        await seen.until({profile["metadata"]["name"]}, lists=2)
+        await observed.until({profile["metadata"]["name"]}, lists=2)
 
 
 async def test_expired_credentials_are_reloaded(cluster, namespace, kubeconfig, tmp_path):
@@ -109,9 +109,9 @@ async def test_expired_credentials_are_reloaded(cluster, namespace, kubeconfig, 
     async with await Cluster.connect(str(rotated)) as connected:
         with pytest.raises(Unreachable, match="Unauthorized") as refused:
             await connected.list(KIND, namespace)
-        async with following(connected, namespace) as seen:
+        async with following(connected, namespace) as observed:
             rotated.write_text(written)
-            await seen.until({"there"})
+            await observed.until({"there"})
 
     assert refused.value.status == 401
 

@@ -8,20 +8,20 @@ from trimtab_kubernetes.work_queue import WorkQueue
 
 async def test_key_is_deduplicated_and_handled_once() -> None:
     queue: WorkQueue[str] = WorkQueue(time.monotonic)
-    seen: list[str] = []
+    handled: list[str] = []
     idle, entered = asyncio.Event(), 0
 
     async def handle(key: str) -> None:
         nonlocal entered
         entered += 1
         assert entered == 1
-        seen.append(key)
-        if len(seen) == 1:
+        handled.append(key)
+        if len(handled) == 1:
             queue.add("a")  # asked for while in hand: looked at once more afterwards
             queue.add("a")
         await asyncio.sleep(0)
         entered -= 1
-        if len(seen) == 2:
+        if len(handled) == 2:
             idle.set()
 
     queue.add("a")
@@ -32,7 +32,7 @@ async def test_key_is_deduplicated_and_handled_once() -> None:
         worker.cancel()
     await asyncio.gather(*workers, return_exceptions=True)
 
-    assert seen == ["a", "a"]
+    assert handled == ["a", "a"]
 
 
 async def test_failed_key_is_retried() -> None:

@@ -25,22 +25,22 @@ def a_sample(rng, rows, shift=0.0):
 
 
 def test_escalation_curve_ends_at_the_second_points_accuracy():
-    looks = a_sample(np.random.default_rng(0), 4000)
-    found = escalation_curve(looks, [0.0, 0.1, 0.3, 1.0])
+    pairs = a_sample(np.random.default_rng(0), 4000)
+    found = escalation_curve(pairs, [0.0, 0.1, 0.3, 1.0])
 
-    assert found[0].accuracy == pytest.approx(looks.right.mean())
-    assert found[-1].accuracy == pytest.approx(looks.right_escalated.mean())
+    assert found[0].accuracy == pytest.approx(pairs.right.mean())
+    assert found[-1].accuracy == pytest.approx(pairs.right_escalated.mean())
     assert found[2].accuracy > found[1].accuracy > found[0].accuracy
     kept = (found[2].accuracy - found[0].accuracy) / (found[-1].accuracy - found[0].accuracy)
     assert kept > 0.5, "the least certain 30 % are where most of the gain is"
 
 
 def test_curve_points_match_their_thresholds():
-    looks = a_sample(np.random.default_rng(1), 1000)
-    (found,) = escalation_curve(looks, [0.25])
+    pairs = a_sample(np.random.default_rng(1), 1000)
+    (found,) = escalation_curve(pairs, [0.25])
 
-    assert evaluate_threshold(looks, found.below).share == pytest.approx(found.share)
-    assert evaluate_threshold(looks, found.below).accuracy == pytest.approx(found.accuracy)
+    assert evaluate_threshold(pairs, found.below).share == pytest.approx(found.share)
+    assert evaluate_threshold(pairs, found.below).accuracy == pytest.approx(found.accuracy)
 
 
 def test_safe_threshold_keeps_its_floor_with_its_confidence():
@@ -83,12 +83,12 @@ def test_escalation_floors_hold_for_unseen_rows():
 
     assert found["av"] == ()
     assert len(found["a"]) >= 3
-    assert [look.share for look in found["a"]] == sorted(look.share for look in found["a"])
-    for look in found["a"]:
-        assert look.to == "av"
-        assert look.accuracy_low is not None
-        assert look.accuracy_low < look.accuracy
-        assert evaluate_threshold(truth, look.confidence_below).accuracy >= look.accuracy_low
+    assert [escalation.share for escalation in found["a"]] == sorted(escalation.share for escalation in found["a"])
+    for escalation in found["a"]:
+        assert escalation.to == "av"
+        assert escalation.accuracy_low is not None
+        assert escalation.accuracy_low < escalation.accuracy
+        assert evaluate_threshold(truth, escalation.confidence_below).accuracy >= escalation.accuracy_low
 
 
 def test_point_with_other_inputs_is_no_escalation_target():
@@ -110,18 +110,19 @@ def merged(rng, rows, loses):
 
 def test_point_with_same_inputs_escalates_if_more_accurate():
     found, truth = (merged(np.random.default_rng(seed), rows, 0.1) for seed, rows in ((8, 3000), (9, 400_000)))
-    looks = measure_escalations(found)
+    escalations = measure_escalations(found)
 
-    assert looks["full"] == ()
-    assert {look.to for look in looks["merged"]} == {"full"}
+    assert escalations["full"] == ()
+    assert {escalation.to for escalation in escalations["merged"]} == {"full"}
     first, again = truth["merged"], truth["full"]
-    for look in looks["merged"]:
-        kept = evaluate_threshold(PairedConfidence(first.confidence, first.right, again.right), look.confidence_below)
+    pairs = PairedConfidence(first.confidence, first.right, again.right)
+    for escalation in escalations["merged"]:
+        kept = evaluate_threshold(pairs, escalation.confidence_below)
 
-        assert look.accuracy >= found["merged"].right.mean() + 0.0049
-        assert look.accuracy_low is not None
-        assert kept.accuracy >= look.accuracy_low
-    assert min(look.share for look in looks["merged"]) < 0.5
+        assert escalation.accuracy >= found["merged"].right.mean() + 0.0049
+        assert escalation.accuracy_low is not None
+        assert kept.accuracy >= escalation.accuracy_low
+    assert min(escalation.share for escalation in escalations["merged"]) < 0.5
 
 
 def test_insignificant_gain_is_no_escalation():
@@ -144,8 +145,8 @@ def test_escalations_are_limited_per_operating_point():
     points = {f"p{n}": ConfidenceSample(confidence, chance < 0.3 + 0.05 * n + 0.2 * confidence) for n in range(9)}
     found = measure_escalations(points)
 
-    assert len({look.to for look in found["p0"]}) == 8
-    assert max(len(looks) for looks in found.values()) <= MAX_ESCALATIONS
+    assert len({escalation.to for escalation in found["p0"]}) == 8
+    assert max(len(escalations) for escalations in found.values()) <= MAX_ESCALATIONS
 
 
 def of_tasks(seed: int, rows: int) -> dict[str, ConfidenceSample]:
@@ -162,31 +163,34 @@ def of_tasks(seed: int, rows: int) -> dict[str, ConfidenceSample]:
     }
 
 
-def made_right(look: Escalation, seen: dict[str, ConfidenceSample]) -> float:
+def escalated_accuracy(escalation: Escalation, samples: dict[str, ConfidenceSample]) -> float:
     """Accuracy of all rows after escalating those below their task's threshold."""
-    fast, full = seen["fast"], seen["full"]
+    fast, full = samples["fast"], samples["full"]
     assert fast.tasks is not None
-    below = np.array([look.by_task[task].confidence_below for task in fast.tasks.tolist()])
+    below = np.array([escalation.by_task[task].confidence_below for task in fast.tasks.tolist()])
     return float(np.where(fast.confidence < below, full.right, fast.right).mean())
 
 
 def test_task_without_gain_is_not_escalated() -> None:
     found = measure_escalations(of_tasks(1, 2_000))
-    looks, truth = found["fast"], of_tasks(2, 100_000)
+    escalations, truth = found["fast"], of_tasks(2, 100_000)
 
     assert found["full"] == ()
-    assert looks
-    for look in looks:
-        assert look.by_task["hard"].confidence_below == look.by_task["hard"].share == 0
-        assert 0.15 < look.by_task["easy"].confidence_below <= 0.25
-        assert look.accuracy_low is not None
-        assert look.accuracy_low <= made_right(look, truth)
-        assert all(one.accuracy_low is not None and one.accuracy_low < one.accuracy for one in look.by_task.values())
-    assert looks[-1].share < 0.13, "a fifth of one of two tasks"
+    assert escalations
+    for escalation in escalations:
+        assert escalation.by_task["hard"].confidence_below == escalation.by_task["hard"].share == 0
+        assert 0.15 < escalation.by_task["easy"].confidence_below <= 0.25
+        assert escalation.accuracy_low is not None
+        assert escalation.accuracy_low <= escalated_accuracy(escalation, truth)
+        for by_task in escalation.by_task.values():
+            assert by_task.accuracy_low is not None
+            assert by_task.accuracy_low < by_task.accuracy
+    assert escalations[-1].share < 0.13, "a fifth of one of two tasks"
     mixed = measure_escalations(
         {name: ConfidenceSample(one.confidence, one.right) for name, one in of_tasks(1, 2_000).items()}
     )["fast"]
-    assert min(look.share for look in mixed if look.accuracy >= looks[-1].accuracy - 0.01) > 2 * looks[-1].share
+    as_accurate = [escalation for escalation in mixed if escalation.accuracy >= escalations[-1].accuracy - 0.01]
+    assert min(escalation.share for escalation in as_accurate) > 2 * escalations[-1].share
 
 
 def test_high_price_escalates_only_least_confident_rows() -> None:
@@ -218,8 +222,8 @@ def test_chance_gains_are_removed_by_cross_fitting() -> None:
 
 
 def test_higher_price_never_escalates_more() -> None:
-    seen = of_tasks(3, 1_000)
-    fast, full = seen["fast"], seen["full"]
+    samples = of_tasks(3, 1_000)
+    fast, full = samples["fast"], samples["full"]
     shares = [
         doubt["all"].share
         for doubt in task_thresholds({"all": PairedConfidence(fast.confidence, fast.right, full.right)})

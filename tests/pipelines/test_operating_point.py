@@ -61,7 +61,7 @@ def test_knobs_are_described_by_field_name():
 
 
 @pytest.mark.parametrize(
-    ("changes", "said"),
+    ("changes", "field"),
     [
         ({"tokenDelta": -8, "merging": {"schedule": [4]}}, "tokenDelta"),
         ({"tokenDelta": -9999}, "tokenDelta"),
@@ -75,11 +75,11 @@ def test_knobs_are_described_by_field_name():
         ({"accuracyByTask": {"crops": {"value": 0.9, "high": 0.8}}}, "accuracyByTask.crops"),
     ],
 )
-def test_invalid_operating_point_is_rejected(changes, said):
-    with pytest.raises(ValidationError) as refused:
+def test_invalid_operating_point_is_rejected(changes, field):
+    with pytest.raises(ValidationError) as error:
         a_point(**changes)
 
-    assert said in str(refused.value)
+    assert field in str(error.value)
 
 
 def test_accuracy_basis_selects_value_or_lower_bound():
@@ -109,12 +109,12 @@ def test_lower_bound_basis_applies_to_task_escalations():
         "crops": TaskEscalation(confidence_below=0.6, share=0.3, accuracy=0.94, accuracy_low=0.91),
         "pets": TaskEscalation(confidence_below=0, share=0, accuracy=0.7),
     }
-    look = Escalation(to="more", confidence_below=0.4, share=0.15, accuracy=0.82, accuracy_low=0.8, by_task=tasks)
+    escalation = Escalation(to="more", confidence_below=0.4, share=0.15, accuracy=0.82, accuracy_low=0.8, by_task=tasks)
 
-    assert [look.planned(basis).accuracy for basis in ("Expected", "LowerBound")] == [0.82, 0.8]
-    assert look.planned("LowerBound").by_task["crops"].accuracy == 0.91
-    assert look.planned("LowerBound").by_task["pets"].accuracy == 0.7, "where no bound was measured"
-    assert look.planned("Expected").by_task["crops"].accuracy == 0.94
+    assert [escalation.planned(basis).accuracy for basis in ("Expected", "LowerBound")] == [0.82, 0.8]
+    assert escalation.planned("LowerBound").by_task["crops"].accuracy == 0.91
+    assert escalation.planned("LowerBound").by_task["pets"].accuracy == 0.7, "where no bound was measured"
+    assert escalation.planned("Expected").by_task["crops"].accuracy == 0.94
 
 
 def test_variant_evidence_applies_to_its_only_point():

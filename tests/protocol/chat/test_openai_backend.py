@@ -10,7 +10,7 @@ from trimtab_protocol.chat.internal_wire import Chunk, LastChunk, StreamFailure,
 from trimtab_protocol.chat.openai_backend import ChunkParser, completion_request
 
 
-def said(chunks: ChunkParser, **event: Any) -> list[Any]:
+def parsed_events(chunks: ChunkParser, **event: Any) -> list[Any]:
     return chunks.read("message", json.dumps(event).encode())
 
 
@@ -31,7 +31,7 @@ def worded(text: str, *tokens: tuple[str, float]) -> dict[str, Any]:
     ],
 )
 def test_each_token_is_a_chunk_if_its_text_is_known(choice: dict[str, Any], pieces: list[Chunk]) -> None:
-    assert said(ChunkParser(images=False), choices=[choice]) == pieces
+    assert parsed_events(ChunkParser(images=False), choices=[choice]) == pieces
 
 
 @pytest.mark.parametrize(
@@ -51,8 +51,8 @@ def test_usage_is_taken_from_the_engine(
     chunks = ChunkParser(images=images)
     reported = {"prompt_tokens": 9, "completion_tokens": 2, "prompt_tokens_details": details}
 
-    assert said(chunks, choices=[worded("") | {"finish_reason": "length"}], usage=None) == []
-    assert said(chunks, choices=[], usage=reported) == []
+    assert parsed_events(chunks, choices=[worded("") | {"finish_reason": "length"}], usage=None) == []
+    assert parsed_events(chunks, choices=[], usage=reported) == []
     assert chunks.read("message", b"[DONE]") == [LastChunk("", "length", usage)]
 
 
@@ -67,7 +67,7 @@ def test_usage_is_taken_from_the_engine(
     ],
 )
 def test_errors_of_engines_are_recognized(event: dict[str, Any], failed: StreamFailure) -> None:
-    assert said(ChunkParser(images=False), **event) == [failed]
+    assert parsed_events(ChunkParser(images=False), **event) == [failed]
 
 
 def test_invalid_chunk_is_rejected() -> None:
@@ -76,10 +76,10 @@ def test_invalid_chunk_is_rejected() -> None:
 
 
 def test_prefix_cache_is_salted_by_tenant() -> None:
-    def asked(**options: Any) -> dict[str, Any]:
+    def request_body(**options: Any) -> dict[str, Any]:
         messages = bytes_tensor([b'[{"role": "user", "content": [{"type": "text", "text": "hi"}]}]'])
         body = completion_request("m", {"messages": messages, "options": bytes_tensor([json.dumps(options).encode()])})
         return dict(json.loads(body))
 
-    assert asked(tenant="a", deadline_seconds=1.0, top_k=0)["cache_salt"] == "a"
-    assert asked(unknown=1).keys() == {"model", "messages", "stream", "stream_options"}
+    assert request_body(tenant="a", deadline_seconds=1.0, top_k=0)["cache_salt"] == "a"
+    assert request_body(unknown=1).keys() == {"model", "messages", "stream", "stream_options"}

@@ -11,16 +11,16 @@ from trimtab_protocol.errors import InvalidChat
 HELLO = [{"role": "user", "content": "hello"}]
 
 
-def asked(**fields):
+def parse(**fields):
     return parse_chat_request(json.dumps({"model": "m", "messages": HELLO} | fields).encode())
 
 
-def said(*parts, role="user"):
+def one_message(*parts, role="user"):
     return [{"role": role, "content": list(parts)}]
 
 
 def test_plain_chat_is_parsed():
-    chat = asked()
+    chat = parse()
 
     assert (chat.choices, chat.streams, chat.includes_usage, chat.image_urls) == (1, False, False, [])
     assert message_values(chat.messages) == [{"role": "user", "content": [{"type": "text", "text": "hello"}]}]
@@ -28,7 +28,7 @@ def test_plain_chat_is_parsed():
 
 
 def test_options_are_forwarded_with_a_seed_per_choice():
-    chat = asked(
+    chat = parse(
         max_tokens=5, max_completion_tokens=7, min_tokens=2, temperature=0.5, top_p=0.9, top_k=-1, stop="x",
         ignore_eos=True, logprobs=True, n=2, seed=3,
     )  # fmt: skip
@@ -51,7 +51,7 @@ def test_options_are_forwarded_with_a_seed_per_choice():
     ],
 )
 def test_client_variants_of_image_parts_are_accepted(part):
-    chat = asked(messages=said({"type": "input_text", "text": "what?"}, part))
+    chat = parse(messages=one_message({"type": "input_text", "text": "what?"}, part))
 
     assert chat.image_urls == [("messages[0].content[1].image_url", "u")]
     assert message_values(chat.messages)[0]["content"] == [{"type": "text", "text": "what?"}, {"type": "image"}]
@@ -60,12 +60,12 @@ def test_client_variants_of_image_parts_are_accepted(part):
 def test_roles_are_mapped_to_model_roles():
     messages = [{"role": "developer", "content": "be brief"}, *HELLO, {"role": "assistant", "content": None}]
 
-    roles = [message["role"] for message in message_values(asked(messages=messages).messages)]
+    roles = [message["role"] for message in message_values(parse(messages=messages).messages)]
     assert roles == ["system", "user", "assistant"]
 
 
 def test_unknown_fields_and_neutral_values_are_accepted():
-    asked(
+    parse(
         store=True, service_tier="auto", metadata={"a": "b"}, user="u", colour=["red"], tools=None, tool_choice="auto",
         response_format={"type": "text"}, presence_penalty=0, frequency_penalty=0.0, logit_bias={}, stream_options=None,
     )  # fmt: skip
@@ -84,9 +84,9 @@ def test_unknown_fields_and_neutral_values_are_accepted():
         ({"presence_penalty": 0.5}, "presence_penalty"),
         ({"messages": []}, "messages"),
         ({"messages": [{"role": "tool", "content": "x"}]}, "messages[0].role"),
-        ({"messages": said({"type": "input_audio"})}, "messages[0].content[0].type"),
-        ({"messages": said({"type": "text"})}, "messages[0].content[0].text"),
-        ({"messages": said({"type": "image_url"})}, "messages[0].content[0].image_url"),
+        ({"messages": one_message({"type": "input_audio"})}, "messages[0].content[0].type"),
+        ({"messages": one_message({"type": "text"})}, "messages[0].content[0].text"),
+        ({"messages": one_message({"type": "image_url"})}, "messages[0].content[0].image_url"),
         ({"messages": [*HELLO, {"role": "assistant", "tool_calls": [{}]}]}, "messages[1].tool_calls"),
         ({"n": 9}, "n"),
         ({"n": 0}, "n"),
@@ -101,7 +101,7 @@ def test_unknown_fields_and_neutral_values_are_accepted():
 )
 def test_invalid_field_is_named(fields, param):
     with pytest.raises(InvalidChat) as caught:
-        asked(**fields)
+        parse(**fields)
     assert caught.value.param == param
     assert param.rpartition("]")[2].lstrip(".") in str(caught.value)
 
@@ -113,7 +113,7 @@ def test_invalid_bodies_are_rejected(body):
 
 
 def test_rows_share_equal_values():
-    chat = asked(n=3, messages=said({"type": "image_url", "image_url": "u"}))
+    chat = parse(n=3, messages=one_message({"type": "image_url", "image_url": "u"}))
     file = b"png"
     inputs = chat_tensors(chat, [file], options_per_choice(chat, tenant="t"))
 
@@ -128,14 +128,17 @@ def test_rows_share_equal_values():
 @pytest.mark.parametrize(
     ("messages", "why"),
     [
-        ([said("")[0] | {"content": [{"type": "text", "text": ""}] * 41}] * 100, "has 4100 parts; send at most 4096"),
+        (
+            [one_message("")[0] | {"content": [{"type": "text", "text": ""}] * 41}] * 100,
+            "has 4100 parts; send at most 4096",
+        ),
         ([{"role": "user", "content": ""}] * 1025, "has 1025 messages; send at most 1024"),
         ([{"role": "user", "content": [7] * 4097}], "has 4097 parts; send at most 4096"),
     ],
 )
 def test_too_many_parts_are_rejected_before_parsing(messages, why):
     with pytest.raises(InvalidChat, match=why) as refused:
-        asked(messages=messages)
+        parse(messages=messages)
 
     assert refused.value.param == "messages"
-    assert len(asked(messages=said(*[{"type": "text", "text": "a"}] * 4096)).messages[0].content) == 4096
+    assert len(parse(messages=one_message(*[{"type": "text", "text": "a"}] * 4096)).messages[0].content) == 4096

@@ -4,13 +4,10 @@ Log lines describe a request, never its content: no bodies, no keys, no query st
 """
 
 from collections.abc import Iterable
-from typing import Any
 
 from trimtab_pipelines.edge_settings import AccessLogField
 from trimtab_protocol.extensions import CLIENT_HEADER, REASON_HEADER
-from trimtab_router.envoy.http_filters import typed
-
-Json = dict[str, Any]
+from trimtab_router.envoy.http_filters import Json, typed
 
 COLLECTOR = "collector"
 STATS_PREFIX = "proxy"

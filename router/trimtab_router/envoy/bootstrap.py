@@ -10,12 +10,10 @@ from typing import Any
 
 from trimtab_pipelines.edge_settings import EdgeSettings, JwtIssuer
 from trimtab_router.envoy import access_log, certificates, http_filters
-from trimtab_router.envoy.http_filters import API, address, typed
+from trimtab_router.envoy.http_filters import API, Json, address, static_cluster, typed
 from trimtab_router.envoy.local_replies import local_replies
 from trimtab_router.envoy.sockets import SocketFolder
 from trimtab_router.limits import heap_bytes
-
-Json = dict[str, Any]
 
 REQUESTS, LARGE, SERVICES, CONTROL = "requests", "large", "services", "control"
 """Names of the clusters, each a socket of the router. Large requests have limits of their own at the same socket."""
@@ -257,17 +255,7 @@ def _cluster(name: str, address: Json, protocol: Json, **more: Any) -> Json:
         "explicit_http_config": protocol,
         "common_http_protocol_options": {"idle_timeout": "60s"},
     }
-    return {
-        "name": name,
-        "type": "STATIC",
-        "connect_timeout": "1s",
-        "load_assignment": {
-            "cluster_name": name,
-            "endpoints": [{"lb_endpoints": [{"endpoint": {"address": address}}]}],
-        },
-        "typed_extension_protocol_options": {protocols: options},
-        **more,
-    }
+    return static_cluster(name, address, typed_extension_protocol_options={protocols: options}, **more)
 
 
 def _large(socket: Path, heap: int) -> Json:

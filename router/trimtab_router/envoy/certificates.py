@@ -6,11 +6,9 @@ into their folder: a renamed file, or the `..data` link of a mounted Secret. A f
 
 from collections.abc import Mapping
 from pathlib import Path, PurePath
-from typing import Any
 
 from trimtab_pipelines.edge_settings import EdgeTls
-
-Json = dict[str, Any]
+from trimtab_router.envoy.http_filters import Json
 
 SECRET_KIND = "type.googleapis.com/envoy.extensions.transport_sockets.tls.v3.Secret"  # noqa: S105 - a kind
 _SERVER, _CLIENTS = "server", "clients"

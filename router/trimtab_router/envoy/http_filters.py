@@ -31,6 +31,12 @@ def address(host: str, port: int) -> Json:
     return {"socket_address": {"address": host, "port_value": port}}
 
 
+def static_cluster(name: str, address: Json, **more: Any) -> Json:
+    endpoints = [{"lb_endpoints": [{"endpoint": {"address": address}}]}]
+    assignment = {"cluster_name": name, "endpoints": endpoints}
+    return {"name": name, "type": "STATIC", "connect_timeout": "1s", "load_assignment": assignment, **more}
+
+
 def chain(settings: EdgeSettings, max_payload_bytes: int) -> list[Json]:
     steps = [_own_headers()]
     if settings.authenticates:

@@ -1,13 +1,10 @@
 """Envoy's local replies, in the form of the router's: JSON, gRPC or OpenAI errors with reason and retry time."""
 
-from typing import Any
-
 from trimtab_pipelines.error_codes import PROXY_REASONS
 from trimtab_protocol import grpc_messages
 from trimtab_protocol.chat import openai_responses
 from trimtab_protocol.extensions import REASON_HEADER
-
-Json = dict[str, Any]
+from trimtab_router.envoy.http_filters import Json
 
 OVERLOAD = "the router is overloaded: as many requests are in flight as can be served in time; try again later"
 ROUTER_UNAVAILABLE = "the router is unavailable; try again"

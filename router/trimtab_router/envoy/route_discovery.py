@@ -7,15 +7,12 @@ connections.
 import hashlib
 import json
 from collections.abc import Iterable
-from typing import Any
 
 from trimtab_pipelines.edge_settings import EdgeSettings, JwtIssuer
 from trimtab_protocol import grpc_messages
 from trimtab_router.envoy.api_keys import HashedKey
 from trimtab_router.envoy.bootstrap import LARGE, REQUESTS, ROUTES, SERVICES
-from trimtab_router.envoy.http_filters import API, BUFFER_FILTER, KEYS_FILTER, NAMES_FILTER, VERSION_HEADER
-
-Json = dict[str, Any]
+from trimtab_router.envoy.http_filters import API, BUFFER_FILTER, KEYS_FILTER, NAMES_FILTER, VERSION_HEADER, Json
 
 KIND = API + "envoy.config.route.v3.RouteConfiguration"
 OWN_SERVICES = (

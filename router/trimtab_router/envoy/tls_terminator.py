@@ -5,13 +5,11 @@ It accepts only clients with a certificate of the authority, as our own model se
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 from trimtab_pipelines.edge_settings import EdgeTls, ReplicaIdentity
 from trimtab_router.envoy import certificates
-from trimtab_router.envoy.http_filters import address, typed
+from trimtab_router.envoy.http_filters import Json, address, static_cluster, typed
 
-Json = dict[str, Any]
 _SERVER = "server"
 
 
@@ -49,13 +47,7 @@ def terminator_bootstrap(identity: ReplicaIdentity, *, port: int, served_port: i
             }
         ],
     }
-    endpoints = [{"lb_endpoints": [{"endpoint": {"address": address("127.0.0.1", served_port)}}]}]
-    server_cluster = {
-        "name": _SERVER,
-        "type": "STATIC",
-        "connect_timeout": "1s",
-        "load_assignment": {"cluster_name": _SERVER, "endpoints": endpoints},
-    }
+    server_cluster = static_cluster(_SERVER, address("127.0.0.1", served_port))
     return {
         "node": {"id": "terminator", "cluster": "trimtab"},
         "static_resources": {"listeners": [listener], "clusters": [server_cluster]},

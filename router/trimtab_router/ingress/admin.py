@@ -21,7 +21,7 @@ from trimtab_pipelines.router_state import (
     StateModel,
 )
 from trimtab_router.ingress.audit_log import AdminAuditLog, AdminCall
-from trimtab_router.ingress.base import json_response
+from trimtab_router.ingress.base import health_response, json_response
 from trimtab_router.ingress.task_api import TaskApi
 from trimtab_router.router import Router
 
@@ -78,11 +78,10 @@ class AdminIngress:
         return await route(request)
 
     async def _live(self, _: web.BaseRequest) -> web.Response:
-        return json_response({"live": True, "ready": self._router.ready})
+        return health_response(self._router, live=True)
 
     async def _ready(self, _: web.BaseRequest) -> web.Response:
-        ready = self._router.ready
-        return json_response({"live": True, "ready": ready}, 200 if ready else 503)
+        return health_response(self._router, live=False)
 
     async def _metrics(self, _: web.BaseRequest) -> web.Response:
         await self._sync_counters()

@@ -128,6 +128,11 @@ def json_response(content: object, status: int = 200, headers: Mapping[str, str]
     return web.Response(body=body, status=status, content_type="application/json", headers=headers)
 
 
+def health_response(router: Router, *, live: bool) -> web.Response:
+    """Health of the router. Status 503 while it is not ready, unless only liveness is asked for."""
+    return json_response({"live": True, "ready": router.ready}, 200 if live or router.ready else 503)
+
+
 def error_response(request: web.BaseRequest, refusal: Refusal, body: object) -> web.Response:
     """JSON response of a refusal. It closes the connection if the request's body has not been read."""
     headers = {REASON_HEADER: refusal.reason}

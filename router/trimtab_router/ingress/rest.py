@@ -14,7 +14,14 @@ from trimtab_protocol import Buffer, InferResponse, PendingRequest, ProtocolErro
 from trimtab_router.admission.memory_budget import Reservation
 from trimtab_router.admission.request_parsing import check_model
 from trimtab_router.ingress import EXTENSIONS, SERVER_NAME, SERVER_VERSION, model_metadata
-from trimtab_router.ingress.base import V2Ingress, error_response, json_response, require_timely_read, size_bytes
+from trimtab_router.ingress.base import (
+    V2Ingress,
+    error_response,
+    health_response,
+    json_response,
+    require_timely_read,
+    size_bytes,
+)
 from trimtab_router.ingress.request_body import read_body, too_large
 from trimtab_router.refusal import Refusal, invalid, malformed, not_found, wrong_method
 from trimtab_router.request import Call
@@ -36,8 +43,8 @@ class RestIngress(V2Ingress):
         super().__init__(router)
         self._server_routes: dict[str, Callable[[web.BaseRequest], web.Response]] = {
             "/v2": self._metadata,
-            "/v2/health/live": self._live,
-            "/v2/health/ready": self._ready,
+            "/v2/health/live": lambda _: health_response(router, live=True),
+            "/v2/health/ready": lambda _: health_response(router, live=False),
         }
 
     def refuse(self, request: web.BaseRequest, refusal: Refusal) -> web.Response:
@@ -68,13 +75,6 @@ class RestIngress(V2Ingress):
 
     def _metadata(self, _: web.BaseRequest) -> web.Response:
         return json_response({"name": SERVER_NAME, "version": SERVER_VERSION, "extensions": list(EXTENSIONS)})
-
-    def _live(self, _: web.BaseRequest) -> web.Response:
-        return json_response({"live": True, "ready": self._router.ready})
-
-    def _ready(self, _: web.BaseRequest) -> web.Response:
-        ready = self._router.ready
-        return json_response({"live": True, "ready": ready}, 200 if ready else 503)
 
     async def _read(
         self, request: web.BaseRequest, name: str, version: str, reservation: Reservation

@@ -1,12 +1,15 @@
 """Counts per second that the adapter plans with: arrivals, their recent peak, and rows or tokens per request."""
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
+from typing import Generic, TypeVar
 
 from trimtab_pipelines.router_state import HISTORY_SECONDS
-from trimtab_router.observability.rolling_counter import RollingCounter
 
+Count = TypeVar("Count")
+SLACK_SECONDS = 2
+"""A clock set back by at most this much keeps counting in the newest second."""
 KEPT_SECONDS = 22_000  # a little over six hours, the history of a forecast
 PEAK_SECONDS = 10
 RECENT_SECONDS = 60
@@ -15,6 +18,42 @@ MIN_REQUESTS = 20
 """Minimum number of requests from which a change can be distinguished from chance."""
 STANDARD_ERRORS = 3.0
 """Confidence bound: chance moves a mean further than this once in a thousand samples."""
+
+
+class RollingCounter(Generic[Count]):
+    """Counts of the last whole seconds and of the current one, on the clock of `now`.
+
+    If the clock is set back further than the slack, counts after the new time are discarded.
+    """
+
+    def __init__(self, seconds: int, zero: Callable[[], Count], now: float = 0.0) -> None:
+        self._zero = zero
+        self._counts = [zero() for _ in range(seconds + 1)]
+        self._second = self._first = int(now)
+
+    def __getitem__(self, now: float) -> Count:
+        return self._counts[self._slot(now)]
+
+    def __setitem__(self, now: float, count: Count) -> None:
+        self._counts[self._slot(now)] = count
+
+    def complete_seconds(self, now: float, seconds: int) -> list[Count]:
+        """Counts of the last whole seconds, oldest first. Shorter if the counter is younger."""
+        self._slot(now)
+        available = min(self._second - self._first, seconds, len(self._counts) - 1)
+        return [self._counts[second % len(self._counts)] for second in range(self._second - available, self._second)]
+
+    def _slot(self, now: float) -> int:
+        second, size = int(now), len(self._counts)
+        if second == self._second:
+            return second % size
+        if second < self._second - SLACK_SECONDS:
+            self._second = second - 1
+            self._first = min(self._first, second)
+        for elapsed in range(max(self._second + 1, second - size + 1), second + 1):
+            self._counts[elapsed % size] = self._zero()
+        self._second = max(self._second, second)
+        return self._second % size
 
 
 class ArrivalCounter:

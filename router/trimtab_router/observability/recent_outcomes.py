@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 
 from trimtab_pipelines.request_outcome import RequestOutcome
 from trimtab_pipelines.router_state import RecentRequests
-from trimtab_router.observability.rolling_counter import RollingCounter
+from trimtab_router.observability.arrivals import RollingCounter
 
 RECENT_SECONDS = 60
 QUANTILE = 0.99

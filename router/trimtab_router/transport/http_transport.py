@@ -51,6 +51,8 @@ log = logging.getLogger(__name__)
 HANG_FACTOR = 20.0
 FIRST_BATCH_FACTOR = 10.0
 MAX_REQUEST_IDS = 16
+OnEnd = Callable[[Batch, BatchOutcome], None]
+OnResult = Callable[[Mapping[str, Array] | None], None]
 
 
 class HttpTransport:
@@ -109,7 +111,7 @@ class HttpTransport:
                 )
         return [replica.slots for replica in self.replicas.values()]
 
-    def send(self, batch: Batch, on_end: Callable[[Batch, BatchOutcome], None]) -> None:
+    def send(self, batch: Batch, on_end: OnEnd) -> None:
         replica = self.replicas[batch.replica.name]
         replica.acquire()
         request = self.build_request(batch)  # built now: a request cancelled before it is sent has no inputs left
@@ -124,13 +126,7 @@ class HttpTransport:
             shares.share(row)
         return shares is not None
 
-    def fetch(
-        self,
-        slot: ReplicaSlots,
-        variant: str,
-        row_slice: RowSlice,
-        on_result: Callable[[Mapping[str, Array] | None], None],
-    ) -> None:
+    def fetch(self, slot: ReplicaSlots, variant: str, row_slice: RowSlice, on_result: OnResult) -> None:
         """Ask a replica for a cached embedding. A retiring replica closes after that."""
         replica = self.replicas.get(slot.name)
         if replica is not None and replica.slots is slot:
@@ -139,13 +135,7 @@ class HttpTransport:
         else:
             asyncio.get_running_loop().call_soon(on_result, None)
 
-    async def _fetch(
-        self,
-        replica: ReplicaClient,
-        variant: str,
-        row_slice: RowSlice,
-        on_result: Callable[[Mapping[str, Array] | None], None],
-    ) -> None:
+    async def _fetch(self, replica: ReplicaClient, variant: str, row_slice: RowSlice, on_result: OnResult) -> None:
         outputs: Mapping[str, Array] | None = None
         try:
             outputs = await self._fetch_stored(replica, variant, row_slice)
@@ -172,7 +162,7 @@ class HttpTransport:
             self.release(outputs[EMBEDDINGS_INPUT])
         return outputs
 
-    def stream(self, batch: Batch, on_chunk: OnChunk, on_end: Callable[[Batch, BatchOutcome], None]) -> None:
+    def stream(self, batch: Batch, on_chunk: OnChunk, on_end: OnEnd) -> None:
         replica = self.replicas[batch.replica.name]
         replica.acquire()
         request = self.build_request(batch)
@@ -198,11 +188,7 @@ class HttpTransport:
         self._generations[batch].cancel()
 
     def _on_generated(
-        self,
-        replica: ReplicaClient,
-        batch: Batch,
-        on_end: Callable[[Batch, BatchOutcome], None],
-        task: asyncio.Task[BatchOutcome],
+        self, replica: ReplicaClient, batch: Batch, on_end: OnEnd, task: asyncio.Task[BatchOutcome]
     ) -> None:
         del self._generations[batch]
         self._early_requests.pop(batch, None)
@@ -240,9 +226,7 @@ class HttpTransport:
     async def close(self) -> None:
         await asyncio.gather(*(replica.close() for replica in self.replicas.values()), *self._retiring)
 
-    async def _deliver(
-        self, replica: ReplicaClient, batch: Batch, request: BatchRequest, on_end: Callable[[Batch, BatchOutcome], None]
-    ) -> None:
+    async def _deliver(self, replica: ReplicaClient, batch: Batch, request: BatchRequest, on_end: OnEnd) -> None:
         name = self._stage.name
         try:
             outcome = await self._exchange(replica, batch, request)
@@ -253,9 +237,7 @@ class HttpTransport:
             self._shares.pop(batch, None)
         self._settle(replica, batch, outcome, on_end)
 
-    def _settle(
-        self, replica: ReplicaClient, batch: Batch, outcome: BatchOutcome, on_end: Callable[[Batch, BatchOutcome], None]
-    ) -> None:
+    def _settle(self, replica: ReplicaClient, batch: Batch, outcome: BatchOutcome, on_end: OnEnd) -> None:
         name = self._stage.name
         replica.release()
         if isinstance(outcome, ReplicaLost | NotReady) or (isinstance(outcome, StreamCut) and outcome.lost):

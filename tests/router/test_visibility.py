@@ -2,12 +2,8 @@
 
 import asyncio
 import math
-import os
-import shutil
-import signal
 import subprocess
 import sys
-import textwrap
 import time
 from typing import Any
 
@@ -21,12 +17,10 @@ from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanE
 from opentelemetry.trace import StatusCode
 from prometheus_client import generate_latest
 
-from tests.builders import a_plan, a_stage, a_variant
-from tests.router.fakes import FakeReplica, a_pipeline, a_request, a_rig, an_envoy, endpoints_of
+from tests.builders import a_stage, a_variant
+from tests.router.fakes import FakeReplica, a_pipeline, a_request, a_rig
 from tests.router.senses import PLAN, Sensing, a_sensing_pipeline
 from tests.router.test_graph import PAGE, digits, locate, read
-from trimtab.local.envoy_process import make_sockets
-from trimtab_pipelines.documents import dump_yaml, write_json
 from trimtab_protocol import InferRequest, RequestedOutput, Tensor, grpc_messages
 from trimtab_router.ingress import model_metadata
 from trimtab_router.ingress.admin import AdminIngress
@@ -299,79 +293,6 @@ async def test_span_of_a_dropped_request_has_stage_and_reason():
     assert attributes["trimtab.reason"] in {"DeadlineExpired", "DeadlineUnreachable"}
     assert dropped.status.status_code is StatusCode.ERROR
     assert "stage-1" in str(dropped.status.description)
-
-
-TRITON_CLIENT = """
-import sys
-import numpy as np
-import tritonclient.grpc as over_grpc
-import tritonclient.http as over_http
-
-x = np.arange(8, dtype=np.float32).reshape(2, 4)
-for module, port in ((over_http, sys.argv[1]), (over_grpc, sys.argv[2])):
-    client = module.InferenceServerClient(f"127.0.0.1:{port}")
-    assert client.is_server_live() and client.is_server_ready() and client.is_model_ready("sample")
-    metadata = client.get_model_metadata("sample")
-    assert (metadata["name"] if isinstance(metadata, dict) else metadata.name) == "sample"
-    given = module.InferInput("x", x.shape, "FP32")
-    given.set_data_from_numpy(x)
-    answer = client.infer("sample", [given], outputs=[module.InferRequestedOutput("y")], timeout=9000000)
-    assert np.array_equal(answer.as_numpy("y"), x + 2), answer.as_numpy("y")
-    wrong = module.InferInput("x", [1, 3], "FP32")
-    wrong.set_data_from_numpy(np.zeros((1, 3), np.float32))
-    try:
-        client.infer("sample", [wrong])
-    except Exception as error:
-        assert "input 'x' has shape [1, 3]; it must be [rows, 4]" in str(error), error
-    else:
-        raise AssertionError("no error")
-    client.close()
-given = over_http.InferInput("x", x.shape, "FP32")
-given.set_data_from_numpy(x, binary_data=False)
-client = over_http.InferenceServerClient(f"127.0.0.1:{sys.argv[1]}")
-wanted = [over_http.InferRequestedOutput("y", binary_data=False)]
-answer = client.infer("sample", [given], outputs=wanted, timeout=9000000)
-assert np.array_equal(answer.as_numpy("y"), x + 2)
-client.close()
-print("served")
-"""
-
-
-async def test_tritons_own_clients_are_served_by_the_process(tmp_path):
-    """The real command with real files, driven by tritonclient over HTTP and gRPC, then stopped by SIGTERM."""
-    pytest.importorskip("tritonclient")
-    pipeline = a_pipeline(2)
-    replicas = [await FakeReplica(name=f"r{n}").start() for n in range(2)]
-    (tmp_path / "pipeline.yaml").write_text(dump_yaml(pipeline))
-    write_json(tmp_path / "plan.json", a_plan(pipeline))
-    write_json(tmp_path / "endpoints.json", endpoints_of({"stage-0": replicas[:1], "stage-1": replicas[1:]}))
-    sockets = make_sockets()
-    paths = [f"--{name}={tmp_path / file}" for name, file in FILES.items()] + [f"--sockets={sockets.folder}"]
-    process = await asyncio.create_subprocess_exec(
-        sys.executable, "-m", "trimtab_router", *paths, stdout=subprocess.PIPE, stderr=subprocess.PIPE
-    )
-    assert process.stdout is not None
-    await process.stdout.readline()
-    script = tmp_path / "client.py"
-    script.write_text(textwrap.dedent(TRITON_CLIENT))
-    async with an_envoy(pipeline, sockets) as ports:
-        while True:
-            client = await asyncio.create_subprocess_exec(
-                *(sys.executable, str(script), str(ports.rest_port), str(ports.grpc_port)),
-                stdout=subprocess.PIPE,
-                stderr=subprocess.PIPE,
-            )
-            out, error = await client.communicate()
-            if b"is_server_ready" not in error:
-                break
-    assert (out, client.returncode) == (b"served\n", 0), error.decode()
-
-    os.kill(process.pid, signal.SIGTERM)
-    _, error = await process.communicate()
-    assert process.returncode == 0, error.decode()
-    for replica in replicas:
-        await replica.stop()
-    shutil.rmtree(sockets.folder)
 
 
 FILES = {"pipeline": "pipeline.yaml", "plan": "plan.json", "endpoints": "endpoints.json"}

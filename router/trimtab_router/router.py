@@ -74,6 +74,7 @@ class Router:
         self.plan_applied_at = time.time() if plan else None
         self.terminating = False
         """Whether clients should use another router. Requests are still accepted."""
+        self.admission = Admission(pipeline, self.limits, self._limit_bounds)
         self._tracer = tracer
         self._graph = Graph(pipeline.spec)
         self._clock = clock or EventLoopClock()
@@ -96,7 +97,6 @@ class Router:
         self._resolver = RequestResolver(self._executor, self._graph, pipeline.spec, has_indices=bool(self._http))
         self.tasks = self._resolver.tasks
         self._output_datatypes = {o.name: self._graph.datatype_of(o.source) for o in pipeline.spec.outputs}
-        self.admission = Admission(pipeline, self.limits, self._limit_bounds)
         self._pending: set[asyncio.Future[None]] = set()
         self.accounting = RequestAccounting(
             self.metrics, self.arrivals, self._clock, pipeline.spec.slo, self.admission.concurrency.note_overload

@@ -1,1 +1,0 @@
-"""Generated requests by the hundred thousand: valid ones, changed a little by a seeded draw."""

@@ -106,15 +106,6 @@ def read_request(data: Buffer, max_typed_bytes: int) -> PendingRequest:
         message = _Request.FromString(rest)
     except DecodeError as error:
         raise ProtocolError(f"the message is not a ModelInferRequest of Open Inference Protocol V2: {error}") from error
-    return _pending(message, raw, len(rest))
-
-
-def request_from_message(message: Any) -> InferRequest:
-    """Read a ModelInferRequest, raw or with typed contents. ProtocolError if it is invalid."""
-    return _pending(message, message.raw_input_contents, 0).decode()
-
-
-def _pending(message: Any, raw: Sequence[Buffer], typed_bytes: int) -> PendingRequest:
     request = InferRequest(
         model_name=message.model_name,
         model_version=message.model_version,
@@ -127,8 +118,8 @@ def _pending(message: Any, raw: Sequence[Buffer], typed_bytes: int) -> PendingRe
     )
     decoders = _decoders("inputs", message.inputs, raw)
     inputs = tuple(_header(tensor) for tensor in message.inputs)
-    slow = is_slow(inputs, whole_bytes=sum(map(len, raw)), values_bytes=typed_bytes)
-    return PendingRequest(request, inputs, slow, typed_bytes, decoders)
+    slow = is_slow(inputs, whole_bytes=sum(map(len, raw)), values_bytes=len(rest))
+    return PendingRequest(request, inputs, slow, len(rest), decoders)
 
 
 def response_from_message(message: Any) -> InferResponse:

@@ -16,12 +16,12 @@ from trimtab_pipelines.spec import InferencePipeline
 from trimtab_protocol import InferRequest, InferResponse, Parameter, Tensor, rest
 from trimtab_protocol.grpc_messages import (
     SERVICE,
-    request_class,
-    request_from_message,
+    read_request,
     response_to_message,
 )
 
 SLO_SECONDS = 0.5
+MAX_TYPED_BYTES = 2**26
 
 
 def a_pipeline(slo: str = "500ms", payloads: str | None = None) -> InferencePipeline:
@@ -135,7 +135,7 @@ async def grpc_server(fake: FakePipeline) -> AsyncIterator[str]:
         if action not in {"ok", "late"}:
             metadata = (("x-trimtab-stage", "first"), ("x-trimtab-reason", "past"))
             await context.abort(grpc.StatusCode[action], f"scripted {action}", trailing_metadata=metadata)
-        request = request_from_message(request_class("ModelInfer").FromString(raw))
+        request = read_request(raw, MAX_TYPED_BYTES).decode()
         return bytes(response_to_message(fake.answer(request)).SerializeToString())
 
     server = grpc.aio.server()

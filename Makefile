@@ -76,8 +76,8 @@ cluster-up: ## start a Kubernetes node on this machine, as root; prints its kube
 cluster-down: ## stop the node and remove its state; WIPE=1 also removes its images
 	@hack/cluster/down $(if $(WIPE),--wipe)
 
-e2e: venv ## test a real cluster, as root or at KUBECONFIG: NAME=install (default) or NAME=chaos; ARGS="--functional"
-	$(PY) -m benchmarks e2e-$(or $(NAME),install) $(ARGS)
+e2e: venv ## test a real cluster, as root or at KUBECONFIG: NAME=install (default) or chaos; or the command line: NAME=first-week
+	$(PY) -m pytest -n 0 -m e2e tests/e2e/test_$(subst -,_,$(or $(NAME),install)).py $(ARGS)
 
 bench: venv ## run a benchmark: NAME=router ARGS="…"; without NAME, list them
 	$(PY) -m benchmarks $(NAME) $(ARGS)

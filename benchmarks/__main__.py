@@ -53,17 +53,10 @@ BENCHMARKS: Mapping[str, Benchmark] = {
     "placement": Benchmark("benchmarks.layouts", "goodput with a colocated and with a disaggregated encoder"),
     "tokens": Benchmark("benchmarks.tokens", "speed-up of vision transformers by merged tokens"),
     "tuning": Benchmark("benchmarks.points", "operating points found by `trimtab tune`, served on other images"),
-    "hostile": Benchmark("benchmarks.hostile", "hostile clients beside friendly ones", ("--out", str(OUT))),
-    "hostile-chats": Benchmark("benchmarks.chats.hostile", "hostile chats: response code, memory and time of each"),
-    "fuzz": Benchmark("benchmarks.fuzz", "100,000 generated requests", ("--out", str(OUT))),
-    "soak": Benchmark("benchmarks.soak", "half an hour with changing plans: growth of processes and files"),
-    "chaos": Benchmark("benchmarks.chaos", "model servers and the adapter killed under load", ("--out", str(OUT))),
     "reproduce-ipa": _paper("ipa", "IPA's five pipelines, workloads and baselines in the simulator"),
     "reproduce-mosel": _paper("mosel", "MOSEL's models and policies in the simulator, or served with --served"),
     "reproduce-otas": _paper("otas", "OTAS's loads, policy and baselines in the simulator, or served with --served"),
     "reproduce-modserve": _paper("modserve", "ModServe's models on 128 and 640 GPUs against a monolith"),
-    "e2e-install": Benchmark("benchmarks.cluster.e2e", "a real cluster: install, apply, three minutes of load, plans"),
-    "e2e-chaos": Benchmark("benchmarks.cluster.faults", "the same cluster with one component after another failing"),
 }
 
 

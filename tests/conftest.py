@@ -23,6 +23,8 @@ settings.load_profile("steady")
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--functional", action="store_true", help="ignore thresholds that a busy machine can miss")
+    parser.addoption("--minutes", type=float, default=30.0, help="duration of the soak test (default: %(default)s)")
+    parser.addoption("--requests", type=int, default=2000, help="random requests of each kind (default: %(default)s)")
 
 
 @pytest.fixture

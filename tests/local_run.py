@@ -22,7 +22,7 @@ from trimtab_pipelines.plan import PipelinePlan
 from trimtab_pipelines.processes.parent_death import command_tied_to_parent
 from trimtab_pipelines.spec import InferencePipeline
 
-PATIENCE_SECONDS = 120.0
+PATIENCE_SECONDS = 300.0
 CHAT_OUTPUTS: tuple[tuple[str, str, list[int]], ...] = (
     ("text", "BYTES", []),
     ("finish_reason", "BYTES", []),

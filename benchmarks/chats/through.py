@@ -29,11 +29,9 @@ import aiohttp
 import numpy as np
 from rich.progress import Progress
 
-from benchmarks.chats.hostile import CHAT, cpu_seconds
 from benchmarks.chats.paced import write_model
 from benchmarks.chats.replica import WEIGHTS, request_of
 from benchmarks.cores import CLIENT_CORE, SERVER_CORE, pin_threads
-from benchmarks.hostile.door import Door
 from benchmarks.rounds import Rounds, by_chance, p99
 from tests.local_run import chat_pipeline, chat_plan
 from trimtab.app import run_reporting_errors
@@ -141,8 +139,14 @@ async def streams(way: Way, seconds: float, seed: int, heard: Heard, router: int
     heard.round_ends.append(len(heard.first_seconds))
 
 
+def cpu_seconds(pid: int) -> float:
+    """Processor time of all threads of a process."""
+    threads = Path(f"/proc/{pid}/task").glob("*/schedstat")
+    return sum(int(thread.read_text().split()[0]) for thread in threads) / 1e9
+
+
 @asynccontextmanager
-async def serving(model: str, *, fronted: bool) -> AsyncIterator[Door]:
+async def serving(model: str, *, fronted: bool) -> AsyncIterator[Supervisor]:
     """A model in one replica, on the core of whoever asks, behind a router that has the other."""
     with tempfile.TemporaryDirectory(prefix="trimtab-through-") as name:
         pipeline = _pipeline(model, Path(name) / "model")
@@ -153,7 +157,7 @@ async def serving(model: str, *, fronted: bool) -> AsyncIterator[Door]:
             for pid in (*local.replica_manager.pids.values(), os.getpid()):
                 pin_threads(pid, {SERVER_CORE})
             try:
-                yield Door(local, {})
+                yield local
             finally:
                 pin_threads(os.getpid(), {CLIENT_CORE})
 
@@ -170,16 +174,18 @@ async def compared(served: str, name: str, rounds: int, seconds: float, progress
     """Ask a replica alone and in another manner, by turns."""
     heard = {ALONE: Heard(), name: Heard()}
     task = progress.add_task(f"{served}, {STREAMS} streams, {name}", total=2 * rounds)
-    async with serving(served, fronted=name == FRONTED) as door, AsyncExitStack() as stack:
+    async with serving(served, fronted=name == FRONTED) as local, AsyncExitStack() as stack:
         connector = aiohttp.TCPConnector(limit=0)
         session = await stack.enter_async_context(aiohttp.ClientSession(connector=connector))
-        listed = Endpoints.model_validate_json(door.local.replica_manager.site.endpoints_file.read_bytes())
-        address, model = listed.stages["answer"][0].address, door.local.pipeline.name
+        listed = Endpoints.model_validate_json(local.replica_manager.site.endpoints_file.read_bytes())
+        address, model = listed.stages["answer"][0].address, local.pipeline.name
         ways = {
             ALONE: Way(f"http://{address}/v2/models/{model}/generate_stream", model, session, True, WORDS[served]),
-            name: Way(f"http://127.0.0.1:{door.rest}{CHAT}", model, session, False, WORDS[served]),
+            name: Way(f"http://127.0.0.1:{local.rest_port}/v1/chat/completions", model, session, False, WORDS[served]),
         }
-        router = door.processes()["router"]
+        if local.router is None:
+            raise RuntimeError("the router has ended")
+        router = local.router.pid
         for number in range(rounds):
             for which in (ALONE, name) if number % 2 else (name, ALONE):
                 await streams(ways[which], seconds, number, heard[which], router)

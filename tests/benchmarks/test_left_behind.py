@@ -64,15 +64,6 @@ def test_terminated_overload_leaves_no_process():
     assert "Traceback" not in errors
 
 
-def test_soak_of_a_missing_pipeline_ends_in_one_line():
-    with started("-m", "benchmarks.soak", "--pipeline", "nowhere") as command:
-        _, errors = command.communicate(timeout=PATIENT_SECONDS)
-
-    assert command.returncode == 1
-    assert "nowhere" in errors
-    assert "Traceback" not in errors
-
-
 def replicas_of(command):
     """The model servers that a command has started by now."""
     found = []

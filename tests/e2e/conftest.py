@@ -1,12 +1,14 @@
-"""Fixtures of tests on a real node."""
+"""Fixtures of tests on a real node, and of tests of an installation in a cluster."""
 
 import uuid
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
 import pytest
+import pytest_asyncio
 
 from tests.e2e import node
+from tests.e2e.installation import Installation, installed
 from trimtab_kubernetes import Cluster
 
 
@@ -39,3 +41,12 @@ async def restricted_namespace(node_cluster: Cluster) -> AsyncIterator[str]:
     await node_cluster.create(body, manager="tests")
     yield name
     await node_cluster.delete("Namespace", None, name)
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def installation() -> AsyncIterator[Installation]:
+    """Trimtab in a cluster; the node of hack/cluster keeps running afterwards."""
+    if node.given() is None:
+        node.require_node()
+    async with installed() as found:
+        yield found

@@ -9,9 +9,9 @@ import tracemalloc
 
 import pytest
 
-from benchmarks.chats.attacks import MEBIBYTE, READ, SPELLED, Ground
 from tests.router.chats import ChatReplica, a_chat, a_chat_pipeline, a_png, data_url
 from tests.router.fakes import a_rig
+from tests.security.attacks import MEBIBYTE, READ, SPELLED, Ground
 from trimtab_pipelines.chat_settings import ImageLimits
 from trimtab_protocol.chat.chat_parser import decode_images, parse_chat
 from trimtab_protocol.errors import InvalidChat

@@ -80,8 +80,11 @@ def server(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory, store: tuple[str, list[str]]
 ) -> Iterator[Server]:
     """A small model whose router may fetch images from the store and from `localhost`."""
-    folder, spec = tmp_path_factory.mktemp("chats"), chat_pipeline().spec.model_dump(by_alias=True, mode="json")
-    spec["chat"] = {"images": {"stores": [store[0]], "domains": ["localhost"]}}
+    folder, spec = (
+        tmp_path_factory.mktemp("chats"),
+        chat_pipeline().spec.model_dump(by_alias=True, mode="json", exclude_none=True),
+    )
+    spec["chat"] = {"images": {"trustedPrefixes": [store[0]], "allowedDomains": ["localhost"]}}
     pipeline = InferencePipeline.model_validate({"metadata": {"name": "tiny"}, "spec": spec})
     write_json(folder / "pipeline.yaml", pipeline)
     write_json(folder / "plan.json", chat_plan(pipeline))

@@ -16,8 +16,6 @@ def test_no_stream_cut_after_a_token_gives_no_time_to_error():
     assert (found["writer_killed_cut_with_words"], found["writer_killed_slowest_reason_seconds"]) == (1, 0.5)
 
 
-
-
 def test_no_sustained_fixed_placement_skips_the_planned_one():
     class Asker:
         model = "lmm-digits"

@@ -22,8 +22,8 @@ from tests.local_run import Up, command_line, until, up
 from trimtab_pipelines.documents import load_pipeline, write_json
 from trimtab_pipelines.edge_settings import EdgeSettings
 from trimtab_pipelines.processes.parent_death import command_tied_to_parent
-from trimtab_router.envoy.memory_limits import payload_bytes
 from trimtab_router.envoy.sockets import Sockets
+from trimtab_router.limits import payload_bytes
 
 MODEL = "sample"
 INFER = f"/v2/models/{MODEL}/infer"

@@ -96,7 +96,7 @@ def cached_file(
             if not _usable(path, is_valid):
                 _write(path, write)
     except OSError as error:
-        raise ModelError(f"the weights cache {path.parent} cannot be used: {error}; set {CACHE_VARIABLE}") from error
+        raise _unusable(path.parent, error) from error
     evict(path.parent, _bound_bytes())
     return path
 
@@ -118,10 +118,12 @@ def linked_folder(files: Mapping[str, Path]) -> Path:
         if not folder.is_dir():
             _link(files, folder)
     except OSError as error:
-        raise ModelError(
-            f"the weights cache {private_folder()} cannot be used: {error}; set {CACHE_VARIABLE}"
-        ) from error
+        raise _unusable(private_folder(), error) from error
     return folder
+
+
+def _unusable(folder: Path, error: OSError) -> ModelError:
+    return ModelError(f"the weights cache {folder} cannot be used: {error}; set {CACHE_VARIABLE}")
 
 
 def _link(files: Mapping[str, Path], folder: Path) -> None:
@@ -161,34 +163,35 @@ def evict(folder: Path, bound_bytes: int) -> None:
 def _entries(folder: Path) -> Iterator[tuple[float, int, Path]]:
     """Evictable entries: time of last use, bytes, path."""
     for path in folder.glob("[!.]*"):
-        for status in file_status(path):
-            if stat.S_ISREG(status.st_mode):
-                yield status.st_mtime, status.st_size, path
+        status = file_status(path)
+        if status is not None and stat.S_ISREG(status.st_mode):
+            yield status.st_mtime, status.st_size, path
     for path in folder.glob(f"{_HUB}/[!.]*"):
-        for status in file_status(path):
+        status = file_status(path)
+        if status is not None:
             yield status.st_mtime, _repository_bytes(path), path
 
 
 def _repository_bytes(path: Path) -> int:
     """Size of a repository; 0 if another replica is removing it."""
     with contextlib.suppress(OSError):
-        statuses = (status for entry in path.rglob("*") if not entry.is_symlink() for status in file_status(entry))
-        return sum(status.st_size for status in statuses if stat.S_ISREG(status.st_mode))
+        statuses = [file_status(entry) for entry in path.rglob("*") if not entry.is_symlink()]
+        return sum(status.st_size for status in statuses if status is not None and stat.S_ISREG(status.st_mode))
     return 0
 
 
 def _unfinished_bytes(path: Path) -> int:
     """Size of a partial file; 0 if its writer has died, in which case the file is removed."""
-    for status in file_status(path):
-        if time.time() - status.st_mtime < FRESH_SECONDS:  # may be written without a lock
-            return status.st_size
+    status = file_status(path)
+    if status is None:
+        return 0
+    if time.time() - status.st_mtime >= FRESH_SECONDS:  # a fresh one may be written without a lock
         with contextlib.suppress(OSError), _lock(path.with_name(path.name.removeprefix(_FETCHING))) as lock:
             if _try_lock(lock):
                 path.unlink(missing_ok=True)
                 log.info("%s: removed, abandoned since %s", path, time.ctime(status.st_mtime))
                 return 0
-        return status.st_size
-    return 0
+    return status.st_size
 
 
 def _usable(path: Path, is_valid: Callable[[Path], bool]) -> bool:
@@ -244,10 +247,12 @@ def _try_lock(lock: BinaryIO) -> bool:
     return True
 
 
-def file_status(path: Path) -> Iterator[os.stat_result]:
-    """Yield the status of a file if it exists."""
-    with contextlib.suppress(OSError):
-        yield path.stat()
+def file_status(path: Path) -> os.stat_result | None:
+    """Status of a file; None if it does not exist."""
+    try:
+        return path.stat()
+    except OSError:
+        return None
 
 
 def _bound_bytes() -> int:

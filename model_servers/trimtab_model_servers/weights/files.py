@@ -46,6 +46,9 @@ class FetchLimits:
     total_seconds: float = 900.0
 
 
+DEFAULT_LIMITS = FetchLimits()
+
+
 def require_size(size_bytes: int, limits: FetchLimits, name: str) -> None:
     """Raise ModelError if a file is too large."""
     if size_bytes > limits.max_bytes:
@@ -56,6 +59,12 @@ def sha256(path: Path) -> str:
     """The digest of a file, as `sha256:…`."""
     with path.open("rb") as file:
         return f"sha256:{hashlib.file_digest(file, 'sha256').hexdigest()}"
+
+
+def require_digest(path: Path, digest: str | None, name: str) -> None:
+    """Raise ModelError if a digest is given and the file has another."""
+    if digest is not None and (actual := sha256(path)) != digest:
+        raise ModelError(f"{name}: the weights have digest {actual}, but {digest} is required")
 
 
 def referenced_files(index: bytes, name: str) -> tuple[str, ...]:

@@ -1,11 +1,13 @@
 """Loads safetensors files into modules; errors name the file, the tensor and the expected shape."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TypeVar
 
 import torch
 from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
 
 from trimtab_model_servers.errors import ModelError
 from trimtab_model_servers.weights.source import RandomSeed, find_weights
@@ -15,22 +17,34 @@ Module = TypeVar("Module", bound=torch.nn.Module)
 _COUNTER = "num_batches_tracked"  # used only by training; many files omit it
 
 
-def build_with_weights(spec: ModelSpec, construct: Callable[[], Module]) -> tuple[Module, bool]:
-    """Construct a network with the weights of its `storageUri`; return it, and whether the weights are random.
+@contextmanager
+def seeded(seed: int) -> Iterator[None]:
+    """Seed torch's random numbers within the context; outside of it they do not change."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        yield
 
-    The network is constructed in memory, not on the meta device, so that tensors outside its state dict have values.
+
+def build_with_weights(
+    spec: ModelSpec, construct: Callable[[], Module], *, on_meta: bool = False
+) -> tuple[Module, bool]:
+    """Construct a network with the weights of its `storageUri`, frozen; return it, and whether the weights are random.
+
+    ``on_meta`` constructs a network for stored weights on the meta device, which is faster, but leaves tensors outside
+    its state dict without values.
 
     Raises:
         ModelError: the weights are unavailable, or of another architecture.
     """
     weights = find_weights(spec.storage_uri, spec.digest)
-    random = isinstance(weights, RandomSeed)
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(weights.value if isinstance(weights, RandomSeed) else 0)
-        network = construct()
-    if not isinstance(weights, RandomSeed):
+    if isinstance(weights, RandomSeed):
+        with seeded(weights.value):
+            network = construct()
+    else:
+        with seeded(0), torch.device("meta" if on_meta else "cpu"):
+            network = construct()
         load_weights(network, weights)
-    return network.eval().requires_grad_(requires_grad=False), random
+    return network.eval().requires_grad_(requires_grad=False), isinstance(weights, RandomSeed)
 
 
 def load_weights(module: torch.nn.Module, path: Path) -> None:
@@ -58,11 +72,23 @@ def load_weights(module: torch.nn.Module, path: Path) -> None:
 
 def read_tensors(path: Path) -> dict[str, torch.Tensor]:
     """Read every tensor of a safetensors file; raises ModelError if it is invalid."""
+    return read_file(path)[1]
+
+
+def read_file(path: Path) -> tuple[dict[str, str], dict[str, torch.Tensor]]:
+    """Read the metadata and every tensor of a safetensors file; raises ModelError if it is invalid."""
     try:
         with safe_open(path, framework="pt") as file:
-            return {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118  (no mapping)
+            return file.metadata() or {}, {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118  (no mapping)
     except (SafetensorError, OSError) as error:
         raise ModelError(f"{path}: not a complete safetensors file ({error}); fetch or write it again") from error
+
+
+def save_half(path: Path, tensors: Mapping[str, torch.Tensor], metadata: Mapping[str, str]) -> None:
+    """Write a safetensors file in float16, and its folder if it is missing."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    halved = {name: tensor.half().contiguous() for name, tensor in tensors.items()}
+    save_file(halved, path, metadata=dict(metadata))
 
 
 def require_same_tensors(path: Path, expected: Mapping[str, torch.Tensor], stored: Mapping[str, torch.Tensor]) -> None:

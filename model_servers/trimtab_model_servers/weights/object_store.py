@@ -10,7 +10,7 @@ import logging
 import os
 import ssl
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from http import HTTPStatus
 from pathlib import Path
@@ -33,6 +33,7 @@ from trimtab_model_servers.weights.files import (
     TOKENIZER_FILE,
     FetchLimits,
     referenced_files,
+    require_digest,
     require_size,
     require_total,
     sha256,
@@ -54,19 +55,13 @@ _ADVICE = {
 _TRANSIENT_CODES = frozenset(
     {"SlowDown", "ServiceUnavailable", "InternalError", "RequestTimeout", "XMinioServerNotInitialized"}
 )
+_ABSENT_CODES = frozenset({"NoSuchKey", "AccessDenied"})
 log = logging.getLogger(__name__)
 Result = TypeVar("Result")
 
 
 class AbsentError(ModelError):
-    """The store has no such object."""
-
-
-class DeniedError(ModelError):
-    """Access to the object is denied; without permission to list the bucket, this includes missing objects."""
-
-
-_ERROR_CLASSES: Mapping[str, type[ModelError]] = {"NoSuchKey": AbsentError, "AccessDenied": DeniedError}
+    """The store has no such object, or denies access: without permission to list the bucket, it does not say which."""
 
 
 class _TransientError(Exception):
@@ -82,14 +77,14 @@ def fetch(bucket: str, key: str, digest: str | None, limits: FetchLimits) -> Pat
     address = f"s3://{bucket}/{key}"
     if not bucket or not key.endswith(SUFFIX):
         raise ModelError(f"storageUri {address}: write s3://BUCKET/KEY{SUFFIX}")
-    source = _Source(bucket, key, digest, limits)
-    if digest is not None:
-        name = digest.replace(":", "-") + SUFFIX
-        if tenant():
-            source.find()  # checks this tenant's access before a cached file is used
-            name = f"{hashlib.sha256(tenant().encode()).hexdigest()[:16]}-{name}"
-        return cached_file(name, lambda path: sha256(path) == digest, source.write, limits.total_seconds)
-    return source.local_copy()
+    source = _Source(bucket, key, limits, digest)
+    if digest is None:
+        return source.local_copy()
+    name = digest.replace(":", "-") + SUFFIX
+    if tenant():
+        source.find()  # checks this tenant's access before a cached file is used
+        name = f"{hashlib.sha256(tenant().encode()).hexdigest()[:16]}-{name}"
+    return cached_file(name, lambda path: sha256(path) == digest, source.write, limits.total_seconds)
 
 
 def fetch_folder(bucket: str, prefix: str, limits: FetchLimits) -> Path:
@@ -101,7 +96,7 @@ def fetch_folder(bucket: str, prefix: str, limits: FetchLimits) -> Path:
     address = f"s3://{bucket}/{prefix}"
 
     def source(file: str) -> _Source:
-        return _Source(bucket, f"{prefix}/{file}" if prefix else file, None, limits)
+        return _Source(bucket, f"{prefix}/{file}" if prefix else file, limits)
 
     sources = {file: source(file) for file in (CONFIG_FILE, TOKENIZER_FILE)}
     for required in sources.values():
@@ -120,7 +115,7 @@ def fetch_folder(bucket: str, prefix: str, limits: FetchLimits) -> Path:
 class _Source:
     """One object of a store, with the clocks of its download."""
 
-    def __init__(self, bucket: str, key: str, digest: str | None, limits: FetchLimits) -> None:
+    def __init__(self, bucket: str, key: str, limits: FetchLimits, digest: str | None = None) -> None:
         self._address = f"s3://{bucket}/{key}"
         self._bucket, self._key = bucket, key
         self._digest = digest
@@ -141,11 +136,15 @@ class _Source:
         require_size(self._object.size or 0, self._limits, self._address)
         return self._object
 
+    def _stat(self) -> Object:
+        with _errors(self._address, self._limits):
+            return self._client.stat_object(self._bucket, self._key)
+
     def exists(self) -> bool:
         """Whether the object exists and is accessible; raises ModelError if the store is unavailable."""
         try:
             self.find()
-        except (AbsentError, DeniedError):
+        except AbsentError:
             return False
         return True
 
@@ -161,17 +160,31 @@ class _Source:
         The clocks start anew, because the caller may have waited for another process.
         """
         self._reset_clocks()
-        metadata, sha = self.find(), hashlib.sha256()
+        metadata = self.find()
+        self._retry(lambda: self._write_rest(metadata, file))
+        file.flush()
+        require_digest(Path(file.name), self._digest, self._address)
 
-        def write_rest() -> None:
-            for chunk in self._chunks(metadata, file.tell()):
+    def _write_rest(self, metadata: Object, file: BinaryIO) -> None:
+        """Append the rest of the content to a file, of the same version of the object."""
+        same_version = {"If-Match": f'"{metadata.etag}"'}
+        with _errors(self._address, self._limits):
+            response = self._client.get_object(self._bucket, self._key, file.tell(), request_headers=same_version)
+        if response.status != HTTPStatus.PARTIAL_CONTENT:
+            file.seek(0)  # the store ignored the offset
+        size = metadata.size or 0
+        try:
+            while (offset := file.tell()) < size:
+                with _errors(self._address, self._limits):
+                    chunk = response.read1(min(_CHUNK_BYTES, size - offset))
+                if not chunk:
+                    raise _TransientError(f"the connection ended after {offset} of {size} bytes")
+                self._require_time(f"only {offset} of {size} bytes arrived")
+                self._last_data_at = time.monotonic()
                 file.write(chunk)
-                sha.update(chunk)
-
-        self._retry(write_rest)
-        digest = f"sha256:{sha.hexdigest()}"
-        if self._digest not in {None, digest}:
-            raise ModelError(f"{self._address}: the weights have digest {digest}, but {self._digest} is required")
+        finally:
+            response.close()
+            response.release_conn()
 
     def _retry(self, call: Callable[[], Result]) -> Result:
         """Call until it succeeds; raises ModelError once no data has arrived for too long."""
@@ -185,39 +198,6 @@ class _Source:
                     last_data_at = self._last_data_at
                     pauses = backoff(_FIRST_PAUSE_SECONDS, _LONGEST_PAUSE_SECONDS)
                 self._pause_or_fail(error, next(pauses))
-
-    def _stat(self) -> Object:
-        with _errors(self._address, self._limits):
-            metadata = self._client.stat_object(self._bucket, self._key)
-        self._last_data_at = time.monotonic()
-        return metadata
-
-    def _chunks(self, metadata: Object, offset: int) -> Iterator[bytes]:
-        """Yield the content after the first `offset` bytes, of the same version of the object.
-
-        Raises _TransientError if the connection ends early.
-        """
-        with _errors(self._address, self._limits):
-            response = self._client.get_object(
-                self._bucket, self._key, offset, request_headers={"If-Match": f'"{metadata.etag}"'}
-            )
-        size = metadata.size or 0
-        skip = offset if response.status != HTTPStatus.PARTIAL_CONTENT else 0  # the store ignored the offset
-        try:
-            while offset < size:
-                with _errors(self._address, self._limits):
-                    chunk = response.read1(min(_CHUNK_BYTES, size - offset + skip))
-                if not chunk:
-                    raise _TransientError(f"the connection ended after {offset} of {size} bytes")
-                self._require_time(f"only {offset} of {size} bytes arrived")
-                skip, new = max(skip - len(chunk), 0), chunk[skip:]
-                if new:
-                    self._last_data_at = time.monotonic()
-                    offset += len(new)
-                    yield new
-        finally:
-            response.close()
-            response.release_conn()
 
     def _pause_or_fail(self, error: _TransientError, pause_seconds: float) -> None:
         self._require_time(str(error))
@@ -276,9 +256,8 @@ def _errors(address: str, limits: FetchLimits) -> Iterator[None]:
         if error.code in _TRANSIENT_CODES:
             raise _TransientError(f"{error.code}: {error.message}") from error
         advice = _ADVICE.get(str(error.code), "check the object store")
-        raise _ERROR_CLASSES.get(str(error.code), ModelError)(
-            f"{address} at {_endpoint()}: {error.code}: {error.message}; {advice}"
-        ) from error
+        error_class = AbsentError if error.code in _ABSENT_CODES else ModelError
+        raise error_class(f"{address} at {_endpoint()}: {error.code}: {error.message}; {advice}") from error
     except (ServerError, InvalidResponseError) as error:
         raise _TransientError(f"{type(error).__name__}: {error}") from error
     except (MinioException, urllib3.exceptions.HTTPError, OSError) as error:

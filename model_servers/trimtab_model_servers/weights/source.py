@@ -11,7 +11,7 @@ from pathlib import Path
 from urllib.parse import parse_qs, unquote, urlsplit
 
 from trimtab_model_servers.errors import ModelError
-from trimtab_model_servers.weights.files import CONFIG_FILE, SUFFIX, FetchLimits, sha256
+from trimtab_model_servers.weights.files import CONFIG_FILE, DEFAULT_LIMITS, SUFFIX, FetchLimits, require_digest
 from trimtab_model_servers.weights.hf_hub import fetch_from_hub, fetch_repository
 from trimtab_pipelines.kubernetes_names import CREDENTIALS_PREFIX
 
@@ -30,7 +30,11 @@ _FORMS = "a path, file://PATH, s3://BUCKET/KEY, hf://OWNER/NAME@COMMIT/FILE or r
 
 
 def take_credentials(environment: MutableMapping[str, str] = os.environ) -> None:
-    """Set the variables in ``KEYS`` from the Secret, and remove all prefixed variables from the environment."""
+    """Set the variables in ``KEYS`` from a pod's Secret, and remove all prefixed variables from the environment.
+
+    The pod's variables have a prefix, because a Secret may have any key: PYTHONPATH, LD_PRELOAD or HTTPS_PROXY as plain
+    variables would change the server itself.
+    """
     secret = {name: environment.pop(name) for name in list(environment) if name.startswith(CREDENTIALS_PREFIX)}
     environment.update({key: secret[CREDENTIALS_PREFIX + key] for key in KEYS if CREDENTIALS_PREFIX + key in secret})
 
@@ -42,7 +46,7 @@ class RandomSeed:
     value: int
 
 
-def find_weights(storage_uri: str, digest: str | None, limits: FetchLimits | None = None) -> Path | RandomSeed:
+def find_weights(storage_uri: str, digest: str | None, limits: FetchLimits = DEFAULT_LIMITS) -> Path | RandomSeed:
     """The local file of the weights, fetched if necessary, or the seed of random ones.
 
     Args:
@@ -62,16 +66,16 @@ def find_weights(storage_uri: str, digest: str | None, limits: FetchLimits | Non
         case "s3":
             from trimtab_model_servers.weights.object_store import fetch  # noqa: PLC0415  (imports its client)
 
-            return fetch(parts.netloc, unquote(parts.path).lstrip("/"), digest, limits or FetchLimits())
+            return fetch(parts.netloc, unquote(parts.path).lstrip("/"), digest, limits)
         case "hf":
-            path = fetch_from_hub(parts.netloc + parts.path, limits or FetchLimits())
+            path = fetch_from_hub(parts.netloc + parts.path, limits)
         case _:
             raise ModelError(f"storageUri {storage_uri!r}: unknown scheme {parts.scheme!r}; write {_FORMS}")
     require_digest(path, digest, storage_uri)
     return path
 
 
-def find_folder(storage_uri: str, digest: str | None, limits: FetchLimits | None = None) -> Path | None:
+def find_folder(storage_uri: str, digest: str | None, limits: FetchLimits = DEFAULT_LIMITS) -> Path | None:
     """The local folder of a model as transformers writes it, fetched if necessary; None if the URI names no folder.
 
     Args:
@@ -95,16 +99,8 @@ def find_folder(storage_uri: str, digest: str | None, limits: FetchLimits | None
     if stored:
         from trimtab_model_servers.weights.object_store import fetch_folder  # noqa: PLC0415  (imports its client)
 
-        return fetch_folder(parts.netloc, prefix, limits or FetchLimits())
-    return fetch_repository(f"{parts.netloc}/{prefix}", limits or FetchLimits())
-
-
-def require_digest(path: Path, digest: str | None, name: str) -> None:
-    """Raise ModelError if a digest is given and the file has another."""
-    if digest is not None:
-        actual = sha256(path)
-        if actual != digest:
-            raise ModelError(f"{name}: the weights have digest {actual}, but {digest} is required")
+        return fetch_folder(parts.netloc, prefix, limits)
+    return fetch_repository(f"{parts.netloc}/{prefix}", limits)
 
 
 def _seed(storage_uri: str, query: str) -> RandomSeed:

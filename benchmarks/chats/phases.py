@@ -13,7 +13,8 @@ from aiohttp import web
 
 from benchmarks.chats.replica import Replica, request_of
 from trimtab_model_servers.chat.embedding_client import EmbeddingClient, EmbeddingRequest
-from trimtab_model_servers.chat.embedding_store import EmbeddingStore, StoredEmbedding
+from trimtab_model_servers.chat.embedding_store import EmbeddingStore
+from trimtab_model_servers.chat.interfaces import ImageEmbedding
 from trimtab_model_servers.errors import RefusalError
 from trimtab_model_servers.server.chat_routes import embeddings
 from trimtab_protocol import InferRequest
@@ -175,7 +176,7 @@ async def pulls() -> dict[str, float]:
     puller, seconds = EmbeddingClient(), []
     for number in range(PULLS):
         keeper.embeddings.expect(str(number))
-        keeper.embeddings.put(str(number), StoredEmbedding(rows, ""))
+        keeper.embeddings.put(str(number), ImageEmbedding(rows, ""))
         url = f"http://127.0.0.1:{runner.addresses[0][1]}/v2/models/encode/embeddings/{number}"
         began = time.perf_counter()
         await puller.fetch(url, [EmbeddingRequest(0, PULLED_ROWS)])

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from pydantic import TypeAdapter, ValidationError
 
-from trimtab_model_servers.errors import ModelError
+from trimtab_model_servers.errors import ModelError, first_problem
 from trimtab_model_servers.server.settings import write_models
 from trimtab_model_servers.weights.source import take_credentials
 from trimtab_pipelines.edge_settings import ReplicaIdentity
@@ -98,8 +98,7 @@ def _identity(text: str) -> ReplicaIdentity:
     try:
         return ReplicaIdentity.model_validate_json(text)
     except ValidationError as error:
-        problem = error.errors(include_url=False)[0]
-        raise argparse.ArgumentTypeError(f"{'.'.join(map(str, problem['loc']))}: {problem['msg']}") from error
+        raise argparse.ArgumentTypeError(first_problem(error)) from error
 
 
 @contextlib.contextmanager
@@ -118,8 +117,7 @@ def _models(variable: str) -> list[ModelSpec]:
     try:
         specs = TypeAdapter(list[ModelSpec]).validate_json(text)
     except ValidationError as error:
-        problem = error.errors(include_url=False)[0]
-        raise ModelError(f"{variable}: {'.'.join(map(str, problem['loc']))}: {problem['msg']}") from error
+        raise ModelError(f"{variable}: {first_problem(error)}") from error
     names = [spec.name for spec in specs]
     if not names or len(set(names)) != len(names):
         raise ModelError(f"{variable} must hold at least one model, with unique names; it holds: {names}")

@@ -19,4 +19,5 @@ class RefusalError(Exception):
 def first_problem(error: ValidationError) -> str:
     """The first problem of a validation error, with its field."""
     first = error.errors(include_url=False)[0]
-    return f"{'.'.join(map(str, first['loc']))}: {first['msg']}"
+    field = ".".join(map(str, first["loc"]))
+    return f"{field}: {first['msg']}" if field else first["msg"]

@@ -3,19 +3,18 @@
 import asyncio
 import contextlib
 from collections.abc import AsyncGenerator, Coroutine, Iterable, Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future
 from time import perf_counter
 from typing import Any
 
 from trimtab_model_servers.batch_worker import BatchWorker
 from trimtab_model_servers.chat.embedding_client import EmbeddingClient
 from trimtab_model_servers.chat.embedding_store import PendingImages
-from trimtab_model_servers.chat.encoder_model import PREPROCESSING_THREADS
-from trimtab_model_servers.chat.encoder_scheduler import EncoderLimits, EncoderScheduler
+from trimtab_model_servers.chat.encoder_scheduler import EncoderScheduler
 from trimtab_model_servers.chat.interfaces import ChatComponents, ChatTokenizer
 from trimtab_model_servers.chat.request_parser import ChatRow, ImageSources, parse_chats
 from trimtab_model_servers.chat.responses import FinishEvent, TokenEvent, response_tensors
-from trimtab_model_servers.chat.sessions import ChatSessions, TokenLimits
+from trimtab_model_servers.chat.sessions import ChatSessions
 from trimtab_model_servers.chat.warmup import warm_up
 from trimtab_model_servers.engine.async_engine import AsyncEngine, detokenizer_factory
 from trimtab_model_servers.engine.core import EngineCore
@@ -59,8 +58,7 @@ class ChatModel:
         self.engine = AsyncEngine(core, threads=spec.threads)
         self.encoder_scheduler = _encoder_scheduler(components, worker)
         self.embedding_client = embedding_client
-        lengths = TokenLimits(components.parameters.max_new_tokens, components.parameters.slot_tokens)
-        self._sessions = ChatSessions(self.engine, self.tokenizer, lengths)
+        self._sessions = ChatSessions(self.engine, self.tokenizer, components.parameters)
         self.pending_images = PendingImages()
         self._sources = ImageSources(self.encoder_scheduler, embedding_client.fetch, adapter.width, self.pending_images)
 
@@ -181,6 +179,5 @@ def _engine_limits(components: ChatComponents, *, cross_attention: bool) -> Engi
 def _encoder_scheduler(components: ChatComponents, worker: BatchWorker) -> EncoderScheduler | None:
     if components.encoder is None:
         return None
-    preprocessors = ThreadPoolExecutor(PREPROCESSING_THREADS, thread_name_prefix="preprocessing")
-    limits = EncoderLimits(components.parameters.batch_images, components.parameters.cache_bytes)
-    return EncoderScheduler(components.encoder, worker, preprocessors, limits)
+    parameters = components.parameters
+    return EncoderScheduler(components.encoder, worker, parameters.batch_images, parameters.cache_bytes)

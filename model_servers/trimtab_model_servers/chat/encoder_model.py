@@ -2,18 +2,17 @@
 
 import asyncio
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
 from time import perf_counter
 
 import numpy as np
 import torch
 
 from trimtab_model_servers.batch_worker import BatchWorker
-from trimtab_model_servers.chat import image_decoder, messages
-from trimtab_model_servers.chat.embedding_store import EmbeddingStore, StoredEmbedding
-from trimtab_model_servers.chat.encoder_scheduler import EncoderLimits, EncoderScheduler, ImageEmbedding
-from trimtab_model_servers.chat.interfaces import ChatComponents, VisionEncoder
+from trimtab_model_servers.chat import messages
+from trimtab_model_servers.chat.embedding_store import EmbeddingStore
+from trimtab_model_servers.chat.encoder_scheduler import EncoderScheduler
+from trimtab_model_servers.chat.image_decoder import ImageFile, read_image
+from trimtab_model_servers.chat.interfaces import ChatComponents, ImageEmbedding, VisionEncoder
 from trimtab_model_servers.chat.request_parser import image_files
 from trimtab_model_servers.chat.responses import text_tensor
 from trimtab_model_servers.chat.warmup import encode_gray_image
@@ -32,19 +31,8 @@ from trimtab_pipelines.model_spec import ModelSpec
 from trimtab_pipelines.stages import CHAT_IMAGE_INDEX, EMBEDDINGS_INPUT, IMAGES_INPUT
 from trimtab_protocol import InferRequest, InferResponse, Tensor
 from trimtab_protocol.chat.embedding_refs import MAX_IMAGES, EmbeddingCounts, EncodedImage, ImageIdentity
-from trimtab_protocol.chat.internal_wire import STORE_AS, content_id, embedding_id
+from trimtab_protocol.chat.internal_wire import STORE_AS, embedding_id
 from trimtab_protocol.tensors import Array
-
-PREPROCESSING_THREADS = 2
-
-
-@dataclass(frozen=True, slots=True)
-class _ImageFile:
-    file: bytes
-    header: image_decoder.Header
-    tenant: str
-    number: int
-    """In its chat."""
 
 
 class EncoderModel:
@@ -56,10 +44,9 @@ class EncoderModel:
         self.spec = spec
         self.weights: Weights = components.weights
         self._facts = components.facts
-        limits = EncoderLimits(components.parameters.batch_images, components.parameters.cache_bytes)
-        preprocessors = ThreadPoolExecutor(PREPROCESSING_THREADS, thread_name_prefix="preprocessing")
-        self.encoder_scheduler = EncoderScheduler(encoder, worker, preprocessors, limits)
-        self.embeddings = EmbeddingStore(components.parameters.store_bytes)
+        parameters = components.parameters
+        self.encoder_scheduler = EncoderScheduler(encoder, worker, parameters.batch_images, parameters.cache_bytes)
+        self.embeddings = EmbeddingStore(parameters.store_bytes)
 
     def warm_up(self) -> None:
         """Encode an image; raises ModelError if that fails. Blocks."""
@@ -96,11 +83,10 @@ class EncoderModel:
         cached = self.encoder_scheduler.cached(of.file, of.tenant, alone=of.alone)
         if cached is None:
             raise RefusalError(404, "the image's embeddings are not cached; have the image encoded")
-        embedding = self._identified(cached, of.file)
         for name in names:
             self.embeddings.expect(name)
-            self.embeddings.put(name, embedding)
-        return _encoded_image(embedding).model_dump(exclude_defaults=True)
+            self.embeddings.put(name, cached)
+        return _encoded_image(cached).model_dump(exclude_defaults=True)
 
     def count(self, request: InferRequest) -> EmbeddingCounts:
         """Rows that the embeddings of each image would have, one image per row; errors as of ``infer``.
@@ -108,11 +94,11 @@ class EncoderModel:
         Nothing is computed, so that a request may exceed the maximum batch size.
         """
         rows = validate_rows(self.spec, request.inputs, max_rows=MAX_IMAGES)
-        encoder, positions = self.encoder_scheduler.encoder, self._chat_positions(request, rows)
-        headers = [self._row_image(request, row, number).header for row, (_, number) in enumerate(positions)]
+        positions = self._chat_positions(request, rows)
+        images = [self._row_image(request, row, number) for row, (_, number) in enumerate(positions)]
         shapes = [
-            encoder.embedding_shape(encoder.token_rule.count(header.width_px, header.height_px, images=images))
-            for header, (images, _) in zip(headers, positions, strict=True)
+            self.encoder_scheduler.embedding_shape(image, count)
+            for image, (count, _) in zip(images, positions, strict=True)
         ]
         columns = tuple(shape.columns for shape in shapes)
         return EmbeddingCounts(rows=tuple(shape.total for shape in shapes), columns=columns if any(columns) else None)
@@ -145,8 +131,11 @@ class EncoderModel:
         """Encode the images of one chat and return the embeddings."""
         if rows != 1:
             raise RefusalError(400, f"model {self.spec.name!r} encodes one row at a time; it may have several images")
-        images = self._images(request, 0)
-        embeddings = [await self._encode(image, len(images)) for image in images]
+        images, tenant = self._images(request, 0), self._tenant(request, 0)
+        embeddings = [
+            await self.encoder_scheduler.encode(image, tenant, len(images), number)
+            for number, image in enumerate(images)
+        ]
         width = self.encoder_scheduler.encoder.width
         joined = torch.cat([embedding.rows for embedding in embeddings]) if embeddings else torch.zeros(0, width)
         counts = np.array([[len(embedding.rows) for embedding in embeddings]], dtype=np.int64)
@@ -168,7 +157,10 @@ class EncoderModel:
             self.embeddings.expect(row_name)
         try:
             embeddings = await asyncio.gather(
-                *(self._encode(image, count) for image, (count, _) in zip(images, positions, strict=True))
+                *(
+                    self.encoder_scheduler.encode(image, self._tenant(request, row), count, number)
+                    for row, (image, (count, number)) in enumerate(zip(images, positions, strict=True))
+                )
             )
             for row_name, embedding in zip(names, embeddings, strict=False):
                 self.embeddings.put(row_name, embedding)
@@ -186,36 +178,24 @@ class EncoderModel:
             return [(1, row) for row in range(rows)]
         return [(int(images), int(number)) for images, number in chats]
 
-    def _images(self, request: InferRequest, row: int, first: int = 0) -> list[_ImageFile]:
+    def _images(self, request: InferRequest, row: int, first: int = 0) -> list[ImageFile]:
         """The images of a row, numbered from ``first``."""
-        options = _array(request, "options")
-        tenant = messages.read_options(None if options is None else bytes(options[row])).tenant
         array = _array(request, IMAGES_INPUT)
         files = () if array is None else image_files(array[row])
-        return [
-            _ImageFile(file, image_decoder.read_image_header(number, file), tenant, number)
-            for number, file in enumerate(files, first)
-        ]
+        return [read_image(number, file) for number, file in enumerate(files, first)]
 
-    def _row_image(self, request: InferRequest, row: int, number: int) -> _ImageFile:
+    def _row_image(self, request: InferRequest, row: int, number: int) -> ImageFile:
         images = self._images(request, row, number)
         if len(images) != 1:
             raise RefusalError(400, f"model {self.spec.name!r}: row {row} has {len(images)} images; send one per row")
         return images[0]
 
-    async def _encode(self, image: _ImageFile, chat_images: int) -> StoredEmbedding:
-        try:
-            embedding = await self.encoder_scheduler.encode(image.file, image.header, image.tenant, chat_images)
-        except image_decoder.BadImage as bad:
-            raise bad.with_number(image.number) from bad
-        return self._identified(embedding, image.header.digest)
-
-    def _identified(self, embedding: ImageEmbedding, file_digest: str) -> StoredEmbedding:
-        content = content_id(self.encoder_scheduler.encoder.name, file_digest, len(embedding.rows))
-        return StoredEmbedding(embedding.rows, content, embedding.columns)
+    def _tenant(self, request: InferRequest, row: int) -> str:
+        options = _array(request, "options")
+        return messages.read_options(None if options is None else bytes(options[row])).tenant
 
 
-def _encoded_image(embedding: StoredEmbedding) -> EncodedImage:
+def _encoded_image(embedding: ImageEmbedding) -> EncodedImage:
     return EncodedImage(rows=len(embedding.rows), columns=embedding.columns, digest=embedding.digest)
 
 

@@ -7,7 +7,7 @@ any longer is not encoded.
 import asyncio
 from collections import OrderedDict, deque
 from collections.abc import Sequence
-from concurrent.futures import Executor
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,19 +15,14 @@ import torch
 from torch import Tensor
 
 from trimtab_model_servers.batch_worker import BatchWorker
-from trimtab_model_servers.chat.image_decoder import Header
-from trimtab_model_servers.chat.interfaces import VisionEncoder
+from trimtab_model_servers.chat.image_decoder import BadImage, ImageFile
+from trimtab_model_servers.chat.interfaces import EmbeddingShape, ImageEmbedding, VisionEncoder
+from trimtab_pipelines.image_tokens import ImageTokens
+from trimtab_protocol.chat.internal_wire import content_id
 
+PREPROCESSING_THREADS = 2
 Key = tuple[str, str, bool]
 """Tenant, digest of the image, and whether it is alone in its chat: some models split only such an image into tiles."""
-
-
-@dataclass(frozen=True, slots=True)
-class EncoderLimits:
-    """Batch size and cache size of an encoder."""
-
-    batch_images: int = 8
-    cache_bytes: int = 64 * 2**20
 
 
 @dataclass(slots=True)
@@ -39,15 +34,6 @@ class EncoderCounters:
     misses: int = 0
     pending_tokens: int = 0
     encode_seconds: float = 0.0
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class ImageEmbedding:
-    """An image's embeddings [rows, width]."""
-
-    rows: Tensor
-    columns: int = 0
-    """Columns of the image's tile grid; 0 if the model does not mark tiles."""
 
 
 class EmbeddingCache:
@@ -87,17 +73,15 @@ class _Encoding:
 
 
 class EncoderScheduler:
-    """Queue, batches and cache of one encoder; for one event loop."""
+    """Queue, batches and cache of one encoder; for one event loop. ``worker`` computes."""
 
-    def __init__(
-        self, encoder: VisionEncoder, worker: BatchWorker, preprocessors: Executor, limits: EncoderLimits
-    ) -> None:
+    def __init__(self, encoder: VisionEncoder, worker: BatchWorker, batch_images: int, cache_bytes: int) -> None:
         self.encoder = encoder
         self.counters = EncoderCounters()
         self._worker = worker
-        self._preprocessors = preprocessors
-        self._limits = limits
-        self._cache = EmbeddingCache(limits.cache_bytes)
+        self._preprocessors = ThreadPoolExecutor(PREPROCESSING_THREADS, thread_name_prefix="preprocessing")
+        self._batch_images = batch_images
+        self._cache = EmbeddingCache(cache_bytes)
         self._encodings: dict[Key, _Encoding] = {}
         self._queue: deque[tuple[Any, asyncio.Future[Tensor]]] = deque()
         self._batch_loop: asyncio.Task[None] | None = None
@@ -129,48 +113,58 @@ class EncoderScheduler:
             "cache_evictions": self._cache.evictions,
         }
 
-    async def encode(self, file: bytes, header: Header, tenant: str, images: int = 1) -> ImageEmbedding:
-        """Encode an image of a chat of ``images`` images in FP32, unless it is cached.
+    def embedding_shape(self, image: ImageFile, images: int) -> EmbeddingShape:
+        """Shape of the embeddings of an image of a chat of ``images`` images."""
+        return self.encoder.embedding_shape(self._tokens(image, images))
+
+    async def encode(self, image: ImageFile, tenant: str, images: int = 1, number: int = 0) -> ImageEmbedding:
+        """Encode an image in FP32, unless it is cached: the one of this number in a chat of ``images`` images.
 
         Raises:
             RefusalError: the file cannot be decoded, or the encoder failed.
         """
-        key = tenant, header.digest, images == 1
-        embedding = self.cached(header.digest, tenant, alone=images == 1)
+        key = tenant, image.digest, images == 1
+        embedding = self.cached(image.digest, tenant, alone=images == 1)
         if embedding is not None:
             return embedding
         encoding = self._encodings.get(key)
         if encoding is None:
             self.counters.misses += 1
-            encoding = _Encoding(asyncio.create_task(self._encode_image(key, file, header, images)))
+            encoding = _Encoding(asyncio.create_task(self._encode_image(key, image, images)))
             self._encodings[key] = encoding
         else:
             self.counters.hits += 1
         encoding.waiting += 1
         try:
             return await asyncio.shield(encoding.task)
+        except BadImage as bad:
+            raise bad.with_number(number) from bad
         finally:
             encoding.waiting -= 1
             if not encoding.waiting and not encoding.task.done():
                 self._encodings.pop(key, None)
                 encoding.task.cancel()
 
-    async def _encode_image(self, key: Key, file: bytes, header: Header, images: int) -> ImageEmbedding:
-        count = self.encoder.token_rule.count(header.width_px, header.height_px, images=images)
-        tokens = count.encoded
-        self.counters.pending_tokens += tokens
+    def _tokens(self, image: ImageFile, images: int) -> ImageTokens:
+        return self.encoder.token_rule.count(image.width_px, image.height_px, images=images)
+
+    async def _encode_image(self, key: Key, image: ImageFile, images: int) -> ImageEmbedding:
+        count, encoder = self._tokens(image, images), self.encoder
+        self.counters.pending_tokens += count.encoded
         try:
             loop = asyncio.get_running_loop()
-            pixels = await loop.run_in_executor(self._preprocessors, self.encoder.preprocess, file, images)
-            rows: asyncio.Future[Tensor] = loop.create_future()
-            self._queue.append((pixels, rows))
+            pixels = await loop.run_in_executor(self._preprocessors, encoder.preprocess, image.content, images)
+            future: asyncio.Future[Tensor] = loop.create_future()
+            self._queue.append((pixels, future))
             if self._batch_loop is None:
                 self._batch_loop = asyncio.create_task(self._encode_queue())
-            embedding = ImageEmbedding(await rows, self.encoder.embedding_shape(count).columns)
+            rows = await future
+            digest = content_id(encoder.name, image.digest, len(rows))
+            embedding = ImageEmbedding(rows, digest, encoder.embedding_shape(count).columns)
             self._cache.put(key, embedding)
             return embedding
         finally:
-            self.counters.pending_tokens -= tokens
+            self.counters.pending_tokens -= count.encoded
             encoding = self._encodings.get(key)
             if encoding is not None and encoding.task is asyncio.current_task():
                 del self._encodings[key]
@@ -179,7 +173,7 @@ class EncoderScheduler:
         """Encode the queue batch by batch until it is empty."""
         try:
             while self._queue:
-                batch = [self._queue.popleft() for _ in range(min(len(self._queue), self._limits.batch_images))]
+                batch = [self._queue.popleft() for _ in range(min(len(self._queue), self._batch_images))]
                 awaited = [(pixels, rows) for pixels, rows in batch if not rows.cancelled()]
                 if awaited:
                     await self._encode_batch([pixels for pixels, _ in awaited], [rows for _, rows in awaited])

@@ -6,12 +6,11 @@ from dataclasses import dataclass
 from typing import Final
 
 from PIL import Image as Pillow
-from PIL import UnidentifiedImageError
 
 from trimtab_model_servers.errors import RefusalError
+from trimtab_protocol.chat.image_header import MAX_PIXELS, parse_header
 
 FORMATS: Final = ("PNG", "JPEG", "WEBP", "GIF")
-MAX_PIXELS: Final = 40_000_000
 _DECODER_ERRORS = (OSError, SyntaxError, ValueError, EOFError, IndexError, TypeError)
 """Errors that Pillow's plugins raise on damaged files."""
 
@@ -31,51 +30,39 @@ class BadImage(RefusalError):
 
 
 @dataclass(frozen=True, slots=True)
-class Header:
-    """Size of an image, and the SHA-256 of its file in hex."""
+class ImageFile:
+    """An image file whose header was checked."""
 
+    content: bytes
     width_px: int
     height_px: int
     digest: str
+    """SHA-256 of the content in hex."""
 
 
-def read_image_header(number: int, file: bytes) -> Header:
-    """Read the header of a chat's image by its number, without decoding it.
+def read_image(number: int, content: bytes) -> ImageFile:
+    """Check the header of a chat's image by its number, without decoding it.
 
     Raises:
         RefusalError: 422, not an image of a known format; 413, too many pixels.
     """
-    try:
-        return _read_header(file)
-    except BadImage as bad:
-        raise bad.with_number(number) from bad
+    header = parse_header(content)
+    if header is None:
+        raise RefusalError(422, f"image {number} is no {', '.join(FORMATS)} file")
+    if header.width_px * header.height_px > MAX_PIXELS:
+        size = f"{header.width_px} × {header.height_px} pixels; send at most {MAX_PIXELS:,}".replace(",", " ")
+        raise RefusalError(413, f"image {number} has {size}")
+    return ImageFile(content, header.width_px, header.height_px, hashlib.sha256(content).hexdigest())
 
 
-def _read_header(file: bytes) -> Header:
-    with _open(file) as image:
-        width, height = image.size
-    if width * height > MAX_PIXELS:
-        raise BadImage(413, f"has {width} × {height} pixels; send at most {MAX_PIXELS:,}".replace(",", " "))
-    return Header(width, height, hashlib.sha256(file).hexdigest())
-
-
-def decode_image(file: bytes, mode: str) -> Pillow.Image:
+def decode_image(content: bytes, mode: str) -> Pillow.Image:
     """Decode the first frame of an image in a mode such as ``L`` or ``RGB``.
 
     Raises:
         BadImage: 422, it cannot be decoded.
     """
-    with _open(file) as image:
-        try:
-            return image.convert(mode)
-        except _DECODER_ERRORS as error:
-            raise BadImage(422, f"cannot be decoded: {error}") from error
-
-
-def _open(file: bytes) -> Pillow.Image:
     try:
-        return Pillow.open(io.BytesIO(file), formats=FORMATS)
-    except UnidentifiedImageError as error:
-        raise BadImage(422, f"is no {', '.join(FORMATS)} file") from error
+        with Pillow.open(io.BytesIO(content), formats=FORMATS) as image:
+            return image.convert(mode)
     except _DECODER_ERRORS as error:
-        raise BadImage(422, f"cannot be read: {error}") from error
+        raise BadImage(422, f"cannot be decoded: {error}") from error

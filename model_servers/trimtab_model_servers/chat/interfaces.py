@@ -23,6 +23,18 @@ class ImageSpan:
     """(start, placeholders) of each segment if markers separate the placeholders."""
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class ImageEmbedding:
+    """An image's embeddings."""
+
+    rows: Tensor
+    """[rows, width]"""
+    digest: str
+    """Identity of image and encoder."""
+    columns: int = 0
+    """Columns of the image's tile grid; 0 if the model does not mark tiles."""
+
+
 @dataclass(frozen=True, slots=True)
 class EmbeddingShape:
     """The rows of an image's embeddings."""

@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal, TypeVar
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, TypeAdapter, ValidationError
 
 from trimtab_model_servers.engine.request import Sampling
-from trimtab_model_servers.errors import RefusalError
+from trimtab_model_servers.errors import RefusalError, first_problem
 from trimtab_protocol.chat.embedding_refs import ArrivedImage, EmbeddingRef, ImageIdentity, ShareRequest
 
 MAX_STOP_STRINGS = 16
@@ -133,13 +133,7 @@ def _read(name: str, adapter: "TypeAdapter[Parsed]", text: bytes) -> Parsed:
     try:
         document: Any = json.loads(text)
         return adapter.validate_python(document)
+    except ValidationError as error:
+        raise RefusalError(400, f"{name}: {first_problem(error)}") from error
     except (ValueError, RecursionError) as error:
-        raise RefusalError(400, f"{name}: {_problem(error)}") from error
-
-
-def _problem(error: Exception) -> str:
-    if not isinstance(error, ValidationError):
-        return f"not JSON: {error}"
-    first = error.errors(include_url=False, include_input=False, include_context=False)[0]
-    field = ".".join(str(part) for part in first["loc"])
-    return f"{field}: {first['msg']}" if field else str(first["msg"])
+        raise RefusalError(400, f"{name}: not JSON: {error}") from error

@@ -9,10 +9,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from trimtab_model_servers.chat import image_decoder, messages
+from trimtab_model_servers.chat import messages
 from trimtab_model_servers.chat.embedding_client import EmbeddingRequest
 from trimtab_model_servers.chat.embedding_store import PendingImages
 from trimtab_model_servers.chat.encoder_scheduler import EncoderScheduler
+from trimtab_model_servers.chat.image_decoder import ImageFile, read_image
 from trimtab_model_servers.chat.messages import Message, Options
 from trimtab_model_servers.errors import RefusalError
 from trimtab_protocol import InferRequest
@@ -141,32 +142,27 @@ async def _load_pending(
     sources: ImageSources, request_id: str, number: int, announced: EmbeddingRef
 ) -> Sequence[Tensor]:
     """Wait for an image and fetch it; the prompt was built from the announced shape, so it must match."""
-    url = await sources.pending.wait(request_id, number, announced)
+    url = await sources.pending.wait_for_url(request_id, number, announced)
     return await sources.fetch(url, [EmbeddingRequest(number, announced.rows)])
 
 
 def _encoded_images(files: Sequence[bytes], tenant: str, encoder: EncoderScheduler) -> Images:
     """Images that this replica encodes; cached ones need no loader."""
-    headers = [image_decoder.read_image_header(number, file) for number, file in enumerate(files)]
-    images = tuple(_encoded_image(header, tenant, len(files), encoder) for header in headers)
+    images = [read_image(number, file) for number, file in enumerate(files)]
+    inputs = tuple(_encoded_image(image, tenant, len(images), encoder) for image in images)
 
     async def encode(number: int) -> tuple[Tensor]:
-        try:
-            return ((await encoder.encode(files[number], headers[number], tenant, len(files))).rows,)
-        except image_decoder.BadImage as bad:
-            raise bad.with_number(number) from bad
+        return ((await encoder.encode(images[number], tenant, len(images), number)).rows,)
 
-    missing = (number for number, image in enumerate(images) if image.embeddings is None)
-    return images, tuple(EmbeddingLoader((number,), partial(encode, number)) for number in missing)
+    missing = (number for number, image in enumerate(inputs) if image.embeddings is None)
+    return inputs, tuple(EmbeddingLoader((number,), partial(encode, number)) for number in missing)
 
 
-def _encoded_image(header: image_decoder.Header, tenant: str, count: int, scheduler: EncoderScheduler) -> ImageInput:
-    encoder = scheduler.encoder
-    shape = encoder.embedding_shape(encoder.token_rule.count(header.width_px, header.height_px, images=count))
-    cached = scheduler.cached(header.digest, tenant, alone=count == 1)
-    content = content_id(encoder.name, header.digest, shape.total)
-    rows = None if cached is None else cached.rows
-    return ImageInput(content, shape.total, rows, shape.padding, shape.columns)
+def _encoded_image(image: ImageFile, tenant: str, images: int, scheduler: EncoderScheduler) -> ImageInput:
+    shape = scheduler.embedding_shape(image, images)
+    cached = scheduler.cached(image.digest, tenant, alone=images == 1)
+    content = content_id(scheduler.encoder.name, image.digest, shape.total)
+    return ImageInput(content, shape.total, None if cached is None else cached.rows, shape.padding, shape.columns)
 
 
 def _attached_embeddings(arrays: dict[str, Array], row: int) -> tuple[ImageInput, ...]:

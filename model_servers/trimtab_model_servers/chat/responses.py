@@ -7,7 +7,7 @@ from typing import Final
 
 import numpy as np
 
-from trimtab_model_servers.engine.request import RequestDone, TokenChunk, Usage
+from trimtab_model_servers.engine.request import Usage
 from trimtab_protocol import Tensor
 
 STREAM_TYPE: Final = "text/event-stream"
@@ -30,14 +30,6 @@ class FinishEvent:
     finish_reason: str
     usage: Usage
     text_tokens: int
-
-
-def token_event(event: TokenChunk, *, logprobs: bool) -> TokenEvent:
-    return TokenEvent(event.text, event.log_probability if logprobs else None)
-
-
-def finish_event(event: RequestDone, text_tokens: int) -> FinishEvent:
-    return FinishEvent(event.text, event.finish_reason.value, event.usage, text_tokens)
 
 
 def sse_event(event: TokenEvent | FinishEvent) -> bytes:

@@ -5,12 +5,11 @@ import contextlib
 import logging
 import time
 from collections.abc import AsyncGenerator, Callable
-from dataclasses import dataclass
 from uuid import uuid4
 
-from trimtab_model_servers.chat.interfaces import ChatTokenizer, EmbeddingShape, Prompt
+from trimtab_model_servers.chat.interfaces import ChatParameters, ChatTokenizer, EmbeddingShape, Prompt
 from trimtab_model_servers.chat.request_parser import ChatRow, EmbeddingLoader
-from trimtab_model_servers.chat.responses import FinishEvent, TokenEvent, finish_event, token_event
+from trimtab_model_servers.chat.responses import FinishEvent, TokenEvent
 from trimtab_model_servers.engine.async_engine import AsyncEngine
 from trimtab_model_servers.engine.request import (
     EngineBusy,
@@ -26,14 +25,6 @@ from trimtab_model_servers.errors import RefusalError
 log = logging.getLogger(__name__)
 
 
-@dataclass(frozen=True, slots=True)
-class TokenLimits:
-    """Default length of an output, and maximum length of prompt and output together."""
-
-    default_new_tokens: int
-    slot_tokens: int
-
-
 class ChatSessions:
     """The chats of one model; for one event loop. ``clock`` returns monotonic seconds."""
 
@@ -41,12 +32,12 @@ class ChatSessions:
         self,
         engine: AsyncEngine,
         tokenizer: ChatTokenizer,
-        limits: TokenLimits,
+        parameters: ChatParameters,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._engine = engine
         self._tokenizer = tokenizer
-        self._limits = limits
+        self._parameters = parameters
         self._clock = clock
 
     def build_prompt(self, chat: ChatRow) -> Prompt:
@@ -69,10 +60,10 @@ class ChatSessions:
             async with contextlib.aclosing(self._engine.stream(request, embeddings)) as events:
                 async for event in events:
                     if isinstance(event, TokenChunk):
-                        yield token_event(event, logprobs=chat.options.logprobs)
+                        yield TokenEvent(event.text, event.log_probability if chat.options.logprobs else None)
                     else:
                         _require_success(event, refusals)
-                        yield finish_event(event, prompt.text_tokens)
+                        yield FinishEvent(event.text, event.finish_reason.value, event.usage, prompt.text_tokens)
         except RequestError as error:
             raise RefusalError(400, str(error)) from error
         except EngineBusy as error:
@@ -94,8 +85,8 @@ class ChatSessions:
             self._engine.fail(request_id, f"image {loader.numbers[0]}: {type(error).__name__}: {error}")
 
     def _request(self, chat: ChatRow, prompt: Prompt) -> Request:
-        options, room = chat.options, self._limits.slot_tokens - len(prompt.tokens)
-        max_tokens = options.max_tokens or max(min(self._limits.default_new_tokens, room), 1)
+        options, room = chat.options, self._parameters.slot_tokens - len(prompt.tokens)
+        max_tokens = options.max_tokens or max(min(self._parameters.max_new_tokens, room), 1)
         images = tuple(
             Image(
                 image.content, span.start, span.placeholders, image.rows - image.padding, image.padding, span.segments

@@ -11,7 +11,7 @@ from aiohttp import web
 from trimtab_model_servers.batch_worker import BatchWorker
 from trimtab_model_servers.chat import messages
 from trimtab_model_servers.chat.embedding_client import CHECKSUM, ROWS, WIDTH
-from trimtab_model_servers.chat.embedding_store import StoredEmbedding
+from trimtab_model_servers.chat.interfaces import ImageEmbedding
 from trimtab_model_servers.chat.responses import STREAM_TYPE, FinishEvent, TokenEvent, sse_error, sse_event
 from trimtab_model_servers.errors import RefusalError
 from trimtab_model_servers.server.interfaces import (
@@ -97,7 +97,7 @@ async def _read_json(request: web.BaseRequest) -> bytes:
     return body
 
 
-async def _send_embeddings(request: web.BaseRequest, stored: Sequence[StoredEmbedding]) -> web.StreamResponse:
+async def _send_embeddings(request: web.BaseRequest, stored: Sequence[ImageEmbedding]) -> web.StreamResponse:
     """Send embeddings one after the other; small ones in a single write, so that they need no second packet."""
     raw = [embedding.rows.contiguous().view(torch.uint8).numpy().reshape(-1).data for embedding in stored]
     headers = {

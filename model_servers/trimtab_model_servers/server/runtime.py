@@ -12,7 +12,7 @@ from mlserver import MLModel, types
 from mlserver.errors import MLServerError
 from pydantic import ValidationError
 
-from trimtab_model_servers.errors import ModelError, RefusalError
+from trimtab_model_servers.errors import ModelError, RefusalError, first_problem
 from trimtab_model_servers.server.data_port import DataPort
 from trimtab_model_servers.server.hosted_model import HostedModel, load
 from trimtab_model_servers.server.interfaces import ReportsLoad, ServedModel
@@ -106,6 +106,4 @@ def _spec(model: MLModel) -> ModelSpec:
     try:
         return ModelSpec.model_validate(extra)
     except ValidationError as error:
-        problem = error.errors(include_url=False)[0]
-        field = ".".join(map(str, problem["loc"]))
-        raise ModelError(f"model-settings.json: parameters.extra.{field}: {problem['msg']}") from error
+        raise ModelError(f"model-settings.json: parameters.extra.{first_problem(error)}") from error

@@ -36,16 +36,22 @@ def read_header(file: bytes, param: str, max_pixels: int = MAX_PIXELS) -> ImageH
     Raises:
         InvalidChat: the file is not a PNG, JPEG, WebP or GIF, or has too many pixels.
     """
-    try:
-        header = _read(file)
-    except (struct.error, IndexError):
-        header = None
-    if header is None or not header.width_px or not header.height_px:
+    header = parse_header(file)
+    if header is None:
         raise InvalidChat(f"{param} is not a PNG, JPEG, WebP or GIF file", param=param, code="invalid_image")
     if header.width_px * header.height_px > max_pixels:
         size = f"{header.width_px} × {header.height_px} pixels"
         raise InvalidChat(f"{param} has {size}; send at most {max_pixels}", param=param, code="image_too_large")
     return header
+
+
+def parse_header(file: bytes) -> ImageHeader | None:
+    """Format and size of an image file; None if it is not a PNG, JPEG, WebP or GIF."""
+    try:
+        header = _read(file)
+    except (struct.error, IndexError):
+        return None
+    return header if header is not None and header.width_px and header.height_px else None
 
 
 def _read(file: bytes) -> ImageHeader | None:

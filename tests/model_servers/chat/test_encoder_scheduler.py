@@ -3,7 +3,6 @@
 import asyncio
 import threading
 from collections.abc import AsyncIterator, Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
@@ -11,10 +10,10 @@ from torch import Tensor
 
 from trimtab_model_servers.batch_worker import BatchWorker
 from trimtab_model_servers.chat import embedding_store
-from trimtab_model_servers.chat.embedding_store import EmbeddingStore, StoredEmbedding
-from trimtab_model_servers.chat.encoder_scheduler import EmbeddingCache, EncoderLimits, EncoderScheduler, ImageEmbedding
-from trimtab_model_servers.chat.image_decoder import Header
-from trimtab_model_servers.chat.interfaces import EmbeddingShape
+from trimtab_model_servers.chat.embedding_store import EmbeddingStore
+from trimtab_model_servers.chat.encoder_scheduler import EmbeddingCache, EncoderScheduler
+from trimtab_model_servers.chat.image_decoder import ImageFile
+from trimtab_model_servers.chat.interfaces import EmbeddingShape, ImageEmbedding
 from trimtab_model_servers.errors import RefusalError
 from trimtab_pipelines.image_tokens import ImageTokens, OneTile
 
@@ -58,8 +57,7 @@ async def encoder() -> FakeEncoder:
 @pytest.fixture
 async def scheduler(encoder: FakeEncoder) -> AsyncIterator[EncoderScheduler]:
     worker = BatchWorker()
-    with ThreadPoolExecutor(1) as openers:
-        yield EncoderScheduler(encoder, worker, openers, EncoderLimits(batch_images=4, cache_bytes=2 * 3 * ROW_BYTES))
+    yield EncoderScheduler(encoder, worker, batch_images=4, cache_bytes=2 * 3 * ROW_BYTES)
     worker.close()
 
 
@@ -79,7 +77,7 @@ async def hold(encoder: FakeEncoder, scheduler: EncoderScheduler, file: bytes) -
 
 def show(scheduler: EncoderScheduler, file: bytes, tenant: str = "") -> "asyncio.Task[Tensor]":
     async def rows() -> Tensor:
-        return (await scheduler.encode(file, Header(1, 1, str(file)), tenant)).rows
+        return (await scheduler.encode(ImageFile(file, 1, 1, str(file)), tenant)).rows
 
     return asyncio.create_task(rows())
 
@@ -133,19 +131,19 @@ async def test_abandoned_image_is_not_encoded(encoder: FakeEncoder, scheduler: E
 
 
 def test_cache_is_bounded_and_evicts_least_recently_used():
-    cache, rows = EmbeddingCache(2 * 3 * ROW_BYTES), ImageEmbedding(torch.zeros(3, 2))
+    cache, rows = EmbeddingCache(2 * 3 * ROW_BYTES), ImageEmbedding(torch.zeros(3, 2), "d")
     for name in "abc":
         cache.put(("", name, True), rows)
         cache.get(("", "a", True))
 
     assert [cache.get(("", name, True)) is not None for name in "abc"] == [True, False, True]
     assert (cache.bytes, cache.evictions) == (2 * 3 * ROW_BYTES, 1)
-    cache.put(("", "large", True), ImageEmbedding(torch.zeros(99, 2)))
+    cache.put(("", "large", True), ImageEmbedding(torch.zeros(99, 2), "d"))
     assert cache.bytes == 2 * 3 * ROW_BYTES
 
 
 async def test_stored_embedding_is_taken_once_and_freed():
-    store, embedding = EmbeddingStore(100), StoredEmbedding(torch.zeros(3, 2), "d")
+    store, embedding = EmbeddingStore(100), ImageEmbedding(torch.zeros(3, 2), "d")
     waiting = asyncio.create_task(store.take(["a"]))
     await asyncio.sleep(0)
     store.put("a", embedding)
@@ -155,7 +153,7 @@ async def test_stored_embedding_is_taken_once_and_freed():
 
 
 async def test_names_are_taken_together_or_not_at_all():
-    store, embeddings = EmbeddingStore(100), [StoredEmbedding(torch.zeros(3, 2), name) for name in "ab"]
+    store, embeddings = EmbeddingStore(100), [ImageEmbedding(torch.zeros(3, 2), name) for name in "ab"]
     for name, embedding in zip("ab", embeddings, strict=True):
         store.expect(name)
         store.put(name, embedding)
@@ -172,9 +170,9 @@ async def test_stored_embeddings_expire_and_are_bounded():
     store = EmbeddingStore(30, ttl_seconds=0.02)
     store.expect("a")
     store.expect("b")
-    store.put("a", StoredEmbedding(torch.zeros(3, 2), "d"))
+    store.put("a", ImageEmbedding(torch.zeros(3, 2), "d"))
     with pytest.raises(RefusalError, match="are stored already"):
-        store.put("b", StoredEmbedding(torch.zeros(3, 2), "d"))
+        store.put("b", ImageEmbedding(torch.zeros(3, 2), "d"))
     with pytest.raises(RefusalError, match="are stored already"):
         await store.take(["b"])
     await asyncio.sleep(0.05)
@@ -186,7 +184,7 @@ async def test_embedding_for_dropped_name_is_not_stored():
     store = EmbeddingStore(100)
     store.expect("a")
     store.drop("a")
-    store.put("a", StoredEmbedding(torch.zeros(3, 2), "d"))
+    store.put("a", ImageEmbedding(torch.zeros(3, 2), "d"))
     assert (store.bytes, len(store)) == (0, 0)
 
 
@@ -203,7 +201,7 @@ async def test_dropped_or_fetched_name_fails_at_once():
     store = EmbeddingStore(100)
     for name in ("dropped", "given"):
         store.expect(name)
-        store.put(name, StoredEmbedding(torch.zeros(3, 2), "d"))
+        store.put(name, ImageEmbedding(torch.zeros(3, 2), "d"))
     store.drop("dropped")
     await store.take(["given"])
 
@@ -242,7 +240,7 @@ async def test_waiting_request_fails_if_name_is_dropped_or_late():
 
 @pytest.mark.parametrize("after", [False, True])
 async def test_shared_embedding_is_taken_once_per_name_and_counts_once(after):
-    store, embedding = EmbeddingStore(30), StoredEmbedding(torch.zeros(3, 2), "d")
+    store, embedding = EmbeddingStore(30), ImageEmbedding(torch.zeros(3, 2), "d")
     store.expect("a")
     if after:
         store.put("a", embedding)

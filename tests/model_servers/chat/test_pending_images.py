@@ -23,7 +23,7 @@ async def test_image_may_arrive_before_or_after_its_chat(before):
     pending = PendingImages()
     if before:
         pending.resolve("chat", [arrived(3)])
-    waiting = asyncio.create_task(pending.wait("chat", 3, ANNOUNCED))
+    waiting = asyncio.create_task(pending.wait_for_url("chat", 3, ANNOUNCED))
     await asyncio.sleep(0)
     if not before:
         pending.resolve("chat", [arrived(3)])
@@ -37,15 +37,15 @@ async def test_image_that_differs_from_announced_one_is_rejected(other):
     pending = PendingImages()
     pending.resolve("chat", [arrived(3, **other)])
     with pytest.raises(ImageRefusal, match=r"image 3: it has .*; announced were 4 rows, 'd'"):
-        await pending.wait("chat", 3, ANNOUNCED)
+        await pending.wait_for_url("chat", 3, ANNOUNCED)
     assert len(pending) == 0
 
 
 async def test_image_that_never_arrives_fails_and_leaves_nothing():
     pending = PendingImages(ttl_seconds=0.02)
     with pytest.raises(ImageRefusal, match="image 1"):
-        await pending.wait("chat", 1, ANNOUNCED)
-    left = asyncio.create_task(pending.wait("other", 1, ANNOUNCED))
+        await pending.wait_for_url("chat", 1, ANNOUNCED)
+    left = asyncio.create_task(pending.wait_for_url("other", 1, ANNOUNCED))
     await asyncio.sleep(0)
     left.cancel()
     await asyncio.gather(left, return_exceptions=True)

@@ -4,10 +4,10 @@ import contextlib
 import json
 from typing import Any, cast
 
-from trimtab_model_servers.chat.interfaces import Prompt
+from trimtab_model_servers.chat.interfaces import ChatParameters, Prompt
 from trimtab_model_servers.chat.messages import read_messages, read_options
 from trimtab_model_servers.chat.request_parser import ChatRow
-from trimtab_model_servers.chat.sessions import ChatSessions, TokenLimits
+from trimtab_model_servers.chat.sessions import ChatSessions
 from trimtab_model_servers.engine.scheduler import EngineLimits, Scheduler
 
 PROMPT_TOKENS = 6
@@ -49,7 +49,10 @@ class Replica:
     def __init__(self):
         self.engine, self.now = FakeEngine(), 1000.0
         self._sessions = ChatSessions(
-            cast("Any", self.engine), cast("Any", FakeTokenizer()), TokenLimits(5, 20), lambda: self.now
+            cast("Any", self.engine),
+            cast("Any", FakeTokenizer()),
+            ChatParameters(slot_tokens=20, max_new_tokens=5),
+            lambda: self.now,
         )
 
     async def send(self, number: int, deadline_seconds: float) -> None:

@@ -10,7 +10,7 @@ from tests.training.digits_av.test_dataset import SPEAKERS, a_recording_file
 from trimtab_loadtester.payloads.digits_av import DigitsAvPayloads, JobOptions
 from trimtab_loadtester.payloads.interface import Score
 from trimtab_loadtester.payloads.sources import payload_source
-from trimtab_model_servers.families.digits_av import variants
+from trimtab_model_servers.families.digits_av import family
 from trimtab_pipelines.spec import InferencePipeline
 
 
@@ -86,8 +86,8 @@ def test_audio_may_come_from_held_out_speakers(tmp_path):
     folder = a_recording_file(tmp_path, [*SPEAKERS, "ada"])
     synthesised = DigitsAvPayloads(1).payload(0)
     weights = tmp_path / "weights.safetensors"
-    variants.save(
-        variants.build(variants.VARIANTS["late"], seed=0), weights, {variants.SPEAKERS_KEY: json.dumps(SPEAKERS)}
+    family.save(
+        family.build_network(family.VARIANTS["late"], seed=0), weights, {family.SPEAKERS_KEY: json.dumps(SPEAKERS)}
     )
     recorded = DigitsAvPayloads(1, JobOptions(recordings=folder, weights=weights)).payload(0)
     ada = DigitsAvPayloads(1, JobOptions(recordings=folder, speakers=("ada",))).payload(0)

@@ -80,31 +80,27 @@ def rows():
 def networks():
     torch.manual_seed(0)
     small = tvlt.TvltParameters(depth=1, width=64, heads=4, frames=2)
-    hubert = av_hubert.AvHubert("base", av_hubert.AvHubertParameters(layers=1))
-    found: dict[str, Any] = {
-        "tvlt": tvlt.TvltNetwork(tvlt.Tvlt(small)),
-        "vilt": vilt.ViltNetwork(vilt.Vilt(vilt.ViltParameters(layers=1))),
-        "tbn": tbn.TbnNetwork(tbn.Tbn(tbn.TbnParameters())),
-        "self-mm": self_mm.SelfMmNetwork(self_mm.SelfMm(self_mm.SelfMmParameters(layers=1))),
-        "av-hubert": av_hubert.AvHubertNetwork(hubert, 8),
+    networks = {
+        "tvlt": tvlt.Tvlt(small),
+        "vilt": vilt.Vilt(vilt.ViltParameters(layers=1)),
+        "tbn": tbn.Tbn(tbn.TbnParameters()),
+        "self-mm": self_mm.SelfMm(self_mm.SelfMmParameters(layers=1)),
+        "av-hubert": av_hubert.AvHubert("base", av_hubert.AvHubertParameters(layers=1, max_new_tokens=8)),
     }
-    for network in found.values():
-        network.network.eval()
-    return found
+    return {name: network.eval() for name, network in networks.items()}
 
 
 def encoder_of(name, network, modality):
     """The module that reads a modality and nothing else."""
-    inner = network.network
     return {
-        "tvlt": lambda: {"audio": inner.audio_patch, "video": inner.video_patch}[modality],
+        "tvlt": lambda: {"audio": network.audio_patch, "video": network.video_patch}[modality],
         "vilt": lambda: {
-            "image": inner.model.embeddings.patch_embeddings,
-            "text": inner.model.embeddings.text_embeddings,
+            "image": network.model.embeddings.patch_embeddings,
+            "text": network.model.embeddings.text_embeddings,
         }[modality],
-        "tbn": lambda: inner.encoders[modality],
-        "self-mm": lambda: inner.bert if modality == "text" else inner.sequences[modality],
-        "av-hubert": lambda: {"audio": inner.sound, "video": inner.lips}[modality],
+        "tbn": lambda: network.encoders[modality],
+        "self-mm": lambda: network.bert if modality == "text" else network.sequences[modality],
+        "av-hubert": lambda: {"audio": network.sound, "video": network.lips}[modality],
     }[name]()
 
 
@@ -151,11 +147,11 @@ STORED = {
 def test_stored_weights_give_the_same_outputs(name, networks, rows, tmp_path):
     build, family, parameters = STORED[name]
     path, original = tmp_path / "weights.safetensors", networks[name]
-    save_file(original.network.state_dict(), path)
+    save_file(original.state_dict(), path)
     built: Any = build(a_spec(family=family, parameters=parameters, storageUri=str(path)))
 
     assert built.weights == "stored"
-    assert not [one for one, buffer in built.network.network.named_buffers() if buffer.is_meta]
+    assert not [one for one, buffer in built.network.named_buffers() if buffer.is_meta]
     with torch.inference_mode():
         expected, answer = original.infer(rows[name], ALL), built.network.infer(rows[name], ALL)
     for output, tensor in expected.items():
@@ -173,7 +169,7 @@ def test_single_modality_suffices_and_none_is_rejected(name, networks, rows):
 
 
 def test_vilt_equals_transformers(networks, rows):
-    network, given = networks["vilt"].network, rows["vilt"]
+    network, given = networks["vilt"], rows["vilt"]
     ids = torch.tensor([[vilt.BEGIN, 5000, 6000, vilt.END]])
     with torch.inference_mode():
         stock = network.model(input_ids=ids, pixel_values=given["image"]).pooler_output
@@ -182,7 +178,7 @@ def test_vilt_equals_transformers(networks, rows):
 
 
 def test_tvlt_has_tokens_of_given_modalities_only(networks, rows):
-    network, given = networks["tvlt"].network, rows["tvlt"]
+    network, given = networks["tvlt"], rows["tvlt"]
 
     assert network.embed_audio(given["audio"]).shape[1] == 2 * 8
     assert network.embed_video(given["video"]).shape[1] == 2 * 196
@@ -191,7 +187,7 @@ def test_tvlt_has_tokens_of_given_modalities_only(networks, rows):
 
 
 def test_tbn_without_a_modality_equals_zero_features(networks, rows):
-    network = networks["tbn"].network
+    network = networks["tbn"]
     with torch.inference_mode():
         flow = network.encode("flow", rows["tbn"]["flow"])
         zeros = torch.zeros(1, 1, FEATURES)
@@ -202,7 +198,7 @@ def test_tbn_without_a_modality_equals_zero_features(networks, rows):
 
 
 def test_self_mm_ignores_padding(networks, rows):
-    network, audio = networks["self-mm"].network, rows["self-mm"]["audio"]
+    network, audio = networks["self-mm"], rows["self-mm"]["audio"]
     padded = torch.cat([audio, torch.zeros(1, 4, 74)], dim=1)
     with torch.inference_mode():
         assert torch.equal(network.encode("audio", audio), network.encode("audio", padded))

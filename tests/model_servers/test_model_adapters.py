@@ -4,7 +4,7 @@ from safetensors.torch import save_file
 from torchvision import models
 
 from trimtab_model_servers.errors import ModelError
-from trimtab_model_servers.families.digits import variants
+from trimtab_model_servers.families.digits import family
 from trimtab_model_servers.server.hosted_model import load_model, torch_dtype
 from trimtab_pipelines.model_spec import ModelSpec
 
@@ -102,20 +102,20 @@ READ = {
 
 @pytest.mark.parametrize(("stage", "variant"), [(LOCATE, "locate-xs"), (READ, "read-xs")])
 def test_digits_networks_load_saved_weights(tmp_path, stage, variant):
-    network = variants.prepare_for_serving(variants.build(variant, seed=4))
-    variants.save(network, variants.VARIANTS[variant], tmp_path / "model.safetensors")
+    network = family.prepare_for_serving(family.build_network(variant, seed=4))
+    family.save(network, family.VARIANTS[variant], tmp_path / "model.safetensors")
     tensor = stage["inputs"][0]
     images = torch.randint(0, 255, (3, *tensor["shape"]), dtype=torch.uint8)
     with torch.inference_mode():
-        expected = variants.load(tmp_path / "model.safetensors").infer({tensor["name"]: images})
+        expected = family.load(tmp_path / "model.safetensors").infer({tensor["name"]: images})
     answer = run(a_spec(storageUri=str(tmp_path), **stage), **{tensor["name"]: images})
     assert answer.keys() == {output["name"] for output in stage["outputs"]}
     assert all(torch.equal(answer[name], expected[name]) for name in answer)
 
 
 def test_digits_weights_of_the_other_stage_are_rejected(tmp_path):
-    network = variants.prepare_for_serving(variants.build("read-xs", seed=4))
-    variants.save(network, variants.VARIANTS["read-xs"], tmp_path / "model.safetensors")
+    network = family.prepare_for_serving(family.build_network("read-xs", seed=4))
+    family.save(network, family.VARIANTS["read-xs"], tmp_path / "model.safetensors")
     with pytest.raises(ModelError, match="these weights are of a reader, but family 'digits/locator' is a locat"):
         load_model(a_spec(storageUri=str(tmp_path), **LOCATE))
 

@@ -6,7 +6,6 @@ channels: for an absent modality they are zero, as in training with modality dro
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 
 import torch
 from pydantic import Field
@@ -14,12 +13,10 @@ from torch import Tensor, nn
 from torchvision import models
 
 from trimtab_model_servers.families.interfaces import Built, Parameters, read_parameters
-from trimtab_model_servers.families.multimodal import Encoder, select_inputs
+from trimtab_model_servers.families.multimodal import Encoder, MultimodalModel, build_multimodal
 from trimtab_model_servers.families.sequences import resize_width
 from trimtab_model_servers.families.speech_recognition import collapse_repeats
-from trimtab_model_servers.weights.loading import build_with_weights
 from trimtab_pipelines.model_spec import ModelSpec
-from trimtab_pipelines.operating_point import OperatingPoint
 
 KNOBS = frozenset({"modalities"})
 MODALITIES = ("video", "audio")
@@ -62,13 +59,15 @@ class Lips(nn.Module):
         return features
 
 
-class AvHubert(nn.Module):
+class AvHubert(MultimodalModel):
     """Two front ends and the transformer."""
+
+    modalities = MODALITIES
 
     def __init__(self, size: str, parameters: AvHubertParameters) -> None:
         super().__init__()
         layers, width, heads = SIZES[size]
-        self.width = width
+        self.max_new_tokens = parameters.max_new_tokens
         self.lips = Lips(width)
         self.sound = nn.Linear(BANDS, width)
         self.joined = nn.LayerNorm(2 * width)
@@ -88,24 +87,14 @@ class AvHubert(nn.Module):
         scores: Tensor = self.head(self.trunk(x + nn.functional.gelu(positioned)))
         return scores
 
-
-@dataclass(frozen=True, slots=True)
-class AvHubertNetwork:
-    """AV-HuBERT with a CTC head, as served."""
-
-    network: AvHubert
-    max_new_tokens: int
-
-    def infer(self, inputs: dict[str, Tensor], point: OperatingPoint) -> dict[str, Tensor]:
-        """Compute `tokens` [B, max_new_tokens] and `confidence` [B], the mean over frames."""
-        likely, pieces = self.network(select_inputs(inputs, point, MODALITIES)).softmax(dim=2).max(dim=2)
+    def outputs(self, result: Tensor) -> dict[str, Tensor]:
+        """Map scores of word pieces to `tokens` [B, max_new_tokens] and `confidence` [B], the mean over frames."""
+        likely, pieces = result.softmax(dim=2).max(dim=2)
         tokens = resize_width(collapse_repeats(pieces, 0), self.max_new_tokens)
         return {"tokens": tokens, "confidence": likely.mean(dim=1)}
 
 
 def build(spec: ModelSpec) -> Built:
-    """Build the size named by the family's suffix, with stored or random weights."""
+    """Build the size named by the family's suffix."""
     parameters = read_parameters(AvHubertParameters, spec)
-    size = spec.family.rpartition("-")[2]
-    network, random = build_with_weights(spec, lambda: AvHubert(size, parameters))
-    return Built.of(AvHubertNetwork(network, parameters.max_new_tokens), random=random)
+    return build_multimodal(spec, lambda: AvHubert(spec.family.rpartition("-")[2], parameters))

@@ -23,8 +23,7 @@ from torchvision.ops import batched_nms, clip_boxes_to_image, roi_align
 from trimtab_model_servers.errors import ModelError
 from trimtab_model_servers.families.interfaces import Built, Parameters, read_parameters
 from trimtab_model_servers.transformer.config import FIXED
-from trimtab_model_servers.weights.loading import load_weights
-from trimtab_model_servers.weights.source import RandomSeed, find_weights
+from trimtab_model_servers.weights.loading import build_with_weights
 from trimtab_pipelines.model_spec import ModelSpec
 from trimtab_pipelines.operating_point import OperatingPoint
 
@@ -239,19 +238,9 @@ def build(spec: ModelSpec) -> Built:
     """Build the detector of the size named by the family's suffix, with stored or random weights."""
     parameters = read_parameters(DetectorParameters, spec)
     size = SIZES[spec.family.rpartition("/")[2]]
-    weights = find_weights(spec.storage_uri, spec.digest)
-    if isinstance(weights, RandomSeed):
-        with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(weights.value)
-            network = Detector(size)
-    else:
-        with torch.device("meta"):
-            network = Detector(size)
-        load_weights(network, weights)
+    network, random = build_with_weights(spec, lambda: Detector(size), on_meta=True)
     _require_images(spec)
-    network = network.eval().requires_grad_(requires_grad=False)
     fuse_batch_norms(network)
-    random = isinstance(weights, RandomSeed)
     min_confidence = parameters.min_confidence
     served = ObjectDetector(
         network.to(memory_format=torch.channels_last),

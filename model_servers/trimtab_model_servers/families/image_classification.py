@@ -4,6 +4,7 @@ An operating point may reduce the image's resolution, because all layers but the
 """
 
 import re
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -12,9 +13,8 @@ from torch.nn.utils.fusion import fuse_conv_bn_eval
 from torchvision import models
 
 from trimtab_model_servers.errors import ModelError
-from trimtab_model_servers.families.interfaces import Built
-from trimtab_model_servers.weights.loading import load_weights
-from trimtab_model_servers.weights.source import RandomSeed, find_weights
+from trimtab_model_servers.families.interfaces import Built, Parameters, read_parameters
+from trimtab_model_servers.weights.loading import build_with_weights
 from trimtab_pipelines.model_spec import ModelSpec
 from trimtab_pipelines.operating_point import OperatingPoint
 
@@ -44,23 +44,12 @@ class Classifier:
 
 def build(spec: ModelSpec) -> Built:
     """Build the network named by the family's suffix, with stored or random weights."""
-    if spec.parameters:
-        raise ModelError(f"family {spec.family!r} has no parameters; remove {', '.join(spec.parameters)}")
+    read_parameters(Parameters, spec)
     _require_resolutions(spec)
-    construct = getattr(models, spec.family.rpartition("/")[2])
-    weights = find_weights(spec.storage_uri, spec.digest)
-    if isinstance(weights, RandomSeed):
-        with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(weights.value)
-            network: torch.nn.Module = construct(weights=None)
-    else:
-        with torch.device("meta"):
-            network = construct(weights=None)
-        load_weights(network, weights)
-    network = network.eval().requires_grad_(requires_grad=False)
+    construct: Callable[..., torch.nn.Module] = getattr(models, spec.family.rpartition("/")[2])
+    network, random = build_with_weights(spec, lambda: construct(weights=None), on_meta=True)
     fuse_batch_norms(network)
-    served = network.to(memory_format=torch.channels_last)
-    return Built.of(Classifier(served), random=isinstance(weights, RandomSeed))
+    return Built.of(Classifier(network.to(memory_format=torch.channels_last)), random=random)
 
 
 def _require_resolutions(spec: ModelSpec) -> None:

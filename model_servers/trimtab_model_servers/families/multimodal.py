@@ -1,27 +1,46 @@
-"""Shared parts of multimodal families: input selection, classification output, and a transformer encoder.
+"""Shared parts of multimodal families: `MultimodalModel` and a transformer encoder.
 
 A modality that the operating point or the request leaves out is not computed; it is not replaced by zeros.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable
+from typing import Any
 
 from torch import Tensor, nn
 from torch.nn.functional import gelu, scaled_dot_product_attention
 
+from trimtab_model_servers.families.interfaces import Built
+from trimtab_model_servers.weights.loading import build_with_weights
+from trimtab_pipelines.model_spec import ModelSpec
 from trimtab_pipelines.operating_point import OperatingPoint
 
 
-def select_inputs(inputs: Mapping[str, Tensor], point: OperatingPoint, modalities: Sequence[str]) -> dict[str, Tensor]:
-    """The modalities that the operating point reads and the batch has, in the family's order.
+class MultimodalModel(nn.Module):
+    """A network that maps the inputs of some modalities to scores of labels, as served."""
 
-    Raises:
-        ValueError: none is left.
-    """
-    allowed = point.modalities or tuple(modalities)
-    selected = {name: inputs[name] for name in modalities if name in allowed and name in inputs}
-    if not selected:
-        raise ValueError(f"the request has none of the inputs {', '.join(allowed)}; send at least one")
-    return selected
+    modalities: tuple[str, ...]
+
+    def infer(self, inputs: dict[str, Tensor], point: OperatingPoint) -> dict[str, Tensor]:
+        """Compute the outputs from the modalities that the operating point reads and the batch has.
+
+        Raises:
+            ValueError: none is left.
+        """
+        allowed = point.modalities or self.modalities
+        selected = {name: inputs[name] for name in self.modalities if name in allowed and name in inputs}
+        if not selected:
+            raise ValueError(f"the request has none of the inputs {', '.join(allowed)}; send at least one")
+        return self.outputs(self(selected))
+
+    def outputs(self, result: Any) -> dict[str, Tensor]:
+        """Map the network's result, by default scores [B, classes], to `label` [B] and `confidence` [B]."""
+        return classify(result)
+
+
+def build_multimodal(spec: ModelSpec, construct: Callable[[], MultimodalModel]) -> Built:
+    """Build a network with stored or random weights."""
+    network, random = build_with_weights(spec, construct)
+    return Built.of(network, random=random)
 
 
 def classify(logits: Tensor) -> dict[str, Tensor]:

@@ -12,7 +12,7 @@ import torch
 
 from trimtab_model_servers.errors import ModelError
 from trimtab_model_servers.families.architectures import ARCHITECTURES, Architecture
-from trimtab_model_servers.weights.loading import read_tensors
+from trimtab_model_servers.weights.loading import read_tensors, seeded
 from trimtab_model_servers.weights.source import RandomSeed, find_weights
 from trimtab_pipelines.model_spec import ModelSpec
 
@@ -50,8 +50,7 @@ def build_model(spec: ModelSpec, **settings: object) -> tuple[Any, bool]:
     architecture = architecture_of(spec)
     weights = find_weights(spec.storage_uri, spec.digest)
     if isinstance(weights, RandomSeed):
-        with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(weights.value)
+        with seeded(weights.value):
             model = construct(architecture, **settings)
     else:
         model = load(architecture, weights, settings)

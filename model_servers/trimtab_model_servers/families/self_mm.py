@@ -7,7 +7,6 @@ several use their columns of the fusion layer.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -15,12 +14,10 @@ from pydantic import Field
 from torch import Tensor, nn
 
 from trimtab_model_servers.families.interfaces import Built, Parameters, read_parameters
-from trimtab_model_servers.families.multimodal import select_inputs
+from trimtab_model_servers.families.multimodal import MultimodalModel, build_multimodal
 from trimtab_model_servers.families.pretrained import TRANSFORMERS
 from trimtab_model_servers.families.sequences import frame, pack, pad_tokens, replace_unknown
-from trimtab_model_servers.weights.loading import build_with_weights
 from trimtab_pipelines.model_spec import ModelSpec
-from trimtab_pipelines.operating_point import OperatingPoint
 
 KNOBS = frozenset({"modalities"})
 INPUTS = {"text": 768, "audio": 74, "video": 35}
@@ -77,8 +74,10 @@ class Sequence(nn.Module):
         return features
 
 
-class SelfMm(nn.Module):
+class SelfMm(MultimodalModel):
     """Three encoders, three unimodal heads, and a fused head."""
+
+    modalities = MODALITIES
 
     def __init__(self, size: SelfMmParameters) -> None:
         super().__init__()
@@ -116,21 +115,12 @@ class SelfMm(nn.Module):
         joined = sum(nn.functional.linear(feature, column) for column, feature in fused)
         return self.fusion.after(joined + self.fusion.first.bias)
 
-
-@dataclass(frozen=True, slots=True)
-class SelfMmNetwork:
-    """Self-MM as served."""
-
-    network: SelfMm
-
-    def infer(self, inputs: dict[str, Tensor], point: OperatingPoint) -> dict[str, Tensor]:
-        """Compute `score`, `label` and `confidence`, [B] each."""
-        score = self.network(select_inputs(inputs, point, MODALITIES)).clamp(-3.0, 3.0)
+    def outputs(self, result: Tensor) -> dict[str, Tensor]:
+        """Map scores to `score`, `label` and `confidence`, [B] each."""
+        score = result.clamp(-3.0, 3.0)
         return {"score": score, "label": (score > 0).to(torch.int64), "confidence": score.abs().sigmoid()}
 
 
 def build(spec: ModelSpec) -> Built:
-    """Build the model with stored or random weights."""
     parameters = read_parameters(SelfMmParameters, spec)
-    network, random = build_with_weights(spec, lambda: SelfMm(parameters))
-    return Built.of(SelfMmNetwork(network), random=random)
+    return build_multimodal(spec, lambda: SelfMm(parameters))

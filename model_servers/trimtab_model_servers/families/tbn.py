@@ -14,10 +14,8 @@ from pydantic import Field
 from torch import Tensor, nn
 
 from trimtab_model_servers.families.interfaces import Built, Parameters, read_parameters
-from trimtab_model_servers.families.multimodal import classify, select_inputs
-from trimtab_model_servers.weights.loading import build_with_weights
+from trimtab_model_servers.families.multimodal import MultimodalModel, build_multimodal, classify
 from trimtab_pipelines.model_spec import ModelSpec
-from trimtab_pipelines.operating_point import OperatingPoint
 
 FEATURES = 1024
 KNOBS = frozenset({"modalities"})
@@ -124,8 +122,10 @@ class TbnParameters(Parameters):
     nouns: int = Field(default=352, ge=2, le=10_000)
 
 
-class Tbn(nn.Module):
+class Tbn(MultimodalModel):
     """Three encoders, a fusion layer, and two heads."""
+
+    modalities = MODALITIES
 
     def __init__(self, size: TbnParameters) -> None:
         super().__init__()
@@ -155,21 +155,12 @@ class Tbn(nn.Module):
         fused = torch.relu(nn.functional.linear(joined, columns, self.fusion.bias))
         return self.verb(fused).mean(dim=1), self.noun(fused).mean(dim=1)
 
-
-@dataclass(frozen=True, slots=True)
-class TbnNetwork:
-    """TBN as served."""
-
-    network: Tbn
-
-    def infer(self, inputs: dict[str, Tensor], point: OperatingPoint) -> dict[str, Tensor]:
-        """Compute `label` [B], `confidence` [B] and `noun` [B]."""
-        verbs, nouns = self.network(select_inputs(inputs, point, MODALITIES))
+    def outputs(self, result: tuple[Tensor, Tensor]) -> dict[str, Tensor]:
+        """Map scores of verbs and nouns to `label` [B], `confidence` [B] and `noun` [B]."""
+        verbs, nouns = result
         return classify(verbs) | {"noun": nouns.argmax(dim=1)}
 
 
 def build(spec: ModelSpec) -> Built:
-    """Build the model with stored or random weights."""
     parameters = read_parameters(TbnParameters, spec)
-    network, random = build_with_weights(spec, lambda: Tbn(parameters))
-    return Built.of(TbnNetwork(network), random=random)
+    return build_multimodal(spec, lambda: Tbn(parameters))

@@ -6,17 +6,14 @@ omits the class token for audio alone and does not support video alone; here eve
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 
 import torch
 from pydantic import Field
 from torch import Tensor, nn
 
 from trimtab_model_servers.families.interfaces import Built, Parameters, read_parameters
-from trimtab_model_servers.families.multimodal import Encoder, classify, select_inputs
-from trimtab_model_servers.weights.loading import build_with_weights
+from trimtab_model_servers.families.multimodal import Encoder, MultimodalModel, build_multimodal
 from trimtab_pipelines.model_spec import ModelSpec
-from trimtab_pipelines.operating_point import OperatingPoint
 
 KNOBS = frozenset({"modalities"})
 MODALITIES = ("audio", "video")
@@ -34,8 +31,10 @@ class TvltParameters(Parameters):
     heads: int = Field(default=12, ge=1, le=64)
 
 
-class Tvlt(nn.Module):
+class Tvlt(MultimodalModel):
     """Embeddings of both modalities, the transformer, and a head on the class token."""
+
+    modalities = MODALITIES
 
     def __init__(self, size: TvltParameters) -> None:
         super().__init__()
@@ -80,19 +79,6 @@ class Tvlt(nn.Module):
         return positioned.flatten(1, 2) + self.video_kind
 
 
-@dataclass(frozen=True, slots=True)
-class TvltNetwork:
-    """TVLT as served."""
-
-    network: Tvlt
-
-    def infer(self, inputs: dict[str, Tensor], point: OperatingPoint) -> dict[str, Tensor]:
-        """Compute `label` [B] and `confidence` [B]."""
-        return classify(self.network(select_inputs(inputs, point, MODALITIES)))
-
-
 def build(spec: ModelSpec) -> Built:
-    """Build the model with stored or random weights."""
     parameters = read_parameters(TvltParameters, spec)
-    network, random = build_with_weights(spec, lambda: Tvlt(parameters))
-    return Built.of(TvltNetwork(network), random=random)
+    return build_multimodal(spec, lambda: Tvlt(parameters))

@@ -14,7 +14,7 @@ from typing import Any, Literal
 import torch
 from pydantic import TypeAdapter, ValidationError
 
-from trimtab_model_servers.errors import ModelError
+from trimtab_model_servers.errors import ModelError, first_problem
 from trimtab_model_servers.families.interfaces import Built
 from trimtab_model_servers.families.registry import not_installed, plugin_location
 from trimtab_model_servers.weights.loading import build_with_weights
@@ -178,7 +178,4 @@ def _declared(cls: Class, kind: str) -> tuple[TensorSpec, ...]:
         tensors = _DECLARED.validate_python(declaration).items()
         return tuple(TensorSpec(name=name, datatype=datatype, shape=shape) for name, (datatype, shape) in tensors)
     except ValidationError as error:
-        problem = error.errors(include_url=False)[0]
-        raise ModelError(
-            f"{attribute}: {'.'.join(map(str, problem['loc']))}: {problem['msg']}; write {example}"
-        ) from error
+        raise ModelError(f"{attribute}: {first_problem(error)}; write {example}") from error

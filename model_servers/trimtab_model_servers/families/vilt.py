@@ -6,7 +6,6 @@ token remains, which the pooler reads.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -14,12 +13,10 @@ from pydantic import Field
 from torch import Tensor, nn
 
 from trimtab_model_servers.families.interfaces import Built, Parameters, read_parameters
-from trimtab_model_servers.families.multimodal import classify, select_inputs
+from trimtab_model_servers.families.multimodal import MultimodalModel, build_multimodal
 from trimtab_model_servers.families.pretrained import TRANSFORMERS
 from trimtab_model_servers.families.sequences import frame, pack, pad_tokens, replace_unknown
-from trimtab_model_servers.weights.loading import build_with_weights
 from trimtab_pipelines.model_spec import ModelSpec
-from trimtab_pipelines.operating_point import OperatingPoint
 
 KNOBS = frozenset({"modalities"})
 MODALITIES = ("text", "image")
@@ -35,8 +32,10 @@ class ViltParameters(Parameters):
     layers: int = Field(default=12, ge=1, le=48)
 
 
-class Vilt(nn.Module):
+class Vilt(MultimodalModel):
     """ViLT's modules, run over the tokens of the given modalities."""
+
+    modalities = MODALITIES
 
     def __init__(self, size: ViltParameters) -> None:
         super().__init__()
@@ -82,19 +81,6 @@ class Vilt(nn.Module):
         return positioned + kind
 
 
-@dataclass(frozen=True, slots=True)
-class ViltNetwork:
-    """ViLT as served."""
-
-    network: Vilt
-
-    def infer(self, inputs: dict[str, Tensor], point: OperatingPoint) -> dict[str, Tensor]:
-        """Compute `label` [B] and `confidence` [B]."""
-        return classify(self.network(select_inputs(inputs, point, MODALITIES)))
-
-
 def build(spec: ModelSpec) -> Built:
-    """Build the model with stored or random weights."""
     parameters = read_parameters(ViltParameters, spec)
-    network, random = build_with_weights(spec, lambda: Vilt(parameters))
-    return Built.of(ViltNetwork(network), random=random)
+    return build_multimodal(spec, lambda: Vilt(parameters))

@@ -12,8 +12,6 @@ from typing import get_args
 
 import torch
 from pydantic import PositiveFloat, TypeAdapter, ValidationError
-from safetensors import SafetensorError, safe_open
-from safetensors.torch import save_file
 from torch import Tensor
 
 from trimtab_model_servers.errors import ModelError
@@ -27,7 +25,7 @@ from trimtab_model_servers.transformer.checkpoint_import import (
 from trimtab_model_servers.transformer.config import Normalisation, ViTConfig
 from trimtab_model_servers.transformer.tasks import PLAIN, Head
 from trimtab_model_servers.transformer.transformer import VisionTransformer
-from trimtab_model_servers.weights.loading import require_same_tensors
+from trimtab_model_servers.weights.loading import read_file, require_same_tensors, save_half, seeded
 
 KIND = "trimtab-vision-transformer"
 ONLY_TASK = "default"
@@ -61,8 +59,7 @@ def save(checkpoint: Checkpoint, path: Path, training: Mapping[str, str]) -> Non
     tensors = {f"transformer.{name}": tensor for name, tensor in checkpoint.transformer.state_dict().items()}
     for variant, by_task in checkpoint.heads.items():
         for task, head in by_task.items():
-            parts = {"weight": head.weight, "bias": head.bias, "prompts": head.prompts}
-            tensors |= {f"heads.{variant}.{task}.{part}": value for part, value in parts.items() if value is not None}
+            tensors |= {f"heads.{variant}.{task}.{part}": tensor for part, tensor in head.parts.items()}
     metadata = {
         "kind": KIND,
         "shape": checkpoint.transformer.shape.model_dump_json(by_alias=True),
@@ -70,13 +67,12 @@ def save(checkpoint: Checkpoint, path: Path, training: Mapping[str, str]) -> Non
         "normalisation": checkpoint.normalisation,
         "temperatures": json.dumps(checkpoint.temperatures),
     }
-    halved = {name: tensor.half().contiguous() for name, tensor in tensors.items()}
-    save_file(halved, path, metadata={**training, **metadata})
+    save_half(path, tensors, {**training, **metadata})
 
 
 def store_temperatures(path: Path, temperatures: Temperatures) -> None:
     """Replace the temperatures of a native file."""
-    metadata, _ = _read_file(path)
+    metadata, _ = read_file(path)
     save(replace(load(path), temperatures=temperatures), path, metadata)
 
 
@@ -90,7 +86,8 @@ def load(path: Path, info: CheckpointInfo = UNSPECIFIED) -> Checkpoint:
     Raises:
         ModelError: the file is unusable.
     """
-    metadata, tensors = _read_file(path)
+    metadata, tensors = read_file(path)
+    tensors = {name: tensor.float() for name, tensor in tensors.items()}
     if metadata.get("kind") == KIND:
         return _load_native(path, metadata, tensors)
     converted = convert_state_dict(tensors)
@@ -114,8 +111,7 @@ def _unusual_settings(shape: ViTConfig, normalisation: Normalisation) -> Setting
 
 def random_checkpoint(shape: ViTConfig, seed: int, classes: int = 1000) -> Checkpoint:
     """Build a transformer with random weights and one task, for latency measurements."""
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed)
+    with seeded(seed):
         transformer = VisionTransformer(shape).eval().requires_grad_(requires_grad=False)
         head = Head(torch.randn(classes, shape.width) * shape.width**-0.5, torch.zeros(classes))
     labels = tuple(str(label) for label in range(classes))
@@ -156,15 +152,6 @@ def _read_heads(path: Path, tensors: Mapping[str, Tensor], tasks: Mapping[str, t
     if PLAIN not in heads:
         raise ModelError(f"{path}: no task has a head for {PLAIN!r}")
     return heads
-
-
-def _read_file(path: Path) -> tuple[dict[str, str], dict[str, Tensor]]:
-    try:
-        with safe_open(path, framework="pt") as file:
-            tensors = {name: file.get_tensor(name).float() for name in file.keys()}  # noqa: SIM118  (no mapping)
-            return file.metadata() or {}, tensors
-    except (SafetensorError, OSError) as error:
-        raise ModelError(f"{path}: not a complete safetensors file ({error})") from error
 
 
 def _build(shape: ViTConfig, tensors: Mapping[str, Tensor], path: Path) -> VisionTransformer:

@@ -14,7 +14,6 @@ from typing import NamedTuple
 
 import torch
 from safetensors import safe_open
-from safetensors.torch import save_file
 from torch import Tensor
 
 from trimtab_model_servers.errors import ModelError
@@ -22,6 +21,7 @@ from trimtab_model_servers.transformer.checkpoints import Checkpoint
 from trimtab_model_servers.transformer.config import ViTConfig
 from trimtab_model_servers.transformer.tasks import PLAIN, Head, TaskBank, fallback_order, prompt_counts, prompt_variant
 from trimtab_model_servers.transformer.transformer import VisionTransformer
+from trimtab_model_servers.weights.loading import save_half
 from trimtab_pipelines.accuracy_evidence import Accuracy
 from trimtab_pipelines.operating_point import OperatingPoint
 from trimtab_pipelines.tasks import (
@@ -70,14 +70,8 @@ def fingerprint(
 
 def save_task(path: Path, record: TaskRecord, heads: Mapping[str, Head]) -> None:
     """Write a task file in float16, with heads by prompt variant."""
-    tensors: dict[str, Tensor] = {}
-    for variant, head in heads.items():
-        parts = {"weight": head.weight, "bias": head.bias, "prompts": head.prompts}
-        tensors |= {
-            f"{variant}.{part}": tensor.half().contiguous() for part, tensor in parts.items() if tensor is not None
-        }
-    path.parent.mkdir(parents=True, exist_ok=True)
-    save_file(tensors, path, metadata={METADATA_KEY: record.model_dump_json(exclude_none=True)})
+    tensors = {f"{variant}.{part}": tensor for variant, head in heads.items() for part, tensor in head.parts.items()}
+    save_half(path, tensors, {METADATA_KEY: record.model_dump_json(exclude_none=True)})
 
 
 def load_task(path: Path, shape: ViTConfig, fingerprint: str, prompts: Mapping[str, int]) -> TaskFile:
@@ -140,7 +134,7 @@ def _head(variant: str, tensors: Mapping[str, Tensor], shapes: Mapping[str, tupl
         if not torch.isfinite(tensor).all():
             raise ModelError(f"tensor {variant}.{part} has non-finite values")
         parts[part] = tensor
-    return Head(parts["weight"], parts["bias"], parts.get("prompts"))
+    return Head(**parts)
 
 
 @dataclass(frozen=True, slots=True, eq=False)

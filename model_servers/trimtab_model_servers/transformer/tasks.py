@@ -28,9 +28,14 @@ class Head:
     prompts: Tensor | None = None
     """[layers, P, d]."""
 
+    @property
+    def parts(self) -> dict[str, Tensor]:
+        """Its tensors by name."""
+        parts = {"weight": self.weight, "bias": self.bias}
+        return parts if self.prompts is None else {**parts, "prompts": self.prompts}
+
     def to(self, device: torch.device) -> "Head":
-        prompts = None if self.prompts is None else self.prompts.to(device)
-        return Head(self.weight.to(device), self.bias.to(device), prompts)
+        return Head(**{name: tensor.to(device) for name, tensor in self.parts.items()})
 
 
 @dataclass(frozen=True, slots=True, eq=False)

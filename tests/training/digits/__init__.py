@@ -2,7 +2,7 @@
 
 from typing import Literal
 
-from trimtab_model_servers.families.digits.variants import VARIANTS
+from trimtab_model_servers.families.digits.family import VARIANTS
 
 Family = Literal["locate", "read"]
 

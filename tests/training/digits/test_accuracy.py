@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 from tests.training.digits import variants_of
+from trimtab_model_servers.families.digits.family import VARIANTS, load
 from trimtab_model_servers.families.digits.locator import Locator
 from trimtab_model_servers.families.digits.reader import Reader
-from trimtab_model_servers.families.digits.variants import VARIANTS, load
 from trimtab_pipelines.accuracy_evidence import wilson_interval
 from trimtab_training.digits.evaluate import locate_all, measure, read_all
 from trimtab_training.digits.page_generator import PageSource

@@ -2,9 +2,9 @@ import numpy as np
 import pytest
 import torch
 
+from trimtab_model_servers.families.digits.family import VARIANTS, build_network, prepare_for_serving
 from trimtab_model_servers.families.digits.locator import Locator, cut_crops, decode
 from trimtab_model_servers.families.digits.reader import Reader
-from trimtab_model_servers.families.digits.variants import VARIANTS, build, prepare_for_serving
 from trimtab_training.digits.evaluate import locate_all
 from trimtab_training.digits.page_generator import PageSource, match_boxes
 from trimtab_training.digits.train import SCHEDULES
@@ -57,7 +57,7 @@ def test_drawn_crops_are_labelled_and_deterministic(pool):
 
 
 def test_training_lowers_the_loss_and_calibration_helps(source, pool):
-    locator = build("locate-xs", seed=1)
+    locator = build_network("locate-xs", seed=1)
     assert isinstance(locator, Locator)
     losses: list[float] = []
 
@@ -75,7 +75,7 @@ def test_training_lowers_the_loss_and_calibration_helps(source, pool):
 
 
 def test_reader_training_lowers_the_loss(pool):
-    reader = build("read-xs", seed=1)
+    reader = build_network("read-xs", seed=1)
     assert isinstance(reader, Reader)
     losses: list[float] = []
 

@@ -6,16 +6,16 @@ import torch
 from safetensors.torch import save_file
 
 from tests.training.digits import variants_of
-from trimtab_model_servers.families.digits.layers import Convolution, fold
-from trimtab_model_servers.families.digits.locator import MAX_OBJECTS, Locator, LocatorConfig, cut_crops, decode
-from trimtab_model_servers.families.digits.variants import (
+from trimtab_model_servers.errors import ModelError
+from trimtab_model_servers.families.digits.family import (
     VARIANTS,
-    WeightsError,
-    build,
+    build_network,
     load,
     prepare_for_serving,
     save,
 )
+from trimtab_model_servers.families.digits.layers import Convolution, fold
+from trimtab_model_servers.families.digits.locator import MAX_OBJECTS, Locator, LocatorConfig, cut_crops, decode
 from trimtab_training.digits.page_generator import PageSource
 
 WEIGHTS = Path(__file__).parents[3] / "pipelines" / "digits" / "weights"
@@ -100,7 +100,7 @@ def test_reader_accepts_an_empty_batch(variant):
 
 
 def test_locator_without_detections_returns_empty_rows(pages):
-    locator = prepare_for_serving(build("locate-xs", seed=1))
+    locator = prepare_for_serving(build_network("locate-xs", seed=1))
     assert isinstance(locator, Locator)
     locator.threshold.fill_(1.1)
 
@@ -166,7 +166,7 @@ def test_build_is_deterministic_and_keeps_global_random_state():
     torch.manual_seed(7)
     expected = torch.rand(1)
     torch.manual_seed(7)
-    first, second = build("read-xs", seed=4).state_dict(), build("read-xs", seed=4).state_dict()
+    first, second = build_network("read-xs", seed=4).state_dict(), build_network("read-xs", seed=4).state_dict()
 
     assert torch.equal(torch.rand(1), expected)
     assert all(torch.equal(first[name], second[name]) for name in first)
@@ -174,7 +174,7 @@ def test_build_is_deterministic_and_keeps_global_random_state():
 
 @pytest.mark.parametrize("variant", ["locate-xs", "read-xs"])
 def test_saved_weights_load_within_half_precision(variant, tmp_path):
-    network = prepare_for_serving(build(variant, seed=9))
+    network = prepare_for_serving(build_network(variant, seed=9))
     path = tmp_path / "weights.safetensors"
 
     save(network, VARIANTS[variant], path)
@@ -186,42 +186,28 @@ def test_saved_weights_load_within_half_precision(variant, tmp_path):
         torch.testing.assert_close(tensor, network.state_dict()[name], atol=1e-3, rtol=1e-3)
 
 
-def test_missing_weights_name_the_training_command(tmp_path):
-    with pytest.raises(FileNotFoundError, match=r"no weights at .*absent\.safetensors; train them with"):
-        load(tmp_path / "absent.safetensors")
-
-
-def cut_off(path):
-    path.write_bytes((WEIGHTS / "read-xs.safetensors").read_bytes()[:-50])
-
-
 def of_another_family(path):
     save_file({"weight": torch.zeros(1)}, path, metadata={"family": "resnet"})
 
 
 def of_another_size(path):
-    save(prepare_for_serving(build("read-xs", seed=1)), VARIANTS["read-s"], path)
+    save(prepare_for_serving(build_network("read-xs", seed=1)), VARIANTS["read-s"], path)
 
 
 @pytest.mark.parametrize(
-    ("write", "message"),
-    [
-        (cut_off, r"cannot use the weights in .*unusable\.safetensors"),
-        (of_another_family, "family 'resnet'"),
-        (of_another_size, "size mismatch"),
-    ],
+    ("write", "message"), [(of_another_family, "family 'resnet'"), (of_another_size, "size mismatch")]
 )
 def test_unusable_weights_are_rejected(tmp_path, write, message):
     path = tmp_path / "unusable.safetensors"
     write(path)
 
-    with pytest.raises(WeightsError, match=message):
+    with pytest.raises(ModelError, match=message):
         load(path)
 
 
 def test_unknown_variant_is_rejected():
-    with pytest.raises(ValueError, match=r"unknown variant 'read-xxl'"):
-        build("read-xxl")
+    with pytest.raises(ModelError, match=r"unknown variant 'read-xxl'"):
+        build_network("read-xxl")
 
 
 def test_locator_side_must_be_a_multiple_of_16():
@@ -232,7 +218,7 @@ def test_locator_side_must_be_a_multiple_of_16():
 def test_each_stage_has_four_variants_or_more_by_size():
     for family in ("locate", "read"):
         names = variants_of(family)
-        sizes = [sum(p.numel() for p in build(name, seed=0).parameters()) for name in names]
+        sizes = [sum(p.numel() for p in build_network(name, seed=0).parameters()) for name in names]
 
         assert len(names) >= 4
         assert sizes == sorted(sizes)

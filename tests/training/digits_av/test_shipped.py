@@ -4,7 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from trimtab_model_servers.families.digits_av import SUBSETS, subset_name, variants
+from trimtab_model_servers.errors import ModelError
+from trimtab_model_servers.families.digits_av import SUBSETS, family, subset_name
 from trimtab_model_servers.families.digits_av.base import strict_pairs
 from trimtab_pipelines.documents import load_pipeline
 from trimtab_training.confidence_fitting import calibration_error
@@ -29,10 +30,10 @@ def items():
     return ItemSource("held-out", seed=77).items(0, ITEMS)
 
 
-@pytest.mark.parametrize("variant", variants.VARIANTS)
+@pytest.mark.parametrize("variant", family.VARIANTS)
 def test_every_modality_contributes(variant, items, measured):
     """Each subset is above chance, larger ones are no worse, and predictions of two subsets differ."""
-    network = variants.load(FOLDER / "weights" / f"{variant}.safetensors")
+    network = family.load(FOLDER / "weights" / f"{variant}.safetensors")
     scored = ScoredItems.of(network, items)
     samples = scored.calibrated({subset: network.calibration(subset) for subset in SUBSETS})
     answers = {subset: scored.logits[subset].argmax(dim=1) for subset in SUBSETS}
@@ -47,7 +48,7 @@ def test_every_modality_contributes(variant, items, measured):
         assert (answers[fewer] != answers[more]).float().mean() > 0.02
 
 
-@pytest.mark.parametrize("variant", variants.VARIANTS)
+@pytest.mark.parametrize("variant", family.VARIANTS)
 def test_more_modalities_are_no_less_accurate(variant, measured):
     for on in measured.variant(variant).on.values():
         accuracy = {point.point: point.accuracy.value for point in on.points}
@@ -55,7 +56,7 @@ def test_more_modalities_are_no_less_accurate(variant, measured):
             assert accuracy[subset_name(more)] >= accuracy[subset_name(fewer)] - RANKING_SLACK
 
 
-@pytest.mark.parametrize("variant", variants.VARIANTS)
+@pytest.mark.parametrize("variant", family.VARIANTS)
 def test_confidence_is_calibrated(variant, measured):
     for point in measured.variant(variant).primary_results.points:
         assert point.calibration_error <= CALIBRATION_BOUND, point.point
@@ -77,9 +78,9 @@ def test_pipeline_states_the_measured_accuracies(measured):
             assert point.escalations == known.primary_results.escalations.get(point.name, ())
 
 
-@pytest.mark.parametrize("variant", variants.VARIANTS)
+@pytest.mark.parametrize("variant", family.VARIANTS)
 def test_weights_list_their_training_speakers(variant):
-    assert variants.speakers_of(FOLDER / "weights" / f"{variant}.safetensors") == (
+    assert family.speakers_of(FOLDER / "weights" / f"{variant}.safetensors") == (
         "george",
         "jackson",
         "lucas",
@@ -88,9 +89,9 @@ def test_weights_list_their_training_speakers(variant):
 
 
 def test_weights_without_speakers_are_rejected(tmp_path):
-    variants.save(variants.build(variants.VARIANTS["late"], seed=0), tmp_path / "old.safetensors")
-    with pytest.raises(variants.WeightsError, match="lacks the training speakers"):
-        variants.speakers_of(tmp_path / "old.safetensors")
+    family.save(family.build_network(family.VARIANTS["late"], seed=0), tmp_path / "old.safetensors")
+    with pytest.raises(ModelError, match="lacks the training speakers"):
+        family.speakers_of(tmp_path / "old.safetensors")
 
 
 def test_weights_are_small_and_include_their_licence():

@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from tests.training.digits_av.test_dataset import a_recording_file
-from trimtab_model_servers.families.digits_av import SUBSETS, subset_name, variants
+from trimtab_model_servers.families.digits_av import SUBSETS, family, subset_name
 from trimtab_model_servers.families.digits_av.base import Calibration, apply_calibration, identity_calibration
 from trimtab_pipelines.documents import load_pipeline
 from trimtab_training.confidence_fitting import best_temperature, calibration_error, fitted_curve
@@ -70,7 +70,7 @@ def items():
 
 @pytest.mark.parametrize("variant", ["late", "early"])
 def test_training_changes_every_weight_and_lowers_the_loss(variant, items):
-    network = variants.build(variants.VARIANTS[variant], seed=1)
+    network = family.build_network(family.VARIANTS[variant], seed=1)
     losses: list[float] = []
     before = {name: parameter.detach().clone() for name, parameter in network.named_parameters() if "weight" in name}
     fit(network, items, Schedule(steps=30, batch=16, peak_rate=4e-3, seed=1), losses.append)
@@ -121,7 +121,7 @@ def test_calibration_error_is_the_mean_gap():
 
 
 def test_measurement_document_lists_every_point(items):
-    scored = ScoredItems.of(variants.prepare_for_serving(variants.build(variants.VARIANTS["late"], seed=1)), items)
+    scored = ScoredItems.of(family.prepare_for_serving(family.build_network(family.VARIANTS["late"], seed=1)), items)
     report = measurement_document(
         "what", scored.calibrated(dict.fromkeys(SUBSETS, Calibration(1.0, identity_calibration())))
     )
@@ -169,16 +169,16 @@ def test_training_with_recordings_updates_the_pipeline(tmp_path, monkeypatch):
         }
         assert point.escalations == report.primary_results.escalations.get(point.name, ())
     weights = tmp_path / "weights" / "late.safetensors"
-    variants.load(weights)
-    assert variants.speakers_of(weights) == ("ann", "bob")
-    assert held_out_speakers(load_recordings(data), variants.speakers_of(weights)) == ("cid",)
+    family.load(weights)
+    assert family.speakers_of(weights) == ("ann", "bob")
+    assert held_out_speakers(load_recordings(data), family.speakers_of(weights)) == ("cid",)
     assert "(fsdd_dev.npz) of ann, bob, cid" in report.primary_results.description
 
     assert train.main(["-o", str(tmp_path), "--only", "early"]) == 0
     both = MeasuredPipeline.model_validate_json((tmp_path / "measured.json").read_text())
     assert [variant.name for variant in both.variants] == ["late", "early"]
     assert both.variant("early").primary == "synthesised"
-    assert variants.speakers_of(tmp_path / "weights" / "early.safetensors") == ()
+    assert family.speakers_of(tmp_path / "weights" / "early.safetensors") == ()
 
 
 def test_recordings_of_one_speaker_are_rejected(tmp_path, capsys):

@@ -13,9 +13,9 @@ from typing import Final
 import torch
 from rich.progress import Progress
 
+from trimtab_model_servers.families.digits.family import VARIANTS, build_network, load, prepare_for_serving, save
 from trimtab_model_servers.families.digits.locator import Locator
 from trimtab_model_servers.families.digits.reader import Reader
-from trimtab_model_servers.families.digits.variants import VARIANTS, build, load, prepare_for_serving, save
 from trimtab_pipelines.accuracy_evidence import Accuracy
 from trimtab_training.digits import evaluate
 from trimtab_training.digits.page_generator import Page, PageSource
@@ -45,7 +45,7 @@ SCHEDULES: Final[dict[str, Schedule]] = {
 def train_variant(variant: str, pool: Pool, folder: Path, progress: Progress) -> None:
     schedule, started = SCHEDULES[variant], time.perf_counter()
     advance = loss_bar(progress, variant, schedule.steps)
-    network = build(variant, seed=schedule.seed)
+    network = build_network(variant, seed=schedule.seed)
     if isinstance(network, Locator):
         fit_locator(network, pool, schedule, advance)
         calibrate(prepare_for_serving(network), PageSource("train", CALIBRATION_SEED), 0, CALIBRATION_PAGES)

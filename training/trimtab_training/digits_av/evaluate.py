@@ -15,7 +15,7 @@ from trimtab_model_servers.families.digits_av.base import (
     identity_calibration,
     strict_pairs,
 )
-from trimtab_model_servers.families.digits_av.variants import Network
+from trimtab_model_servers.families.digits_av.family import Network
 from trimtab_pipelines.accuracy_evidence import measured_accuracy
 from trimtab_pipelines.escalation_thresholds import (
     ConfidenceSample,

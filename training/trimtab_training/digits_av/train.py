@@ -21,12 +21,12 @@ import torch
 
 from trimtab_model_servers.families.digits_av import SUBSETS, subset_name
 from trimtab_model_servers.families.digits_av.base import Calibration
-from trimtab_model_servers.families.digits_av.variants import (
+from trimtab_model_servers.families.digits_av.family import (
     RECORDINGS_KEY,
     SPEAKERS_KEY,
     VARIANTS,
     Network,
-    build,
+    build_network,
     prepare_for_serving,
     save,
 )
@@ -92,7 +92,7 @@ def train_variant(
 ) -> TrainedVariant:
     """Train one variant and measure it on `held_out` items of each kind."""
     started, schedule = time.perf_counter(), SCHEDULES[name]
-    network = build(VARIANTS[name], seed=schedule.seed)
+    network = build_network(VARIANTS[name], seed=schedule.seed)
     fit(network, items.synthesised, schedule, advance)
     folds = {
         speaker: _tune(name, network, items.synthesised, _others(items.recorded, speaker), advance)

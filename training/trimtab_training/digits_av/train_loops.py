@@ -15,8 +15,8 @@ from torch import Tensor
 
 from trimtab_model_servers.families.digits_av import MODALITIES, SUBSETS
 from trimtab_model_servers.families.digits_av.base import select_modalities, strict_pairs
+from trimtab_model_servers.families.digits_av.family import Network
 from trimtab_model_servers.families.digits_av.late_fusion import LateNetwork
-from trimtab_model_servers.families.digits_av.variants import Network
 from trimtab_training.digits_av.dataset import Items
 from trimtab_training.trainer import Advance, Schedule, minimize
 

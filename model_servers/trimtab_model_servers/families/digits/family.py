@@ -1,55 +1,107 @@
-"""Families `digits/locator` and `digits/reader` of the digits pipeline."""
+"""Families `digits/locator` and `digits/reader` of the digits pipeline: variants, weight files and settings.
 
-from dataclasses import dataclass
-from typing import Protocol
+A weight file is one safetensors file in float16; its metadata holds the family and the configuration as JSON.
+"""
 
-import torch
+from contextlib import nullcontext
+from pathlib import Path
+from typing import Final, TypeVar
+
+from pydantic import Field, ValidationError
+from torch import channels_last
 
 from trimtab_model_servers.errors import ModelError
-from trimtab_model_servers.families.digits import variants
-from trimtab_model_servers.families.digits.locator import Locator
-from trimtab_model_servers.families.digits.reader import Reader
-from trimtab_model_servers.families.interfaces import Built
+from trimtab_model_servers.families.digits.layers import fold
+from trimtab_model_servers.families.digits.locator import Locator, LocatorConfig
+from trimtab_model_servers.families.digits.reader import Reader, ReaderConfig
+from trimtab_model_servers.families.interfaces import Built, Parameters, read_parameters
+from trimtab_model_servers.weights.loading import read_file, save_half, seeded
 from trimtab_model_servers.weights.source import RandomSeed, find_weights
 from trimtab_pipelines.model_spec import ModelSpec
-from trimtab_pipelines.operating_point import OperatingPoint
 
+Config = LocatorConfig | ReaderConfig
+Network = TypeVar("Network", bound=Locator | Reader)
+
+VARIANTS: Final[dict[str, Config]] = {
+    "locate-xs": LocatorConfig(side=48, widths=(8, 16, 16), blocks=(0, 0, 0), neck=16),
+    "locate-s": LocatorConfig(side=96, widths=(8, 16, 32), blocks=(0, 0, 1), neck=24),
+    "locate-m": LocatorConfig(side=96, widths=(12, 24, 40), blocks=(0, 1, 2), neck=32),
+    "locate-l": LocatorConfig(side=96, widths=(16, 32, 64), blocks=(1, 3, 2), neck=48),
+    "locate-xl": LocatorConfig(side=96, widths=(32, 64, 64), blocks=(2, 3, 3), neck=48, views=2),
+    "read-xs": ReaderConfig(side=28, widths=(8, 16, 20), blocks=(0, 0, 0), strides=(2, 2, 1)),
+    "read-s": ReaderConfig(side=28, widths=(12, 24, 32), blocks=(0, 0, 1), strides=(1, 2, 2)),
+    "read-m": ReaderConfig(side=28, widths=(16, 32, 48), blocks=(0, 1, 1), strides=(1, 2, 2)),
+    "read-l": ReaderConfig(side=28, widths=(16, 32, 64), blocks=(2, 2, 1), strides=(1, 2, 2)),
+    "read-xl": ReaderConfig(side=28, widths=(32, 48, 64), blocks=(2, 2, 1), strides=(1, 2, 2), views=5),
+}
+"""Lightest first within each stage."""
 _CLASSES = {"digits/locator": Locator, "digits/reader": Reader}
+_CONFIGS: Final[dict[str, type[LocatorConfig] | type[ReaderConfig]]] = {
+    "digits-locate": LocatorConfig,
+    "digits-read": ReaderConfig,
+}
 
 
-class _Digits(Protocol):
-    def infer(self, inputs: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]: ...
+class DigitsParameters(Parameters):
+    """Settings of the families."""
+
+    variant: str | None = Field(default=None, description="Network with random weights; default is the variant's name")
 
 
-@dataclass(frozen=True, slots=True)
-class DigitsNetwork:
-    """A network of the digits pipeline; it has one operating point."""
+def build_network(variant: str | Config, *, seed: int | None = None) -> Locator | Reader:
+    """Build a network with random weights; raises ModelError for an unknown variant."""
+    if isinstance(variant, str) and variant not in VARIANTS:
+        raise ModelError(f"unknown variant {variant!r}: expected one of {', '.join(VARIANTS)}")
+    config = VARIANTS[variant] if isinstance(variant, str) else variant
+    with nullcontext() if seed is None else seeded(seed):
+        network: Locator | Reader = Locator(config) if isinstance(config, LocatorConfig) else Reader(config)
+    return network.to(memory_format=channels_last)
 
-    network: _Digits
 
-    def infer(self, inputs: dict[str, torch.Tensor], point: OperatingPoint) -> dict[str, torch.Tensor]:
-        del point
-        return self.network.infer(inputs)
+def prepare_for_serving(network: Network) -> Network:
+    """Merge normalisations, switch to evaluation and freeze, in place."""
+    fold(network)
+    network.eval().requires_grad_(requires_grad=False)
+    return network
+
+
+def save(network: Locator | Reader, config: Config, path: Path, training: dict[str, str] | None = None) -> None:
+    """Write a folded network; `training` is added to its metadata."""
+    family = "locate" if isinstance(config, LocatorConfig) else "read"
+    metadata = {"family": f"digits-{family}", "config": config.model_dump_json()}
+    save_half(path, network.state_dict(), {**(training or {}), **metadata})
+
+
+def load(path: Path) -> Locator | Reader:
+    """Load a network as float32, folded, in evaluation mode.
+
+    Raises:
+        ModelError: the file is no weight file of these networks.
+    """
+    metadata, tensors = read_file(path)
+    config = _CONFIGS.get(metadata.get("family", ""))
+    if config is None:
+        raise ModelError(f"{path}: weights of family {metadata.get('family')!r}; expected {' or '.join(_CONFIGS)}")
+    try:
+        network = prepare_for_serving(build_network(config.model_validate_json(metadata.get("config", "")), seed=0))
+        network.load_state_dict(tensors)
+    except (ValidationError, RuntimeError) as error:
+        raise ModelError(f"{path}: not weights of these networks: {error}") from error
+    return network
 
 
 def build(spec: ModelSpec) -> Built:
-    """Build the network that the weights' metadata describes; random weights take the parameter `variant`."""
-    unknown = sorted(spec.parameters.keys() - {"variant"})
-    if unknown:
-        raise ModelError(f"family {spec.family!r}: unknown parameter {unknown[0]!r}; there is: variant")
+    """Build the network that the weights' metadata describes."""
+    parameters = read_parameters(DigitsParameters, spec)
     weights = find_weights(spec.storage_uri, spec.digest)
-    try:
-        if isinstance(weights, RandomSeed):
-            variant = str(spec.parameters.get("variant", spec.name))
-            network = variants.prepare_for_serving(variants.build(variant, seed=weights.value))
-        else:
-            network = variants.load(weights)
-    except (variants.WeightsError, ValueError) as error:
-        raise ModelError(str(error)) from error
+    if isinstance(weights, RandomSeed):
+        network = prepare_for_serving(build_network(parameters.variant or spec.name, seed=weights.value))
+    else:
+        network = load(weights)
     network_class = _CLASSES[spec.family]
     if not isinstance(network, network_class):
         raise ModelError(
             f"{spec.storage_uri}: these weights are of a {type(network).__name__.lower()}, "
             f"but family {spec.family!r} is a {network_class.__name__.lower()}"
         )
-    return Built(DigitsNetwork(network), "random" if isinstance(weights, RandomSeed) else "stored")
+    return Built.of(network, random=isinstance(weights, RandomSeed))

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from trimtab_model_servers.families.digits import PAGE_SIDE_PX
 from trimtab_model_servers.families.digits.layers import Convolution, stage
+from trimtab_pipelines.operating_point import OperatingPoint
 
 CROP_SIDE_PX: Final = 28
 MAX_OBJECTS: Final = 4
@@ -111,8 +112,9 @@ class Locator(nn.Module):
         maps: Tensor = self.network(views).float()
         return maps.view(self.views, len(pages), *maps.shape[1:]).mean(dim=0) if self.views > 1 else maps
 
-    def infer(self, inputs: dict[str, Tensor]) -> dict[str, Tensor]:
+    def infer(self, inputs: dict[str, Tensor], point: OperatingPoint | None = None) -> dict[str, Tensor]:
         """Map `image` to `count`, `boxes` and `crops`."""
+        del point  # a single operating point
         count, boxes, crops = self(inputs["image"])
         return {"count": count, "boxes": boxes, "crops": crops}
 

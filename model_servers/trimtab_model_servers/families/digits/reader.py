@@ -8,6 +8,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from torch import Tensor, nn
 
 from trimtab_model_servers.families.digits.layers import stage
+from trimtab_pipelines.operating_point import OperatingPoint
 
 CLASSES: Final = 10
 _CROP_SIDE_PX: Final = 28
@@ -74,7 +75,8 @@ class Reader(nn.Module):
         end = 2 + _CROP_SIDE_PX
         return torch.cat([wide[..., 2 + y : end + y, 2 + x : end + x] for x, y in _SHIFTS[: self.views]])
 
-    def infer(self, inputs: dict[str, Tensor]) -> dict[str, Tensor]:
+    def infer(self, inputs: dict[str, Tensor], point: OperatingPoint | None = None) -> dict[str, Tensor]:
         """Map `crop` to `digit` and `confidence`."""
+        del point  # a single operating point
         digit, confidence = self(inputs["crop"])
         return {"digit": digit, "confidence": confidence}

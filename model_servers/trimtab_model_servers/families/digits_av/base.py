@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 from trimtab_model_servers.families.digits_av import MODALITIES, SUBSETS
 from trimtab_model_servers.families.filterbank import mel_filters
+from trimtab_pipelines.operating_point import OperatingPoint
 
 KNOTS: Final = 24
 """Knots of a stored curve, its ends included."""
@@ -89,8 +90,13 @@ class MultimodalNetwork(nn.Module, ABC):
             inputs: at least one of `audio` int16 [B, 6400], `video` uint8 [B, 4, 24, 24], `text` uint8 [B, 6].
         """
 
-    def infer(self, inputs: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """Map inputs to `digit` int64 [B] and `confidence` float32 [B], its calibrated probability."""
+    def infer(self, inputs: Mapping[str, Tensor], point: OperatingPoint | None = None) -> dict[str, Tensor]:
+        """Map the modalities that the point reads and the batch has to `digit` int64 [B] and `confidence` float32 [B].
+
+        The confidence is the calibrated probability of the digit. Raises ValueError if no modality is left.
+        """
+        if point is not None and point.modalities:
+            inputs = {name: tensor for name, tensor in inputs.items() if name in point.modalities}
         subset = subset_bits(inputs)
         scores = self.logits(inputs) / self.temperatures[subset]
         probability, digit = scores.softmax(dim=1).max(dim=1)

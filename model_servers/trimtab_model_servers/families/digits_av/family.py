@@ -1,45 +1,95 @@
-"""Families `digits-av/early` and `digits-av/late`: networks that classify a digit from audio, video and text."""
+"""Families `digits-av/early` and `digits-av/late`: networks that classify a digit from audio, video and text.
 
-from dataclasses import dataclass
+A weight file is one safetensors file in float16; its metadata holds the family and the configuration as JSON.
+"""
 
-import torch
+import json
+from pathlib import Path
+from typing import Final
+
+from pydantic import ValidationError
 
 from trimtab_model_servers.errors import ModelError
-from trimtab_model_servers.families.digits_av import MODALITIES, variants
-from trimtab_model_servers.families.digits_av.base import MultimodalNetwork
-from trimtab_model_servers.families.interfaces import Built
+from trimtab_model_servers.families.digits_av.early_fusion import EarlyConfig, EarlyNetwork
+from trimtab_model_servers.families.digits_av.late_fusion import LateConfig, LateNetwork
+from trimtab_model_servers.families.interfaces import Built, Parameters, read_parameters
+from trimtab_model_servers.weights.loading import read_file, save_half, seeded
 from trimtab_model_servers.weights.source import RandomSeed, find_weights
 from trimtab_pipelines.model_spec import ModelSpec
-from trimtab_pipelines.operating_point import OperatingPoint
+
+Network = EarlyNetwork | LateNetwork
 
 KNOBS = frozenset({"modalities"})
+VARIANTS: Final[dict[str, EarlyConfig | LateConfig]] = {"late": LateConfig(), "early": EarlyConfig()}
+_FAMILIES: Final[dict[str, type[EarlyConfig] | type[LateConfig]]] = {
+    "digits-av-early": EarlyConfig,
+    "digits-av-late": LateConfig,
+}
+SPEAKERS_KEY: Final = "heard"
+"""Metadata key of the training speakers, a JSON list."""
+RECORDINGS_KEY: Final = "source"
+"""Metadata key of the recordings' file; empty for synthesised voices only."""
 
 
-@dataclass(frozen=True, slots=True)
-class DigitsAvNetwork:
-    """A network of the digits-av pipeline."""
+def build_network(config: EarlyConfig | LateConfig, *, seed: int) -> Network:
+    """Build a network with random weights."""
+    with seeded(seed):
+        return EarlyNetwork(config) if isinstance(config, EarlyConfig) else LateNetwork(config)
 
-    network: MultimodalNetwork
 
-    def infer(self, inputs: dict[str, torch.Tensor], point: OperatingPoint) -> dict[str, torch.Tensor]:
-        """Classify from the modalities of the point that the batch has; ValueError if it has none of them."""
-        modalities = point.modalities or MODALITIES
-        return self.network.infer({name: tensor for name, tensor in inputs.items() if name in modalities})
+def prepare_for_serving(network: Network) -> Network:
+    """Switch to evaluation and freeze, in place."""
+    return network.eval().requires_grad_(requires_grad=False)
+
+
+def save(network: Network, path: Path, training: dict[str, str] | None = None) -> None:
+    """Write a network; `training` is added to its metadata."""
+    family = "digits-av-early" if isinstance(network, EarlyNetwork) else "digits-av-late"
+    metadata = {"family": family, "config": network.config.model_dump_json()}
+    save_half(path, network.state_dict(), {**(training or {}), **metadata})
+
+
+def speakers_of(path: Path) -> tuple[str, ...]:
+    """Speakers that weights were trained on; none for synthesised voices.
+
+    Raises:
+        ModelError: the metadata lacks them.
+    """
+    metadata, _ = read_file(path)
+    try:
+        return tuple(map(str, json.loads(metadata[SPEAKERS_KEY])))
+    except (KeyError, TypeError, json.JSONDecodeError) as error:
+        raise ModelError(f"{path}: its metadata lacks the training speakers: {error!r}") from error
+
+
+def load(path: Path) -> Network:
+    """Load a network as float32, in evaluation mode.
+
+    Raises:
+        ModelError: the file is no weight file of these networks.
+    """
+    metadata, tensors = read_file(path)
+    family = metadata.get("family", "")
+    if family not in _FAMILIES:
+        raise ModelError(f"{path}: weights of family {family!r}; expected one of {', '.join(_FAMILIES)}")
+    try:
+        config = _FAMILIES[family].model_validate_json(metadata.get("config", ""))
+        network = prepare_for_serving(build_network(config, seed=0))
+        network.load_state_dict(tensors)
+    except (ValidationError, RuntimeError) as error:
+        raise ModelError(f"{path}: not weights of these networks: {error}") from error
+    return network
 
 
 def build(spec: ModelSpec) -> Built:
     """Build the network of the family's name."""
-    if spec.parameters:
-        raise ModelError(f"family {spec.family!r} has no parameters; remove {', '.join(spec.parameters)}")
-    config = variants.VARIANTS[spec.family.rpartition("/")[2]]
+    read_parameters(Parameters, spec)
+    config = VARIANTS[spec.family.rpartition("/")[2]]
     weights = find_weights(spec.storage_uri, spec.digest)
-    try:
-        if isinstance(weights, RandomSeed):
-            network = variants.prepare_for_serving(variants.build(config, seed=weights.value))
-        else:
-            network = variants.load(weights)
-    except (FileNotFoundError, variants.WeightsError) as error:
-        raise ModelError(str(error)) from error
+    if isinstance(weights, RandomSeed):
+        network = prepare_for_serving(build_network(config, seed=weights.value))
+    else:
+        network = load(weights)
     if not isinstance(network.config, type(config)):
         raise ModelError(f"{spec.storage_uri}: these weights are not of family {spec.family!r}")
-    return Built(DigitsAvNetwork(network), "random" if isinstance(weights, RandomSeed) else "stored")
+    return Built.of(network, random=isinstance(weights, RandomSeed))

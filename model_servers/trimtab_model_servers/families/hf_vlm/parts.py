@@ -14,6 +14,7 @@ import torch
 from trimtab_model_servers.errors import ModelError
 from trimtab_model_servers.families.hf_vlm.configs import TRANSFORMERS, VlmConfig
 from trimtab_model_servers.weights.files import TOKENIZER_FILE
+from trimtab_model_servers.weights.loading import seeded
 from trimtab_model_servers.weights.source import RandomSeed
 
 VlmPart = Literal["vision", "language"]
@@ -87,8 +88,7 @@ def _part_class(config: VlmConfig, part: VlmPart, **attributes: Any) -> Any:
 
 def _initialize(config: VlmConfig, part: VlmPart, seed: RandomSeed, placement: Placement) -> Any:
     part_class = _part_class(config, part, _keys_to_ignore_on_load_missing=set(_ANY_KEY))
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed.value)
+    with seeded(seed.value):
         return part_class.from_pretrained(None, config=config.config(), state_dict={}, dtype=placement.torch_dtype)
 
 

@@ -17,7 +17,7 @@ from trimtab_model_servers.chat.image_decoder import decode_image
 from trimtab_model_servers.chat.interfaces import ChatComponents, ChatParameters, EmbeddingShape, ImageSpan, Prompt
 from trimtab_model_servers.chat.messages import Message
 from trimtab_model_servers.engine.model_adapters import adapt_model
-from trimtab_model_servers.errors import ModelError, RefusalError
+from trimtab_model_servers.errors import RefusalError
 from trimtab_model_servers.families.digits import PAGE_SIDE_PX
 from trimtab_model_servers.families.interfaces import read_parameters
 from trimtab_model_servers.families.lmm_digits import models
@@ -75,15 +75,15 @@ class QuestionTemplate:
         self._page = page + [special_id(tokenizer, register) for register in REGISTERS]
         self._user, self._assistant, self._end = (special_id(tokenizer, token) for token in (USER, ASSISTANT, END))
 
-    def build_prompt(self, messages: Sequence[Message], rows: Sequence[EmbeddingShape]) -> Prompt:
+    def build_prompt(self, messages: Sequence[Message], shapes: Sequence[EmbeddingShape]) -> Prompt:
         """Encode a chat, turn by turn; system text precedes the next user's.
 
         Raises:
             RefusalError: 400, an assistant's message has an image or is the last one, or text stands between pages,
                 which the models have not been trained on.
         """
-        if any(shape.total != PAGE_TOKENS for shape in rows):
-            raise RefusalError(400, f"images have {[shape.total for shape in rows]} rows; a page has {PAGE_TOKENS}")
+        if any(shape.total != PAGE_TOKENS for shape in shapes):
+            raise RefusalError(400, f"images have {[shape.total for shape in shapes]} rows; a page has {PAGE_TOKENS}")
         if messages[-1].role == "assistant":
             raise RefusalError(400, "messages: the last message is the assistant's; it must be the user's")
         tokens: list[int] = []
@@ -118,14 +118,11 @@ def build(spec: ModelSpec) -> ChatComponents:
     """Build the components of the family's role."""
     parameters = read_parameters(PageChatParameters, spec)
     weights = find_weights(spec.storage_uri, spec.digest)
-    try:
-        loaded = (
-            models.random_model(weights.value, parameters.architecture)
-            if isinstance(weights, RandomSeed)
-            else models.load(weights)
-        )
-    except (FileNotFoundError, models.WeightsError) as error:
-        raise ModelError(str(error)) from error
+    loaded = (
+        models.random_model(weights.value, parameters.architecture)
+        if isinstance(weights, RandomSeed)
+        else models.load(weights)
+    )
     role = spec.family.rpartition("/")[2]
     generates, encodes = role in {"colocated", "text"}, role in {"colocated", "encode"}
     return ChatComponents(

@@ -3,18 +3,16 @@
 A weight file is one safetensors file in float16; its metadata holds the architecture and the tokenizer.
 """
 
-import hashlib
 from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
 from typing import Any, Final, Literal, cast
 
 import torch
-from safetensors import SafetensorError, safe_open
-from safetensors.torch import save_file
 from tokenizers import Tokenizer
 from torch import Tensor, nn
 
+from trimtab_model_servers.errors import ModelError
 from trimtab_model_servers.families.digits.layers import Convolution, Residual, fold
 from trimtab_model_servers.families.lmm_digits import CELLS
 from trimtab_model_servers.families.lmm_digits.tokenizer import (
@@ -23,6 +21,8 @@ from trimtab_model_servers.families.lmm_digits.tokenizer import (
     load_default_tokenizer,
     read_tokenizer,
 )
+from trimtab_model_servers.weights.files import sha256
+from trimtab_model_servers.weights.loading import read_file, save_half, seeded
 
 _OUTPUTS: Any = import_module("transformers.modeling_outputs")  # a plain import takes mypy minutes
 
@@ -87,14 +87,9 @@ class VisionTower(nn.Module):
         return _OUTPUTS.BaseModelOutputWithPooling(last_hidden_state=tokens, hidden_states=(tokens,))
 
 
-class WeightsError(ValueError):
-    """Unusable weight file."""
-
-
 def build(architecture: Architecture, *, seed: int) -> Any:
     """Build a `LlavaForConditionalGeneration` or a `MllamaForConditionalGeneration` with random weights."""
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed)
+    with seeded(seed):
         model = _llava() if architecture == "decoder-only" else _mllama()
         init_similarity_heads(model)
     model.generation_config = _TRANSFORMERS.GenerationConfig(
@@ -144,10 +139,8 @@ class LoadedModel:
 
 def save(model: Any, architecture: Architecture, tokenizer: Tokenizer, path: Path, training: dict[str, str]) -> None:
     """Write a folded model as float16 with its tokenizer; `training` is added to the metadata."""
-    tensors = {name: tensor.half().contiguous() for name, tensor in model.state_dict().items()}
-    path.parent.mkdir(parents=True, exist_ok=True)
     metadata = {"family": "lmm-digits", "architecture": architecture, "tokenizer": tokenizer.to_str()}
-    save_file(tensors, path, metadata={**training, **metadata})
+    save_half(path, model.state_dict(), {**training, **metadata})
 
 
 def random_model(seed: int, architecture: Architecture) -> LoadedModel:
@@ -157,27 +150,18 @@ def random_model(seed: int, architecture: Architecture) -> LoadedModel:
 
 
 def load(path: Path) -> LoadedModel:
-    """Load a model.
-
-    Raises:
-        FileNotFoundError: the file is missing.
-        WeightsError: the file is no weight file of these models.
-    """
-    if not path.is_file():
-        raise FileNotFoundError(f"no weights at {path}; train them with trimtab_training.lmm_digits.train")
+    """Load a model; raises ModelError if the file is no weight file of these models."""
+    metadata, tensors = read_file(path)
+    architecture = metadata.get("architecture")
+    if metadata.get("family") != "lmm-digits" or architecture not in ARCHITECTURES:
+        raise ModelError(f"{path}: expected family 'lmm-digits' and one of {ARCHITECTURES} in the metadata")
     try:
-        with safe_open(path, framework="pt") as file:
-            metadata = file.metadata() or {}
-            tensors = {name: file.get_tensor(name).float() for name in file.keys()}  # noqa: SIM118  (no mapping)
-        architecture = metadata.get("architecture")
-        if metadata.get("family") != "lmm-digits" or architecture not in ARCHITECTURES:
-            raise WeightsError(f"{path}: expected family 'lmm-digits' and one of {ARCHITECTURES} in the metadata")
         model = prepare_for_serving(build(architecture, seed=0))
         model.load_state_dict(tensors)
         tokenizer = read_tokenizer(metadata.get("tokenizer", ""))
-    except (SafetensorError, RuntimeError, ValueError) as error:
-        raise WeightsError(f"cannot use the weights in {path}: {error}") from error
-    return LoadedModel(model, architecture, tokenizer, hashlib.sha256(path.read_bytes()).hexdigest())
+    except (RuntimeError, ValueError) as error:
+        raise ModelError(f"{path}: not weights of these models: {error}") from error
+    return LoadedModel(model, architecture, tokenizer, sha256(path))
 
 
 def _llava() -> Any:

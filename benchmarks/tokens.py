@@ -16,10 +16,10 @@ from pathlib import Path
 import torch
 from rich.console import Console
 from rich.progress import Progress
+from torch.utils.flop_counter import FlopCounterMode
 
 from trimtab_model_servers.transformer.checkpoints import load, random_checkpoint
 from trimtab_model_servers.transformer.config import SHAPES
-from trimtab_model_servers.transformer.merge_schedule import layer_tokens, multiplications
 from trimtab_model_servers.transformer.merging import RULES, MergeInputs, Rule
 from trimtab_model_servers.transformer.transformer import ForwardPlan, VisionTransformer
 from trimtab_pipelines.result_line import ResultLine, Threshold, threshold
@@ -123,11 +123,20 @@ def _once(transformer: VisionTransformer, images: torch.Tensor, course: ForwardP
     return time.perf_counter() - began
 
 
+def operations(transformer: VisionTransformer, plan: ForwardPlan) -> int:
+    """Floating-point operations for one image."""
+    shape = transformer.shape
+    image = torch.zeros(1, shape.channels, shape.side, shape.side, device=transformer.cls_token.device)
+    with torch.no_grad(), FlopCounterMode(display=False) as counter:
+        transformer(image, plan)
+    return int(counter.get_total_flops())
+
+
 def judged(setting: Setting, found: dict[int, Timed], share: float | None) -> tuple[dict[str, float], list[Threshold]]:
     """Write down a setting's figures, and the bars where there are any."""
     shape, figures, bars = setting.transformer.shape, {}, []
     costs = {
-        delta: multiplications(layer_tokens(shape.patches, shape.depth, [delta]), shape.width, shape.inner)
+        delta: operations(setting.transformer, ForwardPlan((delta,) * shape.depth, RULES["bipartite"]))
         for delta in setting.deltas
     }
     for delta, timed in found.items():

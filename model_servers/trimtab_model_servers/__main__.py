@@ -29,7 +29,6 @@ _POD_DRAIN_SECONDS = 2.0
 
 
 def main() -> int:
-    """Serve until SIGTERM; return the exit code."""
     arguments = _parser().parse_args()
     take_credentials()
     default_ports, default_drain_seconds = (
@@ -44,19 +43,12 @@ def main() -> int:
                 stack.enter_context(_model_folder(arguments.models_env)) if arguments.models_env else arguments.folder
             )
             identity = MutualTls(arguments.identity) if arguments.identity else None
-            from trimtab_model_servers.server.replica import run  # noqa: PLC0415  (imports torch)
+            from trimtab_model_servers.server.replica import Listeners, run  # noqa: PLC0415  (imports torch)
 
-            run(
-                folder,
-                print_ready_line,
-                address=arguments.host,
-                plain_address=arguments.mlserver_host,
-                ports=ports,
-                drain_seconds=drain_seconds,
-                identity=identity,
-                health_port=arguments.health_port,
-                metrics_port=arguments.metrics_port,
+            listeners = Listeners(
+                arguments.host, arguments.mlserver_host, ports, identity, arguments.health_port, arguments.metrics_port
             )
+            run(folder, print_ready_line, listeners, drain_seconds)
     except (ModelError, InvalidIdentity, OSError) as error:
         _report(f"trimtab_model_servers: {error}\n")
         return 1

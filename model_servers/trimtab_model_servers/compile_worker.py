@@ -36,7 +36,6 @@ class CompileResult(Model):
 
 
 def compile_once(request: CompileRequest) -> CompileResult:
-    """Compile an operating point of a vision transformer."""
     point, spec = request.spec.operating_points[0], request.spec
     torch.set_num_threads(spec.threads)
     try:

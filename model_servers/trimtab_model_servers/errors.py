@@ -17,7 +17,6 @@ class RefusalError(Exception):
 
 
 def first_problem(error: ValidationError) -> str:
-    """The first problem of a validation error, with its field."""
     first = error.errors(include_url=False)[0]
     field = ".".join(map(str, first["loc"]))
     return f"{field}: {first['msg']}" if field else first["msg"]

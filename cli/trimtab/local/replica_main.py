@@ -34,12 +34,12 @@ def serve(folder: str, log: str, ready: Connection, identity: ReplicaIdentity | 
     os.dup2(handle, 2)
     # Imported here: the fork server preloads these modules, the process that starts replicas does not need them.
     from trimtab_model_servers.errors import ModelError  # noqa: PLC0415
-    from trimtab_model_servers.server.replica import run  # noqa: PLC0415
+    from trimtab_model_servers.server.replica import Listeners, run  # noqa: PLC0415
 
     code = 0
     try:
         mutual_tls = MutualTls(identity) if identity else None
-        run(Path(folder), ready.send, identity=mutual_tls)
+        run(Path(folder), ready.send, Listeners(identity=mutual_tls))
     except (ModelError, InvalidIdentity, OSError) as error:
         sys.stderr.write(f"{error}\n")
         code = CANNOT_SERVE

@@ -134,7 +134,6 @@ class ChatModel:
         return metadata_facts(self.spec, self.weights, self._facts)
 
     async def close(self) -> None:
-        """Finish the chats in flight, and stop."""
         await asyncio.to_thread(self.engine.stop)
         await self.embedding_client.close()
 

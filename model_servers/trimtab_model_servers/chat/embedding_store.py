@@ -129,7 +129,6 @@ class EmbeddingStore(KeyedFutures[ImageEmbedding]):
             source.add_done_callback(partial(self._copy, other, self.expect(other)))
 
     def fail(self, name: str, refusal: RefusalError) -> None:
-        """Fail the requests for a name."""
         if not (future := self.expect(name)).done():
             _fail(future, refusal)
 

@@ -128,7 +128,6 @@ class EncoderModel:
         """Do nothing: the worker finishes what is in flight."""
 
     async def _encode_chat(self, request: InferRequest, rows: int) -> tuple[Tensor, ...]:
-        """Encode the images of one chat and return the embeddings."""
         if rows != 1:
             raise RefusalError(400, f"model {self.spec.name!r} encodes one row at a time; it may have several images")
         images, tenant = self._images(request, 0), self._tenant(request, 0)

@@ -103,7 +103,6 @@ class EncoderScheduler:
         return embedding
 
     def totals(self) -> dict[str, float]:
-        """Totals since the start."""
         counters = self.counters
         return {
             "encoded_images": counters.encoded_images,
@@ -170,7 +169,6 @@ class EncoderScheduler:
                 del self._encodings[key]
 
     async def _encode_queue(self) -> None:
-        """Encode the queue batch by batch until it is empty."""
         try:
             while self._queue:
                 batch = [self._queue.popleft() for _ in range(min(len(self._queue), self._batch_images))]

@@ -33,7 +33,6 @@ class FinishEvent:
 
 
 def sse_event(event: TokenEvent | FinishEvent) -> bytes:
-    """Serialize an event as a server-sent event."""
     if isinstance(event, TokenEvent):
         content: dict[str, object] = {"text": event.text, "tokens": 1}
         if event.logprob is not None:

@@ -35,7 +35,6 @@ def warm_up(spec: ModelSpec, engine: AsyncEngine, tokenizer: ChatTokenizer, enco
 
 
 def encode_gray_image(encoder: VisionEncoder) -> list[Tensor]:
-    """Encode one gray image. Blocks."""
     file = io.BytesIO()
     Pillow.new("L", (_SIDE_PX, _SIDE_PX), 128).save(file, "PNG")
     with torch.inference_mode():

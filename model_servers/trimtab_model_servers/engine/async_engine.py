@@ -218,7 +218,6 @@ def _put(deliveries: Sequence[_Delivery]) -> None:
 
 
 def detokenizer_factory(tokenizer: Tokenizer) -> Callable[[], Detokenize]:
-    """A function that makes incremental detokenizers from a tokenizer of the tokenizers library."""
 
     def new_detokenizer() -> Detokenize:
         stream: Any = DecodeStream(skip_special_tokens=True)

@@ -132,7 +132,6 @@ class EngineCore:
             self._end(request_id, FinishReason.ERROR, error=error)
 
     def fail_all(self, error: str) -> None:
-        """End every request in flight in error."""
         for request_id, active in list(self._active.items()):
             try:
                 self._end(request_id, FinishReason.ERROR, error=error)

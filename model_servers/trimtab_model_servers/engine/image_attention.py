@@ -34,7 +34,6 @@ class ImageAttentionMask:
 
 
 def image_attention_mask(prompt: int, images: Sequence[Image]) -> ImageAttentionMask:
-    """Compute the mask of a prompt of ``prompt`` positions."""
     low = np.zeros(prompt, dtype=np.int64)
     high = np.full(prompt, max(sum(image.rows for image in images), 1), dtype=np.int64)
     after_image = np.zeros(prompt, dtype=np.bool_)

@@ -1,11 +1,11 @@
 """Model adapters: the two ways in which transformers' models take images, over their classes' public members.
 
-``DecoderOnlyAdapter``: image tokens are part of the prompt (LLaVA, LLaVA-OneVision, InternVL, SmolVLM, text models).
+``ModelAdapter``: image tokens are part of the prompt (LLaVA, LLaVA-OneVision, InternVL, SmolVLM, text models).
 ``CrossAttentionAdapter``: some layers attend to image tokens outside the prompt (Mllama).
 """
 
 from collections.abc import Mapping
-from typing import Any, Final, Protocol
+from typing import Any, Final
 
 from torch import Tensor
 
@@ -17,43 +17,8 @@ DECODER_NAMES: Final = ("language_model", "text_model")
 """Names of the decoder within transformers' multimodal models."""
 
 
-class ModelAdapter(Protocol):
-    """A model as the engine runs it."""
-
-    cross_attention: bool
-    heads: HeadLayout
-    self_attention_layers: tuple[int, ...]
-    cross_attention_layers: tuple[int, ...]
-    vocabulary_size: int
-    width: int
-
-    def embed(self, tokens: Tensor) -> Tensor:
-        """Map ids [tokens] to [tokens, width]."""
-        ...
-
-    def validate_embeddings(self, image: Tensor, tokens: int) -> Tensor:
-        """Check an image's embeddings; return them as [tokens, width] in the model's dtype and on its device.
-
-        Raises:
-            RequestError: they have another shape, or are not finite.
-        """
-        ...
-
-    def cross_attention_kv(self, image: Tensor) -> Mapping[int, tuple[Tensor, Tensor]]:
-        """Keys and values of image tokens [tokens, width] by cross-attention layer, [tokens, heads, size] each."""
-        ...
-
-    def forward(self, embedded: Tensor, positions: Tensor, context: StepContext) -> Tensor:
-        """Run one packed row [tokens, width] at ``positions`` [tokens]; returns [tokens, width]."""
-        ...
-
-    def logits(self, hidden: Tensor) -> Tensor:
-        """Map [n, width] to [n, vocabulary]."""
-        ...
-
-
-class DecoderOnlyAdapter:
-    """A model whose image tokens are part of the prompt."""
+class ModelAdapter:
+    """A model as the engine runs it; its image tokens are part of the prompt."""
 
     cross_attention: bool = False
 
@@ -76,10 +41,16 @@ class DecoderOnlyAdapter:
         )
 
     def embed(self, tokens: Tensor) -> Tensor:
+        """Map ids [tokens] to [tokens, width]."""
         embedded: Tensor = self._embedding(tokens.to(self._embedding.weight.device))
         return embedded
 
     def validate_embeddings(self, image: Tensor, tokens: int) -> Tensor:
+        """Check an image's embeddings; return them as [tokens, width] in the model's dtype and on its device.
+
+        Raises:
+            RequestError: they have another shape, or are not finite.
+        """
         if image.shape[-1:] != (self.width,) or image.numel() != tokens * self.width:
             raise RequestError(f"an image's embeddings are {list(image.shape)}; should be [{tokens}, {self.width}]")
         embeddings = image.reshape(tokens, self.width).to(self._embedding.weight)
@@ -88,13 +59,16 @@ class DecoderOnlyAdapter:
         return embeddings
 
     def cross_attention_kv(self, image: Tensor) -> Mapping[int, tuple[Tensor, Tensor]]:
+        """Keys and values of image tokens [tokens, width] by cross-attention layer, [tokens, heads, size] each."""
         del image
         return {}
 
     def forward(self, embedded: Tensor, positions: Tensor, context: StepContext) -> Tensor:
+        """Run one packed row [tokens, width] at ``positions`` [tokens]; returns [tokens, width]."""
         return self._run(embedded, positions, step_context=context)
 
     def logits(self, hidden: Tensor) -> Tensor:
+        """Map [n, width] to [n, vocabulary]."""
         logits: Tensor = self._head(hidden)
         return logits
 
@@ -104,7 +78,7 @@ class DecoderOnlyAdapter:
         return hidden
 
 
-class CrossAttentionAdapter(DecoderOnlyAdapter):
+class CrossAttentionAdapter(ModelAdapter):
     """Mllama. A step without images skips the cross-attention layers exactly."""
 
     cross_attention: bool = True
@@ -140,7 +114,7 @@ def adapt_model(model: Any) -> ModelAdapter:
     return (
         CrossAttentionAdapter(model)
         if getattr(_decoder(model).config, "cross_attention_layers", None)
-        else DecoderOnlyAdapter(model)
+        else ModelAdapter(model)
     )
 
 

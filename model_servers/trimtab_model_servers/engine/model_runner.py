@@ -196,7 +196,6 @@ class ModelRunner:
     def _with_images(
         self, chunks: Sequence[ScheduledChunk], context: StepContext, packed: _PackedTokens
     ) -> StepContext:
-        """Add the cross-attention mask of the chunks."""
         columns = [self._requests[chunk.request_id].mask.at(chunk.start, len(chunk.tokens)) for chunk in chunks]
         low, high, after_image = (np.concatenate(column) for column in zip(*columns, strict=True))
         has_images = [bool(self._requests[chunk.request_id].request.images) for chunk in chunks for _ in chunk.tokens]

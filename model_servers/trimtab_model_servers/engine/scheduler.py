@@ -174,7 +174,6 @@ class Scheduler:
         return Step(admissions, decodes, prefills)
 
     def record_computed(self, chunk: ScheduledChunk) -> None:
-        """Record that a chunk was computed."""
         entry = self._running[chunk.request_id]
         entry.computed = chunk.start + len(chunk.tokens)
         in_prompt = chunk.start < entry.prompt_length

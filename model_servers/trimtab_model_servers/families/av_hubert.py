@@ -95,6 +95,5 @@ class AvHubert(MultimodalModel):
 
 
 def build(spec: ModelSpec) -> Built:
-    """Build the size named by the family's suffix."""
     parameters = read_parameters(AvHubertParameters, spec)
     return build_multimodal(spec, lambda: AvHubert(spec.family.rpartition("-")[2], parameters))

@@ -235,7 +235,6 @@ def _crops(image: torch.Tensor, boxes: list[torch.Tensor]) -> torch.Tensor:
 
 
 def build(spec: ModelSpec) -> Built:
-    """Build the detector of the size named by the family's suffix, with stored or random weights."""
     parameters = read_parameters(DetectorParameters, spec)
     size = SIZES[spec.family.rpartition("/")[2]]
     network, random = build_with_weights(spec, lambda: Detector(size), on_meta=True)

@@ -43,7 +43,6 @@ class Classifier:
 
 
 def build(spec: ModelSpec) -> Built:
-    """Build the network named by the family's suffix, with stored or random weights."""
     read_parameters(Parameters, spec)
     _require_resolutions(spec)
     construct: Callable[..., torch.nn.Module] = getattr(models, spec.family.rpartition("/")[2])

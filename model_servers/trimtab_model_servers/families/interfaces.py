@@ -32,22 +32,16 @@ class Network(Protocol):
 class RegistersTasks(Protocol):
     """A network that loads tasks while it serves."""
 
-    def reload_tasks(self) -> None:
-        """Load the current tasks of its folder."""
-        ...
+    def reload_tasks(self) -> None: ...
 
-    def facts(self) -> dict[str, Fact]:
-        """Metadata of the tasks."""
-        ...
+    def facts(self) -> dict[str, Fact]: ...
 
 
 @runtime_checkable
 class MovesToDevice(Protocol):
     """A network that can compute on other devices than the CPU."""
 
-    def move_to(self, device: torch.device) -> None:
-        """Move all tensors to a device."""
-        ...
+    def move_to(self, device: torch.device) -> None: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +54,6 @@ class Built:
 
     @classmethod
     def of(cls, network: Network, *, random: bool) -> Self:
-        """A network with random or stored weights."""
         return cls(network, "random" if random else "stored")
 
 

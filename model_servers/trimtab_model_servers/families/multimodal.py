@@ -38,7 +38,6 @@ class MultimodalModel(nn.Module):
 
 
 def build_multimodal(spec: ModelSpec, construct: Callable[[], MultimodalModel]) -> Built:
-    """Build a network with stored or random weights."""
     network, random = build_with_weights(spec, construct)
     return Built.of(network, random=random)
 

@@ -84,7 +84,6 @@ def best_spans(starts: Tensor, ends: Tensor, first: Tensor, max_tokens: int) -> 
 
 
 def build(spec: ModelSpec) -> Built:
-    """Build the model named by the family's suffix."""
     parameters = read_parameters(QuestionAnsweringParameters, spec)
     model, random = build_model(spec)
     served = QuestionAnswerer(model, architecture_of(spec), parameters.max_tokens, parameters.max_answer_tokens)

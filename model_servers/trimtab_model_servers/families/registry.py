@@ -125,7 +125,6 @@ def plugin_entry_points() -> dict[str, EntryPoint]:
 
 
 def not_installed(family: str, package: str) -> ModelError:
-    """The error of a plugin family whose package is missing."""
     return ModelError(
         f"family {family!r}: no module {package!r}; install it in trimtab's environment (pip install), or add its "
         "folder to PYTHONPATH; in a cluster it belongs in the model server's image"

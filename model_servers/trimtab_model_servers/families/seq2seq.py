@@ -67,7 +67,6 @@ def generated_tokens(output: torch.Tensor, settings: Any) -> torch.Tensor:
 
 
 def build(spec: ModelSpec) -> Built:
-    """Build the model named by the family's suffix."""
     parameters = read_parameters(Seq2SeqParameters, spec)
     model, random = build_model(spec)
     settings = generation_config(model, parameters.max_new_tokens, parameters.beams, random=random)

@@ -96,7 +96,6 @@ def collapse_repeats(letters: Tensor, blank: int) -> Tensor:
 
 
 def build(spec: ModelSpec) -> Built:
-    """Build the model named by the family's suffix."""
     parameters = read_parameters(SpeechParameters, spec)
     model, random = build_model(spec)
     max_samples = round(parameters.max_seconds * SAMPLES_PER_SECOND)

@@ -41,7 +41,6 @@ class TextClassifier:
 
 
 def build(spec: ModelSpec) -> Built:
-    """Build the classifier named by the family's suffix."""
     parameters = read_parameters(ClassifierParameters, spec)
     model, random = build_model(spec, num_labels=parameters.labels)
     served = TextClassifier(model, architecture_of(spec), parameters.max_tokens)

@@ -70,7 +70,6 @@ def _load_class(family: str) -> Any:
 
 
 def _build(cls: Class, spec: ModelSpec) -> Built:
-    """Create a user's module with stored or random weights."""
     check_tensors(cls, spec)
     check_parameters(cls, spec)
     module, random = build_with_weights(spec, lambda: _construct(cls, spec))
@@ -168,7 +167,6 @@ def _require_same(spec: ModelSpec, verb: str, declared: TensorSpec, expected: Te
 
 
 def _declared(cls: Class, kind: str) -> tuple[TensorSpec, ...]:
-    """Read a class's `inputs` or `outputs`."""
     declaration = getattr(cls, kind, None)
     attribute = f"{cls.__module__}:{cls.__qualname__}.{kind}"
     example = f'{kind} = {{"image": ("FP32", (3, 224, 224))}}'

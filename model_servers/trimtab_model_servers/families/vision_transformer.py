@@ -59,7 +59,6 @@ class TransformerParameters(Parameters):
 
     @property
     def checkpoint_info(self) -> CheckpointInfo:
-        """Settings of weights that do not state them."""
         return CheckpointInfo(self.heads, self.epsilon, self.activation, self.normalisation)
 
 
@@ -162,12 +161,10 @@ class ServedTransformer:
         self.active_tasks = self.active_tasks.to(device)
 
     def facts(self) -> dict[str, Fact]:
-        """Tasks by number, accuracies of registered tasks, and reasons of rejected task files."""
         return {**task_metadata(self.active_tasks.names, self.active_tasks.rejected, self.active_tasks.accuracies)}
 
 
 def build(spec: ModelSpec) -> Built:
-    """Build the transformer and prepare every operating point."""
     settings = read_parameters(TransformerParameters, spec)
     weights = find_weights(spec.storage_uri, spec.digest)
     random = isinstance(weights, RandomSeed)
@@ -255,7 +252,6 @@ def _prepare(point: OperatingPoint, stored: Checkpoint, *, proportional: bool) -
 
 
 def _load_compiled_form(served: ServedTransformer, point: OperatingPoint, folder: Path | None, max_rows: int) -> None:
-    """Load the compiled form that a point names, from the folder of the weights."""
     where, name = f"operating point {point.name!r}", point.compiled or ""
     if not name.startswith(FORM_PREFIX):
         raise ModelError(f"{where}: unknown compiled form {name!r}; `trimtab tune` writes them, as {FORM_PREFIX}…")

@@ -37,7 +37,6 @@ class _ChatCollector(Collector):
         self._models = models
 
     def collect(self) -> Iterable[Metric]:
-        """Yield every metric family once, with a sample for each chat model."""
         chats = {name: model for name, model in self._models.items() if isinstance(model, ReportsLoad)}
         yield from _gauges({name: model.pending() for name, model in chats.items()})
         yield from _counters({name: model.totals() for name, model in chats.items()})

@@ -50,14 +50,12 @@ async def stream(
 
 
 def count(model: ServedModel, infer_request: InferRequest) -> dict[str, object]:
-    """Token counts of a request."""
     if not isinstance(model, CountsTokens):
         raise RefusalError(404, f"model {infer_request.model_name!r} is no chat model; it counts no tokens")
     return model.count(infer_request).model_dump(exclude_none=True)
 
 
 def pending(model: ServedModel, name: str) -> dict[str, int]:
-    """Load of a model."""
     if not isinstance(model, ReportsLoad):
         raise RefusalError(404, f"model {name!r} is no chat model; it counts no tokens")
     return model.pending()
@@ -78,7 +76,6 @@ async def embeddings(request: web.BaseRequest, model: ServedModel, name: str, id
 
 
 async def references(request: web.BaseRequest, model: ServedModel, name: str, request_id: str) -> web.StreamResponse:
-    """Record that pending images of a chat are encoded."""
     if not isinstance(model, AwaitsImages):
         raise RefusalError(404, f"model {name!r} awaits no images")
     if request.method != "POST":

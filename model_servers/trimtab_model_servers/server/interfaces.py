@@ -15,17 +15,11 @@ from trimtab_protocol.chat.embedding_refs import ChatTokenCounts, EmbeddingCount
 class ServedModel(Protocol):
     """A model that is ready to serve."""
 
-    async def infer(self, request: InferRequest, worker: BatchWorker) -> InferResponse:
-        """Answer one request; raises RefusalError."""
-        ...
+    async def infer(self, request: InferRequest, worker: BatchWorker) -> InferResponse: ...
 
-    def metadata(self) -> dict[str, object]:
-        """The protocol's model metadata, with ``facts`` under `parameters`."""
-        ...
+    def metadata(self) -> dict[str, object]: ...
 
-    def facts(self) -> dict[str, Fact]:
-        """Metadata beyond the protocol's."""
-        ...
+    def facts(self) -> dict[str, Fact]: ...
 
 
 @runtime_checkable
@@ -40,9 +34,7 @@ class ReportsLoad(Protocol):
         """Totals since the start by name."""
         ...
 
-    async def close(self) -> None:
-        """Finish the requests in flight, and stop."""
-        ...
+    async def close(self) -> None: ...
 
 
 @runtime_checkable

@@ -59,7 +59,6 @@ class ModelRegistry:
             self.load_finished.set()
 
     def record_load_failure(self, name: str, reason: str) -> None:
-        """Record that a model could not be loaded."""
         self.load_failures[name] = reason
         self.load_finished.set()
 
@@ -81,7 +80,6 @@ _registries: list[ModelRegistry] = []
 
 
 def process_registry() -> ModelRegistry:
-    """The registry of this process, created on first use."""
     if not _registries:
         _registries.append(ModelRegistry())
     return _registries[0]

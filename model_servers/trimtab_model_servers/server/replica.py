@@ -31,36 +31,52 @@ from trimtab_protocol.mutual_tls import MutualTls
 _STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT)
 _POLL_SECONDS = 0.005
 _LOOPBACK = "127.0.0.1"
-_ANY_PORT = ReplicaPorts(0, 0, 0)
+_ANY_PORTS = ReplicaPorts(0, 0, 0)
 MAX_DRAIN_SECONDS = 20.0
 MAX_RETAINED_BLOCK_BYTES, MAX_RETAINED_BYTES = 32 * 2**20, 256 * 2**20
 """Freed memory that is retained: page faults of fresh memory took as long per batch as a small network's compute."""
 
 
+@dataclass(frozen=True, slots=True)
+class Listeners:
+    """Addresses and ports of a replica; port 0 is a free one."""
+
+    address: str = _LOOPBACK
+    """Of the data port."""
+    plain_address: str = _LOOPBACK
+    """Of MLServer's own ports."""
+    ports: ReplicaPorts = _ANY_PORTS
+    identity: MutualTls | None = None
+    """Enables mutual TLS on the data port."""
+    health_port: int | None = None
+    """Plain HTTP port that serves only health."""
+    metrics_port: int | None = None
+    """Plain HTTP port that serves only metrics."""
+
+    async def open(self, port: DataPort) -> None:
+        await port.start(self.address, self.ports.data_port, self.identity)
+        if self.health_port is not None:
+            await port.serve_health(self.address, self.health_port)
+        if self.metrics_port is not None:
+            await port.serve_metrics(self.address, self.metrics_port)
+
+
+_ON_LOOPBACK = Listeners()
+
+
 def run(
     folder: Path,
     on_ready: Callable[[ReplicaPorts], None],
-    *,
-    address: str = _LOOPBACK,
-    plain_address: str = _LOOPBACK,
-    ports: ReplicaPorts = _ANY_PORT,
+    listeners: Listeners = _ON_LOOPBACK,
     drain_seconds: float = 0.0,
-    identity: MutualTls | None = None,
-    health_port: int | None = None,
-    metrics_port: int | None = None,
 ) -> None:
     """Serve the models of a folder until SIGTERM or SIGINT, or until one of them fails for good.
 
     Args:
         folder: holds settings.json and NAME/model-settings.json, as written by `settings.write_model_folder`.
         on_ready: called once every model is loaded and warmed up and all ports listen.
-        address: address of the data port.
-        plain_address: address of MLServer's own ports.
-        ports: port numbers; 0 for a free port.
+        listeners: addresses and ports.
         drain_seconds: after a signal, serve until no request has arrived for this long, at most MAX_DRAIN_SECONDS.
-        identity: enables mutual TLS on the data port.
-        health_port: plain HTTP port that serves only health.
-        metrics_port: plain HTTP port that serves only metrics.
 
     Raises:
         ModelError: a model cannot be loaded, the folder has no model, or a model failed for good.
@@ -69,32 +85,11 @@ def run(
     retain_freed_memory(MAX_RETAINED_BLOCK_BYTES, MAX_RETAINED_BYTES)
     gc.freeze()  # else each full collection would scan all of torch, and a fork would copy the scanned pages
     with asyncio.Runner(loop_factory=event_loop.new_event_loop) as runner:
-        listeners = _Listeners(address, plain_address, ports, identity, health_port, metrics_port)
         runner.run(_serve(folder, on_ready, listeners, drain_seconds))
 
 
-@dataclass(frozen=True, slots=True)
-class _Listeners:
-    """Addresses and ports of a replica."""
-
-    address: str
-    plain_address: str
-    ports: ReplicaPorts
-    identity: MutualTls | None
-    health_port: int | None
-    metrics_port: int | None
-
-    async def open(self, port: DataPort) -> None:
-        """Open the data port and the plain ports."""
-        await port.start(self.address, self.ports.data_port, self.identity)
-        if self.health_port is not None:
-            await port.serve_health(self.address, self.health_port)
-        if self.metrics_port is not None:
-            await port.serve_metrics(self.address, self.metrics_port)
-
-
 async def _serve(
-    folder: Path, on_ready: Callable[[ReplicaPorts], None], listeners: _Listeners, drain_seconds: float
+    folder: Path, on_ready: Callable[[ReplicaPorts], None], listeners: Listeners, drain_seconds: float
 ) -> None:
     address, requested = listeners.plain_address, listeners.ports
     models = _model_settings(folder)

@@ -65,7 +65,6 @@ class TorchRuntime(MLModel):  # type: ignore[misc]  # MLServer ships no types
         return True
 
     async def predict(self, payload: types.InferenceRequest) -> types.InferenceResponse:
-        """Answer a request of MLServer's ports."""
         process = process_registry()
         try:
             raw = wants_raw(payload)

@@ -71,7 +71,6 @@ def save(checkpoint: Checkpoint, path: Path, training: Mapping[str, str]) -> Non
 
 
 def store_temperatures(path: Path, temperatures: Temperatures) -> None:
-    """Replace the temperatures of a native file."""
     metadata, _ = read_file(path)
     save(replace(load(path), temperatures=temperatures), path, metadata)
 

@@ -4,7 +4,7 @@ Rules are bipartite soft matching (ToMe, Bolya et al. 2023, section 3), the ener
 section 3), and a rule for strong rates guided by the class token's attention, as in RAPID (2026).
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -133,3 +133,23 @@ RULES: Mapping[str, Rule] = {
     "guided": Rule(guided, needs_importance=True),
 }
 """Rules by name; the first is the default."""
+
+
+def in_each_layer(schedule: Sequence[int], depth: int) -> tuple[int, ...]:
+    """Expand a schedule to every layer; one number applies to all, an empty schedule merges nothing.
+
+    Raises:
+        ValueError: neither one number nor one for each layer.
+    """
+    if len(schedule) in {0, 1}:
+        return tuple(schedule or (0,)) * depth
+    if len(schedule) != depth:
+        raise ValueError(
+            f"a schedule of {len(schedule)} numbers; this transformer has {depth} layers: give 1 or {depth}"
+        )
+    return tuple(schedule)
+
+
+def clamp_r(merged: int, mergeable: int) -> int:
+    """Limit the merged tokens of a layer to half of the mergeable ones."""
+    return max(0, min(merged, mergeable // 2))

@@ -115,7 +115,6 @@ def _part_shapes(shape: ViTConfig, classes: int, count: int) -> dict[str, tuple[
 
 
 def _read_tensors(path: Path, names: Collection[str]) -> dict[str, Tensor]:
-    """Read the named tensors that a file has, as float32."""
     try:
         with safe_open(path, framework="pt") as file:
             present = set(file.keys())
@@ -160,7 +159,6 @@ class ActiveTasks:
         return indices.where(exists, 0), exists
 
     def to(self, device: torch.device) -> "ActiveTasks":
-        """Move the heads to a device."""
         banks = {variant: bank.to(device) for variant, bank in self.banks.items()}
         return replace(self, bank_indices=self.bank_indices.to(device), banks=banks)
 
@@ -227,11 +225,9 @@ class TaskRegistry:
         return dict.fromkeys((*self._trained, *(key for _, heads in self._permanent.values() for key in heads)))
 
     def changed(self) -> bool:
-        """Whether the folder has changed since the last snapshot."""
         return [_version(path) for path in self._files()] != self._folder_versions
 
     def snapshot(self) -> ActiveTasks:
-        """Read the folder and return the active tasks."""
         tasks, accuracies, rejected = dict(self._permanent), dict(self._accuracies), {}
         self._files_by_version, previous = {}, self._files_by_version
         files = self._files()

@@ -30,7 +30,6 @@ class Head:
 
     @property
     def parts(self) -> dict[str, Tensor]:
-        """Its tensors by name."""
         parts = {"weight": self.weight, "bias": self.bias}
         return parts if self.prompts is None else {**parts, "prompts": self.prompts}
 

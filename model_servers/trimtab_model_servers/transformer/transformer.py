@@ -15,8 +15,7 @@ from torch import Tensor, nn
 from torch.nn.functional import scaled_dot_product_attention
 
 from trimtab_model_servers.transformer.config import Activation, ViTConfig
-from trimtab_model_servers.transformer.merge_schedule import clamp_r, in_each_layer
-from trimtab_model_servers.transformer.merging import RULES, MergeInputs, Rule
+from trimtab_model_servers.transformer.merging import RULES, MergeInputs, Rule, clamp_r, in_each_layer
 from trimtab_pipelines.operating_point import OperatingPoint
 
 _ACTIVATIONS: Mapping[Activation, Callable[[Tensor], Tensor]] = {

@@ -234,12 +234,10 @@ def _exclusive(path: Path, wait_seconds: float) -> Iterator[None]:
 
 
 def _lock(path: Path) -> BinaryIO:
-    """Open the lock file of a file."""
     return path.with_name(f".{path.name}.lock").open("wb")
 
 
 def _try_lock(lock: BinaryIO) -> bool:
-    """Whether the lock was acquired."""
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:

@@ -50,7 +50,6 @@ DEFAULT_LIMITS = FetchLimits()
 
 
 def require_size(size_bytes: int, limits: FetchLimits, name: str) -> None:
-    """Raise ModelError if a file is too large."""
     if size_bytes > limits.max_bytes:
         raise ModelError(f"{name}: {size_bytes} bytes exceed the {limits.max_bytes} allowed for weights")
 
@@ -62,7 +61,6 @@ def sha256(path: Path) -> str:
 
 
 def require_digest(path: Path, digest: str | None, name: str) -> None:
-    """Raise ModelError if a digest is given and the file has another."""
     if digest is not None and (actual := sha256(path)) != digest:
         raise ModelError(f"{name}: the weights have digest {actual}, but {digest} is required")
 
@@ -87,7 +85,6 @@ def referenced_files(index: bytes, name: str) -> tuple[str, ...]:
 
 
 def require_total(sizes_bytes: Iterable[int], limits: FetchLimits, name: str) -> None:
-    """Raise ModelError if a folder is too large."""
     total = sum(sizes_bytes)
     if total > limits.max_folder_bytes:
         raise ModelError(f"{name}: its files have {total} bytes, above the {limits.max_folder_bytes} allowed")

@@ -200,7 +200,6 @@ class _Source:
         return True
 
     def find(self) -> Path:
-        """Fetch the file, or use the cached one."""
         folder = hub_folder(self.repository)
         if self.pinned:
             with contextlib.suppress(Exception):  # not cached
@@ -271,7 +270,6 @@ def _is_transient(error: Exception) -> bool:
 
 
 def _status(error: Exception) -> int | None:
-    """Status of a response; None without one."""
     status: int | None = getattr(getattr(error, "response", None), "status_code", None)
     return status
 

@@ -12,7 +12,7 @@ import torch
 from tests.model_servers.engine.models import LlavaRequests, llava
 from trimtab_model_servers.engine.async_engine import AsyncEngine
 from trimtab_model_servers.engine.core import EngineCore, EngineEvent, EventListener, Gauges
-from trimtab_model_servers.engine.model_adapters import DecoderOnlyAdapter, adapt_model
+from trimtab_model_servers.engine.model_adapters import ModelAdapter, adapt_model
 from trimtab_model_servers.engine.request import (
     EngineBusy,
     FinishReason,
@@ -30,7 +30,7 @@ LIMITS = EngineLimits(slots=4, slot_tokens=200, step_tokens=40)
 POISONED = 5
 
 
-class Fragile(DecoderOnlyAdapter):
+class Fragile(ModelAdapter):
     """A model that fails on the token `POISONED`, and whose logits are NaN on the next one."""
 
     def embed(self, tokens: torch.Tensor) -> torch.Tensor:

@@ -7,7 +7,7 @@ import pytest
 
 from tests.model_servers.engine.models import TEXT, llava, mllama_model, transformers
 from trimtab_model_servers import engine
-from trimtab_model_servers.engine.model_adapters import CrossAttentionAdapter, DecoderOnlyAdapter, adapt_model
+from trimtab_model_servers.engine.model_adapters import CrossAttentionAdapter, ModelAdapter, adapt_model
 
 
 @pytest.mark.parametrize(
@@ -27,7 +27,7 @@ def test_unsupported_attention_is_rejected_by_name(config, why):
 
 
 def test_adapter_follows_the_models_image_attention():
-    assert type(adapt_model(llava())) is DecoderOnlyAdapter
+    assert type(adapt_model(llava())) is ModelAdapter
     assert type(adapt_model(mllama_model())) is CrossAttentionAdapter
 
 

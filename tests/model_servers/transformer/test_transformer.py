@@ -4,7 +4,6 @@ import pytest
 import torch
 
 from trimtab_model_servers.transformer.config import ViTConfig
-from trimtab_model_servers.transformer.merge_schedule import layer_tokens
 from trimtab_model_servers.transformer.merging import RULES
 from trimtab_model_servers.transformer.transformer import ForwardPlan, VisionTransformer
 
@@ -35,14 +34,20 @@ def seen(transformer, course):
 
 @pytest.mark.parametrize("rule", RULES)
 @pytest.mark.parametrize(
-    ("merged", "prompts", "accumulate"), [(6, 0, False), (20, 3, False), (20, 3, True), (0, 2, True)]
+    ("merged", "prompts", "accumulate", "counted"),
+    [
+        (6, 0, False, [(65, 59), (59, 53), (53, 47), (47, 41)]),
+        (20, 3, False, [(68, 48), (48, 28), (28, 16), (16, 10)]),
+        (20, 3, True, [(68, 48), (51, 31), (34, 22), (25, 19)]),
+        (0, 2, True, [(67, 67), (69, 69), (71, 71), (73, 73)]),
+    ],
 )
-def test_each_layer_sees_as_many_tokens_as_the_schedule_counts(rule, merged, prompts, accumulate):
+def test_rule_and_prompts_determine_tokens_of_each_layer(rule, merged, prompts, accumulate, counted):
     learned = torch.randn(3, 4, prompts, 32) if prompts else None
-    course = ForwardPlan((merged,) * 4, RULES[rule], prompts=learned, accumulate=accumulate)
-    counted = layer_tokens(64, 4, [merged], prompts=prompts, accumulate=accumulate)
 
-    assert seen(a_transformer(), course) == [(layer.attention, layer.perceptron) for layer in counted]
+    assert seen(a_transformer(), ForwardPlan((merged,) * 4, RULES[rule], prompts=learned, accumulate=accumulate)) == (
+        counted
+    )
 
 
 @pytest.mark.parametrize("rule", RULES)

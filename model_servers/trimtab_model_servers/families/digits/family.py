@@ -91,7 +91,6 @@ def load(path: Path) -> Locator | Reader:
 
 
 def build(spec: ModelSpec) -> Built:
-    """Build the network that the weights' metadata describes."""
     parameters = read_parameters(DigitsParameters, spec)
     weights = find_weights(spec.storage_uri, spec.digest)
     if isinstance(weights, RandomSeed):

@@ -25,7 +25,6 @@ class Convolution(nn.Module):
         return torch.relu_(x) if self.active else x
 
     def fold(self) -> None:
-        """Merge the normalisation's running statistics into the convolution; no effect if already merged."""
         norm = self.normalisation
         if not isinstance(norm, nn.BatchNorm2d):
             return
@@ -58,7 +57,6 @@ def stage(inputs: int, outputs: int, blocks: int, *, stride: int = 2) -> nn.Sequ
 
 
 def fold(network: nn.Module) -> None:
-    """Merge every normalisation of a network into its convolution, in place."""
     for module in network.modules():
         if isinstance(module, Convolution):
             module.fold()

@@ -39,7 +39,6 @@ class Calibration:
 
 
 def identity_calibration() -> NDArray[np.float32]:
-    """The identity curve."""
     return np.tile(np.linspace(0.0, 1.0, KNOTS, dtype=np.float32), (2, 1))
 
 
@@ -104,7 +103,6 @@ class MultimodalNetwork(nn.Module, ABC):
 
     @torch.no_grad()
     def calibrate(self, subset: tuple[str, ...], calibration: Calibration) -> None:
-        """Replace the calibration of a subset."""
         self.temperatures[subset_bits(subset)] = calibration.temperature
         self.knots[subset_bits(subset)] = torch.from_numpy(calibration.knots)
 

@@ -32,13 +32,11 @@ RECORDINGS_KEY: Final = "source"
 
 
 def build_network(config: EarlyConfig | LateConfig, *, seed: int) -> Network:
-    """Build a network with random weights."""
     with seeded(seed):
         return EarlyNetwork(config) if isinstance(config, EarlyConfig) else LateNetwork(config)
 
 
 def prepare_for_serving(network: Network) -> Network:
-    """Switch to evaluation and freeze, in place."""
     return network.eval().requires_grad_(requires_grad=False)
 
 
@@ -82,7 +80,6 @@ def load(path: Path) -> Network:
 
 
 def build(spec: ModelSpec) -> Built:
-    """Build the network of the family's name."""
     read_parameters(Parameters, spec)
     config = VARIANTS[spec.family.rpartition("/")[2]]
     weights = find_weights(spec.storage_uri, spec.digest)

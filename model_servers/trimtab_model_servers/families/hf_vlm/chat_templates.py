@@ -84,7 +84,6 @@ class ChatTemplate:
         ]
 
     def split(self, text: str) -> list[TemplateSegment]:
-        """Split a text at its special tokens."""
         parts = enumerate(self._special_pattern.split(text))
         return [TemplateSegment(part, special=bool(index % 2)) for index, part in parts if part]
 

@@ -59,7 +59,6 @@ class VlmConfig:
     """Name of the decoder within the model's class."""
 
     def model(self) -> Any:
-        """The model with random weights."""
         return self.model_class(self.config())
 
 

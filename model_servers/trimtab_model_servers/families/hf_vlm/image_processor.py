@@ -34,7 +34,6 @@ class PixelSettings(BaseModel):
 
 
 def normalization(name: str) -> dict[str, tuple[float, ...]]:
-    """Processor settings of a named normalization."""
     mean, deviation = FIXED[name]
     return {"image_mean": mean, "image_std": deviation}
 

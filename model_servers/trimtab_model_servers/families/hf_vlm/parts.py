@@ -93,7 +93,6 @@ def _initialize(config: VlmConfig, part: VlmPart, seed: RandomSeed, placement: P
 
 
 def _load(config: VlmConfig, part: VlmPart, folder: Path, placement: Placement) -> Any:
-    """Load a part from safetensors files."""
     if not (folder / TOKENIZER_FILE).is_file():
         raise ModelError(f"{folder}: there is no {TOKENIZER_FILE}")
     part_class = _part_class(config, part, _keys_to_ignore_on_load_unexpected=set(_ANY_KEY))

@@ -115,7 +115,6 @@ def _between_pages(message: Message) -> Sequence[str | None]:
 
 
 def build(spec: ModelSpec) -> ChatComponents:
-    """Build the components of the family's role."""
     parameters = read_parameters(PageChatParameters, spec)
     weights = find_weights(spec.storage_uri, spec.digest)
     loaded = (

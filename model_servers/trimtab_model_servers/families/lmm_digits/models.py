@@ -144,7 +144,6 @@ def save(model: Any, architecture: Architecture, tokenizer: Tokenizer, path: Pat
 
 
 def random_model(seed: int, architecture: Architecture) -> LoadedModel:
-    """Build a model with random weights, for latency measurements."""
     model = prepare_for_serving(build(architecture, seed=seed))
     return LoadedModel(model, architecture, load_default_tokenizer(), f"random-{architecture}-{seed}")
 

@@ -11,9 +11,12 @@ from multiprocessing.connection import Connection
 from multiprocessing.context import ForkServerContext, ForkServerProcess
 from pathlib import Path
 
+import huggingface_hub.constants
 import pytest
 
 from tests.builders import a_pipeline, a_stage, a_variant
+from tests.fakes.hub import Hub, hub
+from tests.fakes.object_store import ObjectStore, object_store
 from trimtab_model_servers.server.settings import write_model_folder
 from trimtab_pipelines.processes.child_process import ReplicaPorts
 
@@ -133,3 +136,31 @@ def replica(start: Callable[[Path], Replica], tmp_path_factory: pytest.TempPathF
     running = start(write_echoes(tmp_path_factory.mktemp("echoes")))
     assert isinstance(running, Replica), running
     return running
+
+
+@pytest.fixture
+def running_hub(monkeypatch) -> Iterator[Hub]:
+    """A Hugging Face Hub on loopback, which its client uses."""
+    with hub() as running:
+        monkeypatch.setattr(huggingface_hub.constants, "ENDPOINT", running.endpoint)
+        template = f"{running.endpoint}/{{repo_id}}/resolve/{{revision}}/{{filename}}"
+        monkeypatch.setattr(huggingface_hub.constants, "HUGGINGFACE_CO_URL_TEMPLATE", template)
+        yield running
+
+
+@pytest.fixture
+def store(monkeypatch) -> Iterator[ObjectStore]:
+    """An object store on loopback, with credentials in the environment."""
+    with object_store() as running:
+        monkeypatch.setenv("AWS_ENDPOINT_URL", running.endpoint)
+        monkeypatch.setenv("AWS_ACCESS_KEY_ID", "reader")
+        monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "secret")
+        yield running
+
+
+@pytest.fixture
+def weights_cache(monkeypatch, tmp_path: Path) -> Path:
+    """The folder of the weights cache."""
+    folder = tmp_path / "cache"
+    monkeypatch.setenv("TRIMTAB_WEIGHTS_CACHE", str(folder))
+    return folder

@@ -1,4 +1,4 @@
-"""Data port: disconnects and failed upstream connections."""
+"""Data port: disconnects, failed upstream connections, and cached metrics."""
 
 import logging
 from types import SimpleNamespace
@@ -8,6 +8,7 @@ import aiohttp
 import pytest
 
 from trimtab_model_servers.server import chat_routes
+from trimtab_model_servers.server.chat_metrics import CachedExposition
 from trimtab_model_servers.server.data_port import DataPort
 
 
@@ -45,3 +46,13 @@ async def test_broken_upstream_connection_is_reported_to_client(address, monkeyp
         assert (response.status, "the encoder's end" in await response.text()) == (500, True)
 
     assert len(faults(caplog)) == 1
+
+
+def test_metrics_are_rendered_at_most_once_a_second():
+    texts = iter((b"first", b"second", b"third"))
+    metrics = CachedExposition(lambda: next(texts))
+
+    assert [metrics.at(now) for now in (10.0, 10.0, 10.999, 11.0, 11.5, 60.0)] == [
+        *(b"first", b"first", b"first"),
+        *(b"second", b"second", b"third"),
+    ]

@@ -1,16 +1,15 @@
 """Model folders from an object store or the Hub: indexed files, bounds, completeness."""
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
-import huggingface_hub.constants
 import pytest
 import torch
 from safetensors.torch import save
 
-from tests.fakes.hub import COMMIT, Hub, hub
-from tests.fakes.object_store import ObjectStore, object_store
+from tests.fakes.hub import COMMIT, Hub
+from tests.fakes.object_store import ObjectStore
 from trimtab_model_servers.errors import ModelError
 from trimtab_model_servers.weights.cache import _link, linked_folder
 from trimtab_model_servers.weights.files import FetchLimits, referenced_files
@@ -25,32 +24,12 @@ Put = Callable[[dict[str, bytes]], str]
 
 
 @pytest.fixture
-def cache(monkeypatch, tmp_path: Path) -> Path:
-    folder = tmp_path / "cache"
-    monkeypatch.setenv("TRIMTAB_WEIGHTS_CACHE", str(folder))
-    return folder
-
-
-@pytest.fixture
-def store(monkeypatch, cache) -> Iterator[ObjectStore]:
-    with object_store() as running:
-        monkeypatch.setenv("AWS_ENDPOINT_URL", running.endpoint)
-        monkeypatch.setenv("AWS_ACCESS_KEY_ID", "reader")
-        monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "secret")
-        yield running
-
-
-@pytest.fixture
-def running_hub(monkeypatch, cache) -> Iterator[Hub]:
-    with hub() as one:
-        monkeypatch.setattr(huggingface_hub.constants, "ENDPOINT", one.endpoint)
-        template = f"{one.endpoint}/{{repo_id}}/resolve/{{revision}}/{{filename}}"
-        monkeypatch.setattr(huggingface_hub.constants, "HUGGINGFACE_CO_URL_TEMPLATE", template)
-        yield one
+def cache(weights_cache: Path) -> Path:
+    return weights_cache
 
 
 @pytest.fixture(params=["store", "running_hub"])
-def place(request) -> ObjectStore:
+def place(request, cache) -> ObjectStore:
     found: ObjectStore = request.getfixturevalue(request.param)
     return found
 

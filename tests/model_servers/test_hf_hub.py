@@ -5,12 +5,11 @@ import threading
 from pathlib import Path
 
 import huggingface_hub
-import huggingface_hub.constants
 import pytest
 import torch
 from safetensors.torch import save
 
-from tests.fakes.hub import COMMIT, Hub, hub
+from tests.fakes.hub import COMMIT, Hub
 from trimtab_model_servers.errors import ModelError
 from trimtab_model_servers.weights.files import FetchLimits
 from trimtab_model_servers.weights.source import find_weights
@@ -20,13 +19,8 @@ CONTENT = save({"weight": torch.arange(1000, dtype=torch.float32)})
 
 
 @pytest.fixture
-def running(monkeypatch, tmp_path):
-    with hub() as one:
-        monkeypatch.setattr(huggingface_hub.constants, "ENDPOINT", one.endpoint)
-        template = f"{one.endpoint}/{{repo_id}}/resolve/{{revision}}/{{filename}}"
-        monkeypatch.setattr(huggingface_hub.constants, "HUGGINGFACE_CO_URL_TEMPLATE", template)
-        monkeypatch.setenv("TRIMTAB_WEIGHTS_CACHE", str(tmp_path / "cache"))
-        yield one
+def running(running_hub, weights_cache):
+    return running_hub
 
 
 def gets(running: Hub) -> int:

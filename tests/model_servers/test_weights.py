@@ -7,7 +7,7 @@ from safetensors.torch import save_file
 
 from trimtab_model_servers.errors import ModelError
 from trimtab_model_servers.weights.loading import load_weights
-from trimtab_model_servers.weights.source import RandomSeed, find_weights
+from trimtab_model_servers.weights.source import RandomSeed, find_weights, take_credentials
 
 
 def a_layer() -> torch.nn.Module:
@@ -120,3 +120,25 @@ def test_a_file_cut_short(tmp_path, keep):
     path.write_bytes(path.read_bytes()[:keep])
     with pytest.raises(ModelError, match=r"model.safetensors: not a complete safetensors file"):
         load_weights(a_layer(), path)
+
+
+def test_only_known_credentials_are_taken_from_a_secret():
+    environment = {
+        "PATH": "/usr/bin",
+        "AWS_REGION": "eu-central-1",
+        "TRIMTAB_SECRET_AWS_ACCESS_KEY_ID": "reader",
+        "TRIMTAB_SECRET_AWS_ENDPOINT_URL": "http://minio:9000",
+        "TRIMTAB_SECRET_PYTHONPATH": "/weights",
+        "TRIMTAB_SECRET_LD_PRELOAD": "/weights/evil.so",
+        "TRIMTAB_SECRET_HTTPS_PROXY": "http://proxy:3128",
+        "TRIMTAB_SECRET_PATH": "/weights",
+        "TRIMTAB_SECRET_TRIMTAB_WEIGHTS_CACHE": "/",
+    }
+    take_credentials(environment)
+
+    assert environment == {
+        "PATH": "/usr/bin",
+        "AWS_REGION": "eu-central-1",
+        "AWS_ACCESS_KEY_ID": "reader",
+        "AWS_ENDPOINT_URL": "http://minio:9000",
+    }

@@ -4,11 +4,9 @@ import json
 from collections.abc import Iterator
 from pathlib import Path
 
-import huggingface_hub.constants
 import pytest
 import torch
 
-from tests.fakes.hub import hub
 from tests.model_servers.chat.chat_client import a_chat, a_chat_spec, text_of
 from tests.model_servers.chat.module_parameters import parameters_within
 from tests.model_servers.chat.test_hf_vlm import SIZES, TINY, a_photo, loaded, stored
@@ -39,14 +37,10 @@ def from_store(folder, monkeypatch, tmp_path) -> Iterator[str]:
 
 
 @pytest.fixture
-def from_hub(folder, monkeypatch) -> Iterator[str]:
-    with hub() as one:
-        monkeypatch.setattr(huggingface_hub.constants, "ENDPOINT", one.endpoint)
-        template = f"{one.endpoint}/{{repo_id}}/resolve/{{revision}}/{{filename}}"
-        monkeypatch.setattr(huggingface_hub.constants, "HUGGINGFACE_CO_URL_TEMPLATE", template)
-        for file in folder.iterdir():
-            one.put("OpenGVLab/InternVL3-8B-hf", file.name, file.read_bytes())
-        yield "hf://OpenGVLab/InternVL3-8B-hf"
+def from_hub(folder, running_hub) -> str:
+    for file in folder.iterdir():
+        running_hub.put("OpenGVLab/InternVL3-8B-hf", file.name, file.read_bytes())
+    return "hf://OpenGVLab/InternVL3-8B-hf"
 
 
 @pytest.mark.parametrize("place", ["from_store", "from_hub"])

@@ -14,7 +14,7 @@ from trimtab_model_servers.errors import ModelError
 from trimtab_model_servers.server.hosted_model import load_model
 from trimtab_model_servers.transformer import compiled
 from trimtab_model_servers.transformer.checkpoints import Checkpoint, load, save
-from trimtab_model_servers.transformer.compiled import SUFFIX, compile_form, load_form
+from trimtab_model_servers.transformer.compiled import SUFFIX, compile_form, instructions, load_form
 from trimtab_model_servers.transformer.tasks import Head
 from trimtab_model_servers.transformer.transformer import ForwardPlan, VisionTransformer
 
@@ -160,3 +160,20 @@ def test_without_a_compiler_it_is_said_what_is_missing(tmp_path, monkeypatch):
     monkeypatch.setenv("CXX", "no-such-compiler")
     with pytest.raises(ModelError, match=r"no C\+\+ compiler .no-such-compiler."):
         compile_form(VisionTransformer(SHAPE), ForwardPlan(), None, 2, tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("reported", "found"),
+    [
+        ("processor\t: 0\nflags\t\t: fpu hypervisor avx2 avx512_bf16\n", {"avx2", "avx512_bf16"}),
+        ("processor\t: 0\nFeatures\t: fp cpuid asimd i8mm bf16\n", {"asimd", "i8mm", "bf16"}),
+        ("processor\t: 0\n", set()),
+    ],
+)
+def test_instructions_are_filtered_by_prefix(tmp_path, reported, found):
+    (tmp_path / "cpuinfo").write_text(reported)
+    assert instructions(tmp_path / "cpuinfo") == found
+
+
+def test_missing_cpuinfo_gives_no_instructions(tmp_path):
+    assert instructions(tmp_path / "absent") == frozenset()

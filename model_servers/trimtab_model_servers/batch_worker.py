@@ -73,8 +73,7 @@ def _future_exception(error: BaseException) -> BaseException:
 class BatchWorker:
     """A thread that runs jobs one after another for callers on an event loop.
 
-    Args:
-        max_waiting: batches that may wait behind the running one; more are rejected.
+    At most ``max_waiting`` batches wait behind the running one; more are rejected.
     """
 
     def __init__(self, max_waiting: int = DEFAULT_MAX_WAITING) -> None:

@@ -63,12 +63,8 @@ class EngineCore:
     ) -> None:
         """Create an engine.
 
-        Args:
-            adapter: the model.
-            limits: capacity.
-            new_detokenizer: makes a detokenizer for each request; None for no text.
-            share_prefixes: whether requests reuse the prefixes of others.
-            graph_capture: captures decode steps; None for the default of the model's device.
+        ``new_detokenizer`` makes a detokenizer for each request (None: no text). ``graph_capture`` captures decode
+        steps (None: the default of the model's device).
         """
         self.limits = limits
         self._runner = ModelRunner(adapter, limits, graph_capture)

@@ -116,13 +116,10 @@ class Detector(nn.Module):
         self.head = Head(size.pyramid)
 
     def forward(self, images: Tensor) -> tuple[Tensor, Tensor]:
-        """Detect on images of values 0…1, height and width multiples of 32.
+        """Detect on images [B, 3, H, W] of values 0…1, height and width multiples of 32.
 
-        Args:
-            images: [B, 3, H, W].
-
-        Returns:
-            boxes [B, cells, 4] as left, top, right, bottom in pixels, and the score of each class [B, cells, CLASSES].
+        Returns the boxes [B, cells, 4] as left, top, right, bottom in pixels, and the score of each class
+        [B, cells, CLASSES].
         """
         x = self.stem(images)
         features = []

@@ -29,14 +29,8 @@ def write_model_folder(
 ) -> None:
     """Write settings.json and a VARIANT/model-settings.json for each variant that a replica serves.
 
-    Args:
-        pipeline: the pipeline.
-        pipeline_folder: base of relative storage URIs.
-        stage: name of the stage.
-        variants: the variants that the replica serves.
-        folder: output folder, created if missing.
-        cores: cores of the replica.
-        tasks: has a task folder for each variant, created if missing; None for no task folders.
+    ``pipeline_folder`` is the base of relative storage URIs. ``tasks`` has a task folder for each variant, created if
+    it is missing; None for no task folders.
 
     Raises:
         KeyError: the pipeline has no such stage or variant.

@@ -76,11 +76,7 @@ def store_temperatures(path: Path, temperatures: Temperatures) -> None:
 
 
 def load(path: Path, info: CheckpointInfo = UNSPECIFIED) -> Checkpoint:
-    """Load a native, torchvision or timm checkpoint.
-
-    Args:
-        path: safetensors file.
-        info: settings that a foreign file does not contain.
+    """Load a native, torchvision or timm checkpoint; ``info`` states what a foreign file does not contain.
 
     Raises:
         ModelError: the file is unusable.

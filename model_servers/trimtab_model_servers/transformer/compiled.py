@@ -74,14 +74,9 @@ def compiler_problem() -> str:
 def compile_form(
     transformer: VisionTransformer, plan: ForwardPlan, half: torch.dtype | None, max_rows: int, folder: Path
 ) -> str:
-    """Compile a transformer with a plan for this processor with torch's inductor; return the form's name.
+    """Compile a transformer on the CPU with a plan without prompts, by torch's inductor for this processor.
 
-    Args:
-        transformer: on the CPU.
-        plan: without prompts.
-        half: data type of products, unless FP32.
-        max_rows: of a batch, at least 2.
-        folder: receives the form.
+    Returns the form's name. ``half`` is the data type of products, unless FP32; ``max_rows`` is at least 2.
 
     Raises:
         ModelError: the compilation fails.

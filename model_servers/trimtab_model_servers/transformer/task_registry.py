@@ -53,12 +53,7 @@ class TaskFile(NamedTuple):
 def fingerprint(
     transformer: VisionTransformer, settings: Mapping[str, int | float | str] = MappingProxyType({})
 ) -> str:
-    """SHA-256 that identifies a transformer.
-
-    Args:
-        transformer: hashed as float16 tensors, in the order of their names.
-        settings: unusual settings that change what it computes.
-    """
+    """SHA-256 of a transformer's float16 tensors, in the order of their names, and its unusual settings."""
     digest = hashlib.sha256()
     for name, tensor in sorted(transformer.state_dict().items()):
         digest.update(name.encode())
@@ -75,16 +70,10 @@ def save_task(path: Path, record: TaskRecord, heads: Mapping[str, Head]) -> None
 
 
 def load_task(path: Path, shape: ViTConfig, fingerprint: str, prompts: Mapping[str, int]) -> TaskFile:
-    """Read a task's record and its heads for the given prompt variants.
-
-    Args:
-        path: task file.
-        shape: of the transformer.
-        fingerprint: of the transformer.
-        prompts: per layer, by prompt variant.
+    """Read a task's record and its heads for prompt variants, given with their prompts per layer.
 
     Raises:
-        ModelError: the file does not match the transformer.
+        ModelError: the file does not match the transformer of this shape and fingerprint.
     """
     record = _read_record(path)
     if record.transformer != fingerprint:
@@ -171,13 +160,8 @@ class ActiveTasks:
 class TaskRegistry:
     """Loads tasks and watches a folder.
 
-    Args:
-        checkpoint: transformer with the tasks of its weights.
-        points: operating points.
-        fingerprint: required of task files.
-        pipeline_tasks: names and files of the pipeline's tasks, None for a deleted one.
-        folder: watched for task files.
-        max_classes: limit of a task's classes.
+    ``fingerprint`` is required of task files. ``pipeline_tasks`` has the names and files of the pipeline's tasks, None
+    for a deleted one.
 
     Raises:
         ModelError: a task of the pipeline is invalid.

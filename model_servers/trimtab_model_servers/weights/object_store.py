@@ -167,9 +167,10 @@ class _Source:
 
     def _write_rest(self, metadata: Object, file: BinaryIO) -> None:
         """Append the rest of the content to a file, of the same version of the object."""
+        received = file.seek(0, os.SEEK_END)
         same_version = {"If-Match": f'"{metadata.etag}"'}
         with _errors(self._address, self._limits):
-            response = self._client.get_object(self._bucket, self._key, file.tell(), request_headers=same_version)
+            response = self._client.get_object(self._bucket, self._key, received, request_headers=same_version)
         if response.status != HTTPStatus.PARTIAL_CONTENT:
             file.seek(0)  # the store ignored the offset
         size = metadata.size or 0
@@ -180,8 +181,9 @@ class _Source:
                 if not chunk:
                     raise _TransientError(f"the connection ended after {offset} of {size} bytes")
                 self._require_time(f"only {offset} of {size} bytes arrived")
-                self._last_data_at = time.monotonic()
                 file.write(chunk)
+                if file.tell() > received:
+                    received, self._last_data_at = file.tell(), time.monotonic()
         finally:
             response.close()
             response.release_conn()

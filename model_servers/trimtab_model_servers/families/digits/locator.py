@@ -91,10 +91,7 @@ class Locator(nn.Module):
         self.register_buffer("threshold", torch.tensor(0.4))
 
     def forward(self, pages: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Find at most four objects per page.
-
-        Args:
-            pages: uint8 [B, 1, 96, 96].
+        """Find at most four objects per page, uint8 [B, 1, 96, 96].
 
         Returns:
             `count` int64 [B], objects per page; `boxes` float32 [N, 4], x0 y0 x1 y1 in pixels;
@@ -137,15 +134,9 @@ def decode(maps: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def cut_crops(pages: Tensor, page_of_row: Tensor, boxes: Tensor) -> Tensor:
-    """Resample each box to 28x28, bilinearly, the border repeated beyond the page.
+    """Resample each box [N, 4] (x0 y0 x1 y1 in pixels) of its page to uint8 [N, 1, 28, 28], bilinearly.
 
-    Args:
-        pages: uint8 [B, 1, H, W].
-        page_of_row: int64 [N], the page of each box.
-        boxes: float32 [N, 4], x0 y0 x1 y1 in pixels.
-
-    Returns:
-        uint8 [N, 1, 28, 28].
+    The pages are uint8 [B, 1, H, W]; their border is repeated beyond them.
     """
     height, width = pages.shape[-2:]
     steps = (torch.arange(CROP_SIDE_PX, dtype=torch.float32, device=boxes.device) + 0.5) / CROP_SIDE_PX

@@ -85,8 +85,7 @@ class MultimodalNetwork(nn.Module, ABC):
     def logits(self, inputs: Mapping[str, Tensor]) -> Tensor:
         """Score the ten digits, float32 [B, 10].
 
-        Args:
-            inputs: at least one of `audio` int16 [B, 6400], `video` uint8 [B, 4, 24, 24], `text` uint8 [B, 6].
+        Inputs are at least one of `audio` int16 [B, 6400], `video` uint8 [B, 4, 24, 24] and `text` uint8 [B, 6].
         """
 
     def infer(self, inputs: Mapping[str, Tensor], point: OperatingPoint | None = None) -> dict[str, Tensor]:

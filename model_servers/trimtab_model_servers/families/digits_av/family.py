@@ -69,7 +69,9 @@ def load(path: Path) -> Network:
     metadata, tensors = read_file(path)
     family = metadata.get("family", "")
     if family not in _FAMILIES:
-        raise ModelError(f"{path}: weights of family {family!r}; expected one of {', '.join(_FAMILIES)}")
+        raise ModelError(
+            f"{path}: weights of family {metadata.get('family')!r}; expected one of {', '.join(_FAMILIES)}"
+        )
     try:
         config = _FAMILIES[family].model_validate_json(metadata.get("config", ""))
         network = prepare_for_serving(build_network(config, seed=0))

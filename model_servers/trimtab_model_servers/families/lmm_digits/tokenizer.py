@@ -45,11 +45,7 @@ def special_id(tokenizer: Tokenizer, token: str) -> int:
 def prompt(tokenizer: Tokenizer, text: str, pages: int, *, page_tokens: int) -> list[int]:
     """Encode one user turn, pages first, and the start of the assistant's turn.
 
-    Args:
-        tokenizer: of the model.
-        text: the question.
-        pages: number of pages.
-        page_tokens: placeholders per page (`models.placeholders`); a register for each cell follows.
+    Each page has ``page_tokens`` placeholders (`models.placeholders`) and a register for each cell.
     """
     page = [special_id(tokenizer, IMAGE)] * page_tokens
     page += [special_id(tokenizer, register) for register in REGISTERS]

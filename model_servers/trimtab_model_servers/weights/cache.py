@@ -75,14 +75,9 @@ def cached_file(
     wait_seconds: float,
     folder: Path | None = None,
 ) -> Path:
-    """The cached file of a name, written first if it is missing or invalid.
+    """The cached file of a name, written first if it is missing or invalid; in the shared folder unless one is given.
 
-    Args:
-        name: the same for the same content.
-        is_valid: checks an existing file.
-        write: writes the content.
-        wait_seconds: how long to wait for another process that writes the file.
-        folder: None for the shared folder.
+    The name is the same for the same content. ``wait_seconds`` bounds the wait for another process that writes it.
 
     Raises:
         ModelError: the cache cannot be written, or another process takes too long.

@@ -45,11 +45,7 @@ log = logging.getLogger(__name__)
 
 
 def fetch_from_hub(address: str, limits: FetchLimits) -> Path:
-    """The local copy of a file on the Hub, downloaded unless the cache is up to date.
-
-    Args:
-        address: OWNER/NAME/FILE or OWNER/NAME@REVISION/FILE.
-        limits: bounds of a download.
+    """The local copy of OWNER/NAME/FILE or OWNER/NAME@REVISION/FILE, downloaded unless the cache is up to date.
 
     Raises:
         ModelError: no such file, too large, too slow, or huggingface_hub is missing.
@@ -68,13 +64,9 @@ def fetch_from_hub(address: str, limits: FetchLimits) -> Path:
 
 
 def fetch_repository(address: str, limits: FetchLimits) -> Path:
-    """The local copy of one revision of a model's repository: configuration, tokenizer and weights.
+    """The local copy of a model's repository, OWNER/NAME or OWNER/NAME@REVISION: configuration, tokenizer and weights.
 
     The configuration is fetched last: a cached revision that has it is complete.
-
-    Args:
-        address: OWNER/NAME or OWNER/NAME@REVISION.
-        limits: bounds of a download.
 
     Raises:
         ModelError: as of ``fetch_from_hub``; or a file is missing, or the folder is too large.

@@ -47,12 +47,7 @@ class RandomSeed:
 
 
 def find_weights(storage_uri: str, digest: str | None, limits: FetchLimits = DEFAULT_LIMITS) -> Path | RandomSeed:
-    """The local file of the weights, fetched if necessary, or the seed of random ones.
-
-    Args:
-        storage_uri: a path or URI.
-        digest: `sha256:…` that the file must have, or None.
-        limits: bounds of a download.
+    """The local file of the weights, fetched if necessary and of the given digest, or the seed of random ones.
 
     Raises:
         ModelError: naming the address and the valid form.
@@ -78,10 +73,7 @@ def find_weights(storage_uri: str, digest: str | None, limits: FetchLimits = DEF
 def find_folder(storage_uri: str, digest: str | None, limits: FetchLimits = DEFAULT_LIMITS) -> Path | None:
     """The local folder of a model as transformers writes it, fetched if necessary; None if the URI names no folder.
 
-    Args:
-        storage_uri: a folder's path, s3://BUCKET/PREFIX or hf://OWNER/NAME@COMMIT.
-        digest: must be None for a folder.
-        limits: bounds of a download.
+    A folder is a path, s3://BUCKET/PREFIX or hf://OWNER/NAME@COMMIT, and has no digest.
 
     Raises:
         ModelError: it cannot be fetched, or a digest is given.

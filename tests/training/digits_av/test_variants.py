@@ -137,5 +137,5 @@ def test_family_rejects_other_weights_and_parameters(tmp_path):
     family.save(a_network("early"), tmp_path / "early.safetensors")
     with pytest.raises(ModelError, match="not of family 'digits-av/late'"):
         registry.build(a_spec("digits-av/late", str(tmp_path / "early.safetensors")))
-    with pytest.raises(ModelError, match="parameters.depth: Extra inputs are not permitted; there are: none"):
+    with pytest.raises(ModelError, match=r"parameters\.depth: Extra inputs are not permitted"):
         registry.build(a_spec("digits-av/late", "random://?seed=1", parameters={"depth": 2}))

@@ -7,6 +7,7 @@ import asyncio
 import contextlib
 import threading
 from collections.abc import Callable, Iterator
+from functools import partial
 from queue import SimpleQueue
 from time import perf_counter
 from typing import Any, Generic, TypeVar
@@ -41,24 +42,19 @@ class _Job(Generic[Result]):
         self.started = True
         self.started_at = perf_counter()
         try:
-            result = self.work()
+            settle = partial(self.future.set_result, self.work())
         except BaseException as error:  # noqa: BLE001  (passed to the caller)
-            call_soon_threadsafe_if_open(self.loop, self._fail, _future_exception(error))
-        else:
-            call_soon_threadsafe_if_open(self.loop, self._succeed, result)
+            settle = partial(self.future.set_exception, _future_exception(error))
+        call_soon_threadsafe_if_open(self.loop, self._settle, settle)
 
     def abandon(self) -> None:
         """Cancel the job unless it has started; its caller no longer waits."""
         if not self.started:
             self.future.cancel()
 
-    def _succeed(self, result: Result) -> None:
+    def _settle(self, settle: Callable[[], None]) -> None:
         if not self.future.done():
-            self.future.set_result(result)
-
-    def _fail(self, error: BaseException) -> None:
-        if not self.future.done():
-            self.future.set_exception(error)
+            settle()
 
 
 def _future_exception(error: BaseException) -> BaseException:

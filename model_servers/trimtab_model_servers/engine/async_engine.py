@@ -65,20 +65,16 @@ class AsyncEngine:
             RequestError: the request can never be served.
             EngineBusy: the queue is full, or the engine stops.
         """
-        errors: list[BaseException] = []
-        finished = threading.Event()
+        submitted: Future[None] = Future()
 
         def submit() -> None:
             try:
-                self._core.submit(request, images, on_event)
+                submitted.set_result(self._core.submit(request, images, on_event))
             except BaseException as error:  # noqa: BLE001  (raised to the caller)
-                errors.append(error)
-            finished.set()
+                submitted.set_exception(error)
 
         self._enqueue(submit, submits=True)
-        finished.wait()
-        if errors:
-            raise errors[0]
+        submitted.result()
 
     def add_embeddings(self, request_id: str, embeddings: Mapping[int, Tensor]) -> None:
         """Add embeddings, by image number, of images that were still encoded when their request was submitted."""

@@ -6,7 +6,7 @@ tables 9 to 14 of the paper. Other settings are the defaults of the transformers
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Any, Literal
 
 Task = Literal["classification", "question-answering", "generation", "transcription", "frames"]
 
@@ -35,6 +35,11 @@ class Architecture:
     """Maximum tokens of an input, special tokens included."""
     published: str = field(kw_only=True)
     """Hugging Face repository of matching weights."""
+
+    @property
+    def special_tokens(self) -> Mapping[str, Any]:
+        """Special tokens of a text, as `sequences.model_inputs` takes them."""
+        return {"begin": self.begin, "end": self.end, "unknown": self.unknown, "padding": self.padding}
 
 
 _LARGE: dict[str, object] = {

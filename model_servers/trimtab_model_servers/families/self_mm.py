@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from trimtab_model_servers.families.interfaces import Built, Parameters, read_parameters
 from trimtab_model_servers.families.multimodal import MultimodalModel, build_multimodal
 from trimtab_model_servers.families.pretrained import TRANSFORMERS
-from trimtab_model_servers.families.sequences import frame, pack, pad_tokens, replace_unknown
+from trimtab_model_servers.families.sequences import model_inputs
 from trimtab_pipelines.model_spec import ModelSpec
 
 KNOBS = frozenset({"modalities"})
@@ -26,7 +26,6 @@ OUTPUTS = {"text": 768, "audio": 16, "video": 32}
 HEADS = {"text": 32, "audio": 16, "video": 32}
 FUSED = 128
 MODALITIES = tuple(INPUTS)
-BEGIN, END, PADDING, UNKNOWN = 101, 102, 0, 100
 _MODEL, _CONFIG = TRANSFORMERS.BertModel, TRANSFORMERS.BertConfig
 
 
@@ -99,8 +98,7 @@ class SelfMm(MultimodalModel):
         if name != "text":
             features: Tensor = self.sequences[name](tensor)
             return features
-        body = replace_unknown(pack(tensor, self.max_tokens - 2), self.config.vocab_size, UNKNOWN)
-        ids, mask = pad_tokens(frame([(BEGIN,), body, (END,)]), PADDING)
+        ids, mask = model_inputs(tensor, self.max_tokens, self.config.vocab_size)
         first: Tensor = self.bert(input_ids=ids, attention_mask=mask).last_hidden_state[:, 0]
         return first
 

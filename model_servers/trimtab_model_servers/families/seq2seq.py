@@ -9,7 +9,7 @@ from pydantic import Field
 from trimtab_model_servers.families.architectures import Architecture
 from trimtab_model_servers.families.interfaces import Built, Parameters, read_parameters
 from trimtab_model_servers.families.pretrained import TRANSFORMERS, architecture_of, build_model
-from trimtab_model_servers.families.sequences import NO_TOKEN, frame, pack, pad_tokens, replace_unknown, resize_width
+from trimtab_model_servers.families.sequences import NO_TOKEN, model_inputs, pack, resize_width
 from trimtab_pipelines.model_spec import ModelSpec
 from trimtab_pipelines.operating_point import OperatingPoint
 
@@ -35,9 +35,8 @@ class Seq2SeqNetwork:
         """Map `tokens` [B, L] to the generated `tokens` [B, max_new_tokens]."""
         del point  # a single operating point
         kind = self.architecture
-        room = min(self.max_tokens, kind.positions) - len(kind.begin) - len(kind.end)
-        text = replace_unknown(pack(inputs["tokens"], room), self.model.config.vocab_size, kind.unknown)
-        ids, mask = pad_tokens(frame([kind.begin, text, kind.end]), kind.padding)
+        limit, vocabulary = min(self.max_tokens, kind.positions), self.model.config.vocab_size
+        ids, mask = model_inputs(inputs["tokens"], limit, vocabulary, **kind.special_tokens)
         output = self.model.generate(input_ids=ids, attention_mask=mask, generation_config=self.generation_config)
         return {"tokens": generated_tokens(output, self.generation_config)}
 

@@ -38,6 +38,21 @@ def pad_tokens(tokens: Tensor, padding: int) -> tuple[Tensor, Tensor]:
     return tokens.masked_fill(tokens < 0, padding), mask
 
 
+def model_inputs(
+    tokens: Tensor,
+    max_tokens: int,
+    vocabulary: int,
+    *,
+    begin: Sequence[int] = (101,),
+    end: Sequence[int] = (102,),
+    unknown: int = 100,
+    padding: int = 0,
+) -> tuple[Tensor, Tensor]:
+    """Ids and mask of texts [B, L], cut to `max_tokens` with their special tokens; the defaults are BERT's."""
+    text = replace_unknown(pack(tokens, max_tokens - len(begin) - len(end)), vocabulary, unknown)
+    return pad_tokens(frame([begin, text, end]), padding)
+
+
 def token_counts(tokens: Tensor) -> Tensor:
     """Number of tokens of each row, [B]."""
     return (tokens >= 0).sum(dim=1)

@@ -9,7 +9,7 @@ from pydantic import Field
 from trimtab_model_servers.families.architectures import Architecture
 from trimtab_model_servers.families.interfaces import Built, Parameters, read_parameters
 from trimtab_model_servers.families.pretrained import architecture_of, build_model
-from trimtab_model_servers.families.sequences import frame, pack, pad_tokens, replace_unknown
+from trimtab_model_servers.families.sequences import model_inputs
 from trimtab_pipelines.model_spec import ModelSpec
 from trimtab_pipelines.operating_point import OperatingPoint
 
@@ -32,10 +32,8 @@ class TextClassifier:
     def infer(self, inputs: dict[str, torch.Tensor], point: OperatingPoint) -> dict[str, torch.Tensor]:
         """Map `tokens` [B, L] to `label` [B] and `confidence` [B]."""
         del point  # a single operating point
-        kind = self.architecture
-        room = self.max_tokens - len(kind.begin) - len(kind.end)
-        text = replace_unknown(pack(inputs["tokens"], room), self.model.config.vocab_size, kind.unknown)
-        ids, mask = pad_tokens(frame([kind.begin, text, kind.end]), kind.padding)
+        vocabulary, special_tokens = self.model.config.vocab_size, self.architecture.special_tokens
+        ids, mask = model_inputs(inputs["tokens"], self.max_tokens, vocabulary, **special_tokens)
         confidence, label = self.model(input_ids=ids, attention_mask=mask).logits.softmax(dim=-1).max(dim=-1)
         return {"label": label, "confidence": confidence}
 

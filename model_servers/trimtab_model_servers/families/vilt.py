@@ -15,12 +15,12 @@ from torch import Tensor, nn
 from trimtab_model_servers.families.interfaces import Built, Parameters, read_parameters
 from trimtab_model_servers.families.multimodal import MultimodalModel, build_multimodal
 from trimtab_model_servers.families.pretrained import TRANSFORMERS
-from trimtab_model_servers.families.sequences import frame, pack, pad_tokens, replace_unknown
+from trimtab_model_servers.families.sequences import model_inputs
 from trimtab_pipelines.model_spec import ModelSpec
 
 KNOBS = frozenset({"modalities"})
 MODALITIES = ("text", "image")
-BEGIN, END, PADDING, UNKNOWN = 101, 102, 0, 100
+CLASS_TOKEN = 101
 _MODEL, _CONFIG = TRANSFORMERS.ViltModel, TRANSFORMERS.ViltConfig
 
 
@@ -61,11 +61,10 @@ class Vilt(MultimodalModel):
     def _embed_text(self, text: Tensor | None, rows: int) -> tuple[Tensor, Tensor]:
         """Tokens [B, L, 768] and their mask; without text only the class token."""
         if text is None:
-            ids = torch.full((rows, 1), BEGIN)
+            ids = torch.full((rows, 1), CLASS_TOKEN)
             mask = torch.ones_like(ids)
         else:
-            body = replace_unknown(pack(text, self.max_tokens - 2), self.config.vocab_size, UNKNOWN)
-            ids, mask = pad_tokens(frame([(BEGIN,), body, (END,)]), PADDING)
+            ids, mask = model_inputs(text, self.max_tokens, self.config.vocab_size)
         embeddings = self.model.embeddings
         kinds = embeddings.token_type_embeddings.weight
         tokens: Tensor = embeddings.text_embeddings(input_ids=ids) + kinds[0]

@@ -3,7 +3,7 @@
 import contextlib
 import logging
 import zlib
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Mapping, Sequence
 
 import torch
 from aiohttp import web
@@ -22,7 +22,7 @@ from trimtab_model_servers.server.interfaces import (
     ServesChat,
     StoresEmbeddings,
 )
-from trimtab_protocol import InferRequest
+from trimtab_protocol import Buffer, InferRequest
 from trimtab_protocol.chat.internal_wire import expand_embedding_ids
 from trimtab_protocol.rest import BINARY_CONTENT_TYPE
 
@@ -103,15 +103,22 @@ async def _send_embeddings(request: web.BaseRequest, stored: Sequence[ImageEmbed
         WIDTH: str(stored[0].rows.shape[1]),
         CHECKSUM: ",".join(f"{zlib.crc32(data):08x}" for data in raw),
     }
-    total = sum(map(len, raw))
-    if total <= _WRITE_BYTES:
-        return web.Response(body=b"".join(raw), headers=headers)
+    chunks = [data[start : start + _WRITE_BYTES] for data in raw for start in range(0, len(data), _WRITE_BYTES)]
+    return await send_buffers(request, chunks, headers, join_below_bytes=_WRITE_BYTES)
+
+
+async def send_buffers(
+    request: web.BaseRequest, buffers: Sequence[Buffer], headers: Mapping[str, str], *, join_below_bytes: int
+) -> web.StreamResponse:
+    """Send buffers one after the other, or joined into one if they are small: a copy costs less than another write."""
+    total = sum(memoryview(buffer).nbytes for buffer in buffers)
+    if total <= join_below_bytes:
+        return web.Response(body=b"".join(buffers), headers=headers)
     response = web.StreamResponse(headers=headers)
     response.content_length = total
     await response.prepare(request)
-    for data in raw:
-        for start in range(0, len(data), _WRITE_BYTES):
-            await response.write(data[start : start + _WRITE_BYTES])
+    for buffer in buffers:
+        await response.write(buffer)
     await response.write_eof()
     return response
 

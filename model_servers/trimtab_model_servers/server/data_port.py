@@ -44,7 +44,6 @@ _ALIGNMENT_BYTES = 64
 _CLIENT_CLOSED_REQUEST = 499
 """Status after a client has disconnected; re-raised, the exception would be logged as a server error."""
 _JOIN_BELOW_BYTES = 64 * 2**10
-"""Responses up to this size are joined into one buffer: copying them costs less than another write."""
 
 
 class DataPort:
@@ -218,16 +217,7 @@ async def _send(request: web.BaseRequest, buffers: Sequence[Buffer], header_leng
     headers = {"Content-Type": BINARY_CONTENT_TYPE if header_length else JSON_CONTENT_TYPE}
     if header_length is not None:
         headers[HEADER_LENGTH] = str(header_length)
-    total = sum(memoryview(buffer).nbytes for buffer in buffers)
-    if total <= _JOIN_BELOW_BYTES:
-        return web.Response(body=b"".join(buffers), headers=headers)
-    response = web.StreamResponse(headers=headers)
-    response.content_length = total
-    await response.prepare(request)
-    for buffer in buffers:
-        await response.write(buffer)
-    await response.write_eof()
-    return response
+    return await chat_routes.send_buffers(request, buffers, headers, join_below_bytes=_JOIN_BELOW_BYTES)
 
 
 def _json(content: object, status: int = 200) -> web.Response:

@@ -168,7 +168,7 @@ class _Source:
     def _write_rest(self, metadata: Object, file: BinaryIO) -> None:
         """Append the rest of the content to a file, of the same version of the object."""
         received = file.seek(0, os.SEEK_END)
-        same_version = {"If-Match": f'"{metadata.etag}"'}
+        same_version: dict[str, str | list[str] | tuple[str]] = {"If-Match": f'"{metadata.etag}"'}
         with _errors(self._address, self._limits):
             response = self._client.get_object(self._bucket, self._key, received, request_headers=same_version)
         if response.status != HTTPStatus.PARTIAL_CONTENT:

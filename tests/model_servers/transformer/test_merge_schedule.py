@@ -8,7 +8,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from trimtab_model_servers.transformer.config import SHAPES
 from trimtab_model_servers.transformer.merging import clamp_r, in_each_layer
-from trimtab_model_servers.transformer.transformer import ForwardPlan, VisionTransformer
+from trimtab_model_servers.transformer.transformer import ForwardPlan, Perceptron, VisionTransformer
 
 BASE = SHAPES["base"]
 PATCH_EMBEDDING = 3 * 16**2 * BASE.width * BASE.patches
@@ -28,12 +28,12 @@ def multiplications(plan: ForwardPlan, counts: list[int] | None = None) -> int:
     """Multiplications of the layers for one image; ``counts`` receives the tokens in each layer's perceptron."""
     with torch.device("meta"), torch.no_grad(), FlopCounterMode(display=False) as counter:
         transformer = VisionTransformer(BASE)
-        for block in transformer.blocks:
-            block.mlp.register_forward_pre_hook(
+        for perceptron in (module for module in transformer.modules() if isinstance(module, Perceptron)):
+            perceptron.register_forward_pre_hook(
                 lambda _, inputs: None if counts is None else counts.append(inputs[0].shape[1])
             )
         transformer(torch.empty(1, 3, 224, 224), plan)
-    return counter.get_total_flops() // 2 - PATCH_EMBEDDING
+    return int(counter.get_total_flops()) // 2 - PATCH_EMBEDDING
 
 
 @pytest.mark.parametrize("merged", COUNTS)

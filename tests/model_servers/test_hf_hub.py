@@ -4,7 +4,6 @@ import os
 import threading
 from pathlib import Path
 
-import huggingface_hub
 import pytest
 import torch
 from safetensors.torch import save
@@ -38,16 +37,6 @@ def test_fetched_file_is_used_while_hub_is_down(running):
 
     running.objects.clear()
     assert find_weights(address, None) == first
-
-
-def test_file_in_shared_layout_is_used_while_hub_is_down(running, tmp_path):
-    address = running.put("owner/name", "model.safetensors", CONTENT)
-    huggingface_hub.hf_hub_download("owner/name", "model.safetensors", cache_dir=tmp_path / "cache" / "hf")
-    running.objects.clear()
-
-    found = find_weights(address, None)
-    assert isinstance(found, Path)
-    assert found.read_bytes() == CONTENT
 
 
 def test_a_file_above_the_bound_is_not_fetched(running, tmp_path):

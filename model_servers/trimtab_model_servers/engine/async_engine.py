@@ -69,9 +69,11 @@ class AsyncEngine:
 
         def submit() -> None:
             try:
-                submitted.set_result(self._core.submit(request, images, on_event))
+                self._core.submit(request, images, on_event)
             except BaseException as error:  # noqa: BLE001  (raised to the caller)
                 submitted.set_exception(error)
+            else:
+                submitted.set_result(None)
 
         self._enqueue(submit, submits=True)
         submitted.result()

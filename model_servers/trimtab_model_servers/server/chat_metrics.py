@@ -8,7 +8,7 @@ from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from trimtab_model_servers.server.interfaces import ReportsLoad, ServedModel
+from trimtab_model_servers.server.interfaces import ServedModel, ServesChats
 
 _GAUGES: Final[Mapping[str, tuple[str, str, Mapping[str, str]]]] = {
     "text_tokens": ("trimtab_pending_prefill_tokens", "Prompt and image tokens to compute", {"kind": "text"}),
@@ -37,7 +37,7 @@ class _ChatCollector(Collector):
         self._models = models
 
     def collect(self) -> Iterable[Metric]:
-        chats = {name: model for name, model in self._models.items() if isinstance(model, ReportsLoad)}
+        chats = {name: model for name, model in self._models.items() if isinstance(model, ServesChats)}
         yield from _gauges({name: model.pending() for name, model in chats.items()})
         yield from _counters({name: model.totals() for name, model in chats.items()})
 

@@ -14,14 +14,7 @@ from trimtab_model_servers.chat.embedding_client import CHECKSUM, ROWS, WIDTH
 from trimtab_model_servers.chat.interfaces import ImageEmbedding
 from trimtab_model_servers.chat.responses import STREAM_TYPE, FinishEvent, TokenEvent, sse_error, sse_event
 from trimtab_model_servers.errors import RefusalError
-from trimtab_model_servers.server.interfaces import (
-    AwaitsImages,
-    CountsTokens,
-    ReportsLoad,
-    ServedModel,
-    ServesChat,
-    StoresEmbeddings,
-)
+from trimtab_model_servers.server.interfaces import GeneratesText, ServedModel, ServesChats, StoresEmbeddings
 from trimtab_protocol import Buffer, InferRequest
 from trimtab_protocol.chat.internal_wire import expand_embedding_ids
 from trimtab_protocol.rest import BINARY_CONTENT_TYPE
@@ -36,7 +29,7 @@ async def stream(
     request: web.BaseRequest, model: ServedModel, infer_request: InferRequest, worker: BatchWorker
 ) -> web.StreamResponse:
     """Answer a chat by server-sent events; an error before the first event is returned as a status."""
-    if not isinstance(model, ServesChat):
+    if not isinstance(model, GeneratesText):
         raise RefusalError(404, f"model {infer_request.model_name!r} does not generate text; use /infer")
     async with contextlib.aclosing(model.stream(infer_request, worker)) as events:
         first = await anext(events)
@@ -50,13 +43,13 @@ async def stream(
 
 
 def count(model: ServedModel, infer_request: InferRequest) -> dict[str, object]:
-    if not isinstance(model, CountsTokens):
+    if not isinstance(model, ServesChats):
         raise RefusalError(404, f"model {infer_request.model_name!r} is no chat model; it counts no tokens")
     return model.count(infer_request).model_dump(exclude_none=True)
 
 
 def pending(model: ServedModel, name: str) -> dict[str, int]:
-    if not isinstance(model, ReportsLoad):
+    if not isinstance(model, ServesChats):
         raise RefusalError(404, f"model {name!r} is no chat model; it counts no tokens")
     return model.pending()
 
@@ -76,7 +69,7 @@ async def embeddings(request: web.BaseRequest, model: ServedModel, name: str, id
 
 
 async def references(request: web.BaseRequest, model: ServedModel, name: str, request_id: str) -> web.StreamResponse:
-    if not isinstance(model, AwaitsImages):
+    if not isinstance(model, GeneratesText):
         raise RefusalError(404, f"model {name!r} awaits no images")
     if request.method != "POST":
         raise RefusalError(405, f"{request.method} {request.path}: references take POST")

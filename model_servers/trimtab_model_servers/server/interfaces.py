@@ -23,8 +23,8 @@ class ServedModel(Protocol):
 
 
 @runtime_checkable
-class ReportsLoad(Protocol):
-    """A model that reports what is in flight."""
+class ServesChats(Protocol):
+    """A model that serves chats or their images."""
 
     def pending(self) -> dict[str, int]:
         """Load by name; see docs/develop/chat-stages.md."""
@@ -34,31 +34,23 @@ class ReportsLoad(Protocol):
         """Totals since the start by name."""
         ...
 
+    def count(self, request: InferRequest) -> ChatTokenCounts | EmbeddingCounts:
+        """Count the tokens of a request without computing anything; raises RefusalError."""
+        ...
+
     async def close(self) -> None: ...
 
 
 @runtime_checkable
-class ReportsFailure(Protocol):
-    """A model that may fail for good while it serves."""
+class GeneratesText(Protocol):
+    """A model that streams responses to chats, which may come before all of their images are encoded."""
+
+    pending_images: PendingImages
 
     @property
     def failure(self) -> Future[str]:
-        """Done, from any thread, once the model has failed; holds the reason."""
+        """Done, from any thread, once the model has failed for good; holds the reason."""
         ...
-
-
-@runtime_checkable
-class CountsTokens(Protocol):
-    """A model that counts the tokens of a request."""
-
-    def count(self, request: InferRequest) -> ChatTokenCounts | EmbeddingCounts:
-        """Count without computing anything; raises RefusalError."""
-        ...
-
-
-@runtime_checkable
-class ServesChat(CountsTokens, Protocol):
-    """A model that streams responses to chats."""
 
     def stream(self, request: InferRequest, worker: BatchWorker) -> AsyncGenerator[TokenEvent | FinishEvent, None]:
         """Answer a single-row request; raises RefusalError. Closing the generator cancels the request."""
@@ -74,10 +66,3 @@ class StoresEmbeddings(Protocol):
     def add_names(self, names: Sequence[str], of: str | ImageIdentity) -> dict[str, object]:
         """Store embeddings under further names; raises RefusalError 404 if an image is not cached."""
         ...
-
-
-@runtime_checkable
-class AwaitsImages(Protocol):
-    """A model that accepts chats before all of their images are encoded."""
-
-    pending_images: PendingImages

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 from trimtab_model_servers.batch_worker import BatchWorker, call_soon_threadsafe_if_open
 from trimtab_model_servers.errors import RefusalError
-from trimtab_model_servers.server.interfaces import ReportsFailure, ServedModel
+from trimtab_model_servers.server.interfaces import GeneratesText, ServedModel
 from trimtab_protocol.http_client import Tls
 
 
@@ -50,7 +50,7 @@ class ModelRegistry:
         """Add a loaded model, and watch it for failures."""
         self.models[name] = model
         self.failed_models.pop(name, None)
-        if isinstance(model, ReportsFailure):
+        if isinstance(model, GeneratesText):
             loop = asyncio.get_running_loop()
             model.failure.add_done_callback(
                 lambda failure: call_soon_threadsafe_if_open(loop, self._record_failure, name, model, failure.result())

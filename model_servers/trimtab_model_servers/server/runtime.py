@@ -15,7 +15,7 @@ from pydantic import ValidationError
 from trimtab_model_servers.errors import ModelError, RefusalError, first_problem
 from trimtab_model_servers.server.data_port import DataPort
 from trimtab_model_servers.server.hosted_model import HostedModel, load
-from trimtab_model_servers.server.interfaces import ReportsLoad, ServedModel
+from trimtab_model_servers.server.interfaces import ServedModel, ServesChats
 from trimtab_model_servers.server.mlserver_messages import from_mlserver, to_mlserver, wants_raw
 from trimtab_model_servers.server.model_registry import process_registry
 from trimtab_pipelines.model_spec import ModelSpec
@@ -92,7 +92,7 @@ class TorchRuntime(MLModel):  # type: ignore[misc]  # MLServer ships no types
             process.models.pop(self.name, None)
         if self._task_watcher is not None:
             self._task_watcher.cancel()
-        if isinstance(self._model, ReportsLoad):
+        if isinstance(self._model, ServesChats):
             await self._model.close()
         return True
 

@@ -148,11 +148,7 @@ class _Source:
         try:
             return self._commit()
         except Exception as error:  # noqa: BLE001  (as in find)
-            try:
-                self._cached(hub_folder(self.repository))
-            except Exception:  # noqa: BLE001  (nothing is cached)
-                return _retry(self._commit, error)
-            return None
+            return _retry(self._commit, error) if self._cached() is None else None
 
     def _commit(self) -> str:
         commit: str | None = self._metadata().commit_hash
@@ -162,60 +158,46 @@ class _Source:
 
     def find_unless_absent(self) -> Path | None:
         """As ``find``; None if the repository has no such file, or had none when it was cached."""
-        folder = hub_folder(self.repository)
-        try:
-            return self._cached(folder)
-        except Exception:  # noqa: BLE001  (the client has several exceptions for a missing file)
-            if not self.pinned or self._known_absent(folder):
-                return None
+        cached = self._cached()
+        if cached is not None or not self.pinned or self._known_absent():
+            return cached
         try:
             return self.find()
         except Exception as error:
             if _status(error) == HTTPStatus.NOT_FOUND:
                 with contextlib.suppress(Exception):  # the client records that the file does not exist
-                    self._download(folder, etag_timeout=_REQUEST_SECONDS)
+                    self._download(etag_timeout=_REQUEST_SECONDS)
             elif not self._is_complete():
                 raise
             return None
 
-    def _known_absent(self, folder: Path) -> bool:
+    def _known_absent(self) -> bool:
         """Whether the client has recorded that the commit has no such file."""
+        folder = hub_folder(self.repository)
         record = self.hub.try_to_load_from_cache(self.repository, self.file, cache_dir=folder, revision=self.revision)
         return record is not None and not isinstance(record, str)
 
     def _is_complete(self) -> bool:
         """Whether the whole repository is cached: the last file is."""
-        try:
-            replace(self, file=CONFIG_FILE)._cached(hub_folder(self.repository))  # noqa: SLF001  (same class)
-        except Exception:  # noqa: BLE001  (as above)
-            return False
-        return True
+        return replace(self, file=CONFIG_FILE)._cached() is not None  # noqa: SLF001  (same class)
 
     def find(self) -> Path:
-        folder = hub_folder(self.repository)
-        if self.pinned:
-            with contextlib.suppress(Exception):  # not cached
-                return self._checked(self._cached(folder))
-        try:
-            size_bytes = self.size_bytes()
-        except Exception as error:  # noqa: BLE001  (the client has several exceptions for an unavailable Hub)
+        cached = self._cached()
+        if cached is None or not self.pinned:
             try:
-                path = self._cached(folder)
-            except Exception:  # noqa: BLE001  (the Hub's error is more useful)
-                path = self._fetch(folder, _retry(self.size_bytes, error))
-        else:
-            path = self._fetch(folder, size_bytes)
-        return self._checked(path)
-
-    def _checked(self, path: Path) -> Path:
-        require_size(path.stat().st_size, self.limits, self.name)  # it may have been replaced meanwhile
-        return path
+                size_bytes = self.size_bytes()
+            except Exception as error:  # noqa: BLE001  (the client has several exceptions for an unavailable Hub)
+                if cached is None:
+                    cached = self._fetch(_retry(self.size_bytes, error))
+            else:
+                cached = self._fetch(size_bytes)
+        require_size(cached.stat().st_size, self.limits, self.name)  # it may have been replaced meanwhile
+        return cached
 
     def expected_bytes(self) -> int:
         """Size of the cached file, else the size that the Hub states."""
-        with contextlib.suppress(Exception):  # not cached
-            return self._cached(hub_folder(self.repository)).stat().st_size
-        return self.size_bytes() or 0
+        cached = self._cached()
+        return (self.size_bytes() or 0) if cached is None else cached.stat().st_size
 
     def size_bytes(self) -> int | None:
         size_bytes: int | None = self._metadata().size
@@ -225,20 +207,20 @@ class _Source:
         url = self.hub.hf_hub_url(self.repository, self.file, revision=self.revision)
         return self.hub.get_hf_file_metadata(url, timeout=_REQUEST_SECONDS)
 
-    def _fetch(self, folder: Path, size_bytes: int | None) -> Path:
+    def _fetch(self, size_bytes: int | None) -> Path:
         if size_bytes is None:
             raise ModelError(f"{self.name}: the Hub does not state its size; download it and give its path")
         require_size(size_bytes, self.limits, self.name)
-        return self._download(folder, etag_timeout=_REQUEST_SECONDS)
+        return self._download(etag_timeout=_REQUEST_SECONDS)
 
-    def _cached(self, folder: Path) -> Path:
+    def _cached(self) -> Path | None:
         try:
-            return self._download(folder, local_files_only=True)
+            return self._download(local_files_only=True)
         except Exception:  # noqa: BLE001  (the client has several exceptions for a missing file)
-            return self._download(folder.parent, local_files_only=True)  # shared by all repositories in earlier layouts
+            return None
 
-    def _download(self, folder: Path, **options: Any) -> Path:
-        arguments = options | {"cache_dir": folder, "revision": self.revision}
+    def _download(self, **options: Any) -> Path:
+        arguments = options | {"cache_dir": hub_folder(self.repository), "revision": self.revision}
         return Path(self.hub.hf_hub_download(self.repository, self.file, **arguments))
 
 

@@ -21,10 +21,7 @@ def points(**knobs):
     ("knob", "value", "words"),
     [
         ("tokenDelta", -8, "does not support merging, which operating point 'less' sets"),
-        ("prompts", {"count": 2}, "does not support prompts"),
         ("precision", "INT8", r"does not support precision, .* .INT8.; it supports: modalities"),
-        ("compiled", "inductor", "does not support compiled"),
-        ("inputSize", {"resolution": 64}, "does not support inputSize"),
     ],
 )
 def test_unsupported_knob_is_rejected(knob, value, words):

@@ -8,6 +8,7 @@ from typing import Final
 
 import torch
 from torch import Tensor, nn
+from torch.nn.utils.fusion import fuse_conv_bn_eval
 
 
 class Convolution(nn.Module):
@@ -25,17 +26,10 @@ class Convolution(nn.Module):
         return torch.relu_(x) if self.active else x
 
     def fold(self) -> None:
-        norm = self.normalisation
-        if not isinstance(norm, nn.BatchNorm2d):
-            return
-        if norm.running_mean is None or norm.running_var is None:
-            raise TypeError("a normalisation without running statistics cannot be folded")
-        with torch.no_grad():
-            gain = norm.weight / torch.sqrt(norm.running_var + norm.eps)
-            self.convolution.weight.mul_(gain[:, None, None, None])
-            if self.convolution.bias is not None:
-                self.convolution.bias.sub_(norm.running_mean).mul_(gain).add_(norm.bias)
-        self.normalisation = nn.Identity()
+        """Merge the normalisation's running statistics into the convolution; no effect if already merged."""
+        if isinstance(self.normalisation, nn.BatchNorm2d):
+            self.convolution = fuse_conv_bn_eval(self.convolution.eval(), self.normalisation.eval())
+            self.normalisation = nn.Identity()
 
 
 class Residual(nn.Module):

@@ -1,6 +1,6 @@
 """Networks of the digits-av pipeline: they classify a digit from any of audio, video and text.
 
-`early_fusion` and `late_fusion` are the two architectures, `calibration` maps scores to confidences, and `variants`
+`early_fusion` and `late_fusion` are the two architectures, `base` has their features and calibration, and `family`
 reads and writes weights.
 """
 

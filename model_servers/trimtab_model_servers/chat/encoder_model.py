@@ -151,14 +151,15 @@ class EncoderModel:
         """Encode one image per row; if the request has a name, store all of them or none."""
         name, positions = request.parameters.get(STORE_AS), self._chat_positions(request, rows)
         images = [self._row_image(request, row, number) for row, (_, number) in enumerate(positions)]
+        tenants = [self._tenant(request, row) for row in range(rows)]
         names = [] if name is None else [embedding_id(str(name), row) for row in range(rows)]
         for row_name in names:
             self.embeddings.expect(row_name)
         try:
             embeddings = await asyncio.gather(
                 *(
-                    self.encoder_scheduler.encode(image, self._tenant(request, row), count, number)
-                    for row, (image, (count, number)) in enumerate(zip(images, positions, strict=True))
+                    self.encoder_scheduler.encode(image, tenant, count, number)
+                    for image, tenant, (count, number) in zip(images, tenants, positions, strict=True)
                 )
             )
             for row_name, embedding in zip(names, embeddings, strict=False):

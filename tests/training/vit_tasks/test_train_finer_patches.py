@@ -6,11 +6,12 @@ from pathlib import Path
 import pytest
 import torch
 from torch.nn.functional import interpolate
+from torch.utils.flop_counter import FlopCounterMode
 
 from tests.training.test_task_training import stripes
 from trimtab_model_servers.server.hosted_model import load_model
 from trimtab_model_servers.transformer.checkpoints import load
-from trimtab_model_servers.transformer.merge_schedule import layer_tokens, multiplications
+from trimtab_model_servers.transformer.transformer import forward_plan
 from trimtab_pipelines.documents import load_pipeline
 from trimtab_pipelines.model_spec import model_spec
 from trimtab_training.trainer import Schedule
@@ -51,12 +52,12 @@ def test_served_variant_reaches_the_measured_accuracy(name):
     assert abs(share - expected) < 4 * (expected * (1 - expected) / ROWS) ** 0.5
 
 
-def test_merging_saves_multiplications_and_costs_accuracy():
-    depth, width, inner = train.SHAPE.depth, train.SHAPE.width, train.SHAPE.inner
-    costs = [
-        multiplications(layer_tokens(256, depth, point.merging.schedule if point.merging else ()), width, inner)
-        for point in train_finer_patches.POINTS
-    ]
+def test_merging_saves_operations_and_costs_accuracy():
+    transformer, costs = train_finer_patches.halve_patches(load(FOLDER / train.WEIGHTS)), []
+    for point in train_finer_patches.POINTS:
+        with torch.no_grad(), FlopCounterMode(display=False) as counter:
+            transformer(torch.zeros(1, 1, 32, 32), forward_plan(point, transformer.shape.depth))
+        costs.append(counter.get_total_flops())
 
     assert costs == sorted(costs, reverse=True)
     assert costs[-1] < 0.4 * costs[0]

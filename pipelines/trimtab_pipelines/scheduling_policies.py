@@ -27,13 +27,14 @@ class PolicyTraits:
     max_batch_rows: int | None = None
 
 
-_PRODUCT = {
+PRODUCT_POLICIES = {
     "EarliestDeadlineFirst": PolicyTraits(uses_fallbacks=False),
     "SlackFit": PolicyTraits(),
     "ModalityMix": PolicyTraits(escalates=True, max_batch_rows=MAX_SPLIT_ROWS),
     "TokenAdaptive": PolicyTraits(escalates=True),
 }
-_registered = dict(_PRODUCT)
+"""The policies that every process knows, by name."""
+_registered = dict(PRODUCT_POLICIES)
 
 
 def register_scheduling_policy(name: str, traits: PolicyTraits) -> None:
@@ -42,7 +43,7 @@ def register_scheduling_policy(name: str, traits: PolicyTraits) -> None:
     Raises:
         ValueError: the product has a policy of this name.
     """
-    if name in _PRODUCT:
+    if name in PRODUCT_POLICIES:
         raise ValueError(f"{name} is a scheduling policy of the product")
     _registered[name] = traits
 
@@ -61,5 +62,5 @@ def _validate_name(name: str) -> str:
 
 
 SchedulingPolicy = Annotated[
-    str, AfterValidator(_validate_name), WithJsonSchema({"enum": list(_PRODUCT), "type": "string"})
+    str, AfterValidator(_validate_name), WithJsonSchema({"enum": list(PRODUCT_POLICIES), "type": "string"})
 ]

@@ -21,12 +21,12 @@ from trimtab_adapter.simulation.environment import Environment, Failure
 from trimtab_adapter.simulation.replica_set import SimulatedReplicaSet
 from trimtab_adapter.simulation.simulator import Scenario, transports
 from trimtab_pipelines.request_outcome import DROPPED, FAILED, LATE, OK, REFUSED
+from trimtab_pipelines.scheduling_policies import PRODUCT_POLICIES
 from trimtab_protocol import InferRequest, Tensor
 from trimtab_router.refusal import Refusal
 from trimtab_router.request import NO_OPTIONS, RequestOptions
 from trimtab_router.router import Router
 from trimtab_router.scheduling.expiry import GRACE_SECONDS
-from trimtab_router.scheduling.policies import POLICIES
 from trimtab_router.scheduling.policies.interface import Dispatch, Policy, WaitUntil
 from trimtab_router.scheduling.query_of_death import QueryOfDeathDetector
 from trimtab_router.scheduling.stage_request import EscalationRule
@@ -278,7 +278,7 @@ def a_random_pipeline(rng, stages):
         chain,
         inputs=[{"name": name, "datatype": "FP32", "shape": [4], "optional": senses} for name in names],
         slo={"latency": str(rng.choice(["60ms", "150ms", "500ms"]))},
-        schedulingPolicy=str(rng.choice(list(POLICIES))),
+        schedulingPolicy=str(rng.choice(list(PRODUCT_POLICIES))),
         dropPolicy=str(rng.choice(["Predicted", "Predicted", "Expired", "Never"])),
         queue={"maxRows": int(rng.choice([30, 1000]))},
         budget={"cores": "8"},
@@ -339,7 +339,7 @@ def test_scenarios_cover_every_outcome_and_fault():
         again += scenario.policy is not None and len(row_slices) < sum(len(dispatch[5]) for dispatch in dispatches)
 
     assert ends >= {OK, LATE, DROPPED, REFUSED}
-    assert points.keys() == {"", *POLICIES}
+    assert points.keys() == {"", *PRODUCT_POLICIES}
     assert min(map(len, points.values())) > 1
     assert min(lost, changed) > 30
     assert min(wishing, again, lacking) > 5

@@ -13,6 +13,7 @@ from trimtab_router.observability.metrics import Metrics
 from trimtab_router.scheduling.interfaces import Clock, Transport
 from trimtab_router.scheduling.policies.interface import Policy
 from trimtab_router.scheduling.query_of_death import QueryOfDeathDetector
+from trimtab_router.scheduling.roles import scheduler_class
 from trimtab_router.scheduling.stage_scheduler import QueueSettings, StageScheduler
 from trimtab_router.transport.http_transport import HttpTransport
 
@@ -45,7 +46,7 @@ def create_executor(
     detector, schedulers = QueryOfDeathDetector(), dict[str, StageScheduler]()
     for stage in graph.stages:
         stats, transport = metrics.stage(stage.name), transports[stage.name]
-        scheduler = schedulers[stage.name] = StageScheduler(
+        scheduler = schedulers[stage.name] = scheduler_class(stage)(
             stage,
             plan=plan.spec.stage(stage.name) if plan else initial_stage_plan(stage),
             settings=QueueSettings(spec.queue.max_rows, spec.drop_policy, grace_seconds),

@@ -15,7 +15,6 @@ from tests.router.test_option_cache import LARGE_QUEUES, points_of, whole
 from tests.router.test_option_cache import a_view as a_queue_view
 from tests.router.token_queues import POINTS, a_view, a_work
 from trimtab_pipelines.spec import InferencePipelineSpec
-from trimtab_router.scheduling.arrival_rate import ArrivalRate
 from trimtab_router.scheduling.policies import POLICIES, register
 from trimtab_router.scheduling.policies.interface import Dispatch
 
@@ -138,23 +137,6 @@ def test_fixed_policy_uses_its_point_alone():
     works = [a_work(0.05) for _ in range(60)]
 
     assert left(fixed(ALL).decide, a_view(works))[0] == ALL
-
-
-def test_arrival_rate_forgets_old_arrivals():
-    pace = ArrivalRate(0.0)
-    for n in range(100):
-        pace.note(1, n * 0.01)
-
-    assert pace.rps(1.0) == pytest.approx(100.0, rel=0.03)
-    assert pace.rps(1.25) == pytest.approx(50.0, rel=0.03)
-    assert pace.rps(5.0) == 0.0
-
-
-def test_first_arrivals_are_no_burst():
-    pace = ArrivalRate(0.0)
-    pace.note(1, 0.001)
-
-    assert pace.rps(0.001) <= 4.0
 
 
 BASELINES = ("Mosel", "AllModalities", "Aggressive", "Random", "Otas", "PetsLike", "InfaasLike")

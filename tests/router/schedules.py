@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from trimtab_pipelines.row_splits import Floats, ParetoFront, SplitOption, cheapest_batches, pareto_fronts
-from trimtab_router.scheduling.policies.deadline_schedule import DROPPED, Job, Schedule, options_of_step
+from trimtab_router.scheduling.policies.deadline_schedule import DROPPED, Job, Schedule
 
 ACCURACIES = {"A": 0.519, "V": 0.261, "T": 0.423, "AV": 0.591, "AT": 0.782, "VT": 0.547, "AVT": 0.798}
 MILLISECONDS = {"A": 6.9, "V": 23.9, "T": 3.3, "AV": 34.1, "AT": 7.9, "VT": 27.3, "AVT": 39.8}
@@ -115,7 +115,8 @@ def kept(jobs: Sequence[Job], schedule: Schedule, start: float = 0.0) -> float:
     for step in schedule.steps:
         assert step.first_job == place
         if step.option != DROPPED:
-            options = options_of_step(jobs, step)
+            joint = {group.jobs: group for group in jobs[place].joint_options}
+            options = jobs[place] if step.jobs == 1 else joint[step.jobs]
             end += float(options.seconds[step.option])
             value += float(options.values[step.option])
             assert end <= jobs[place].deadline + 1e-9

@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 
-from tests.builders import a_pipeline, a_plan, a_stage, a_variant
-from tests.router.test_stage_scheduler import READY, SchedulerScenario
+from tests.builders import a_pipeline, a_stage, a_variant
+from tests.router.test_stage_scheduler import SchedulerScenario
 from trimtab_pipelines.accuracy_evidence import Accuracy
 from trimtab_router.scheduling.accuracy_monitor import (
     FORGET_SECONDS,
@@ -14,9 +14,6 @@ from trimtab_router.scheduling.accuracy_monitor import (
     AccuracyMonitor,
 )
 from trimtab_router.scheduling.batch_outcomes import BatchFailed, Completed, NotReady, Rejected, ReplicaLost
-from trimtab_router.scheduling.policies import slack_fit
-from trimtab_router.scheduling.replica_slots import ReplicaSlots
-from trimtab_router.scheduling.stage_scheduler import QueueSettings
 
 NOW = 7.0
 KEY, BEST = ("early", "at"), ("early", "avt")
@@ -235,27 +232,10 @@ class Audited(SchedulerScenario):
     """A stage of one replica, whose batches leave at the cheap point: its deadlines allow no other."""
 
     def __init__(self):
-        policy = slack_fit.POLICY
         self.waits = []
-        super().__init__(policy)
-        stage = a_pipeline(1).spec.stages[0]
-        described = stage.model_dump(by_alias=True) | {"outputs": OUTPUTS, "confidence": "sure"}
-        described["variants"] = [a_variant(operatingPoints=POINTS)]
         quick = {"name": "quick", "accuracy": 0.7, "serviceSeconds": {1: 0.1, 8: 0.4}}
-        plan = a_plan(a_pipeline(1), serviceSeconds={1: 1.0, 8: 4.0}, fallbacks=[quick])
-        self.scheduler = type(self.scheduler)(
-            type(stage).model_validate(described),
-            plan=plan.spec.stages[0],
-            settings=QueueSettings(1000, "Predicted", 10.0),
-            policy=policy,
-            clock=self.clock,
-            transport=self,
-            stats=self,
-            query_of_death=None,
-        )
-        self.slots = [ReplicaSlots("slot")]
-        self.slots[0].set_ready_variants(READY)
-        self.scheduler.set_replicas(self.slots)
+        stage = {"outputs": OUTPUTS, "confidence": "sure", "variants": [a_variant(operatingPoints=POINTS)]}
+        super().__init__("SlackFit", stage=stage, fallbacks=[quick])
 
     def observe_queue_seconds(self, seconds):
         self.waits.append(seconds)

@@ -15,8 +15,9 @@ from trimtab_router.scheduling.batch_outcomes import BatchFailed, Cancelled, Com
 from trimtab_router.scheduling.policies import POLICIES
 from trimtab_router.scheduling.query_of_death import QueryOfDeathDetector
 from trimtab_router.scheduling.replica_slots import ReplicaSlots
+from trimtab_router.scheduling.roles import GenerationScheduler
 from trimtab_router.scheduling.stage_request import StageRequest
-from trimtab_router.scheduling.stage_scheduler import QueueSettings, StageScheduler
+from trimtab_router.scheduling.stage_scheduler import QueueSettings
 
 LAST = LastChunk("", "stop", Usage(3, 2, 0, 0, 3))
 OUTPUTS = {"text": np.array([b"a b"], object), "finish_reason": np.array([b"stop"], object), "usage": np.zeros((1, 5))}
@@ -32,7 +33,7 @@ class Writers:
         self.wrote: Any = None
         self.stats_calls = []
         self.slots = [ReplicaSlots(f"slot-{n}") for n in range(slots)]
-        self.scheduler = StageScheduler(
+        self.scheduler = GenerationScheduler(
             pipeline.spec.stages[-1],
             plan=a_plan(pipeline, batchSize=places, **plan).spec.stages[-1],
             settings=QueueSettings(100, drop_policy, 10.0),

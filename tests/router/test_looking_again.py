@@ -9,9 +9,7 @@ from trimtab_pipelines.escalation import TaskEscalation
 from trimtab_router.request import RequestOptions
 from trimtab_router.scheduling.batch_outcomes import Completed, ReplicaLost
 from trimtab_router.scheduling.policies.interface import Dispatch, Policy, WaitUntil
-from trimtab_router.scheduling.replica_slots import ReplicaSlots
 from trimtab_router.scheduling.stage_request import EscalationRule
-from trimtab_router.scheduling.stage_scheduler import QueueSettings
 
 POINTS = [{"name": "default", "accuracy": 0.9}, {"name": "quick", "accuracy": 0.7}]
 OUTPUTS = [{"name": "y", "datatype": "FP32", "shape": [4]}, {"name": "sure", "datatype": "FP32"}]
@@ -47,27 +45,10 @@ class Looking(SchedulerScenario):
     """A stage whose model says how certain it is."""
 
     def __init__(self, slots=1, points=POINTS, **changes):
-        super().__init__(Policy(quick_first, uses_fallbacks=True), slots=slots, **changes)
-        pipeline = a_pipeline(1)
-        stage = pipeline.spec.stages[0]
-        described = stage.model_dump(by_alias=True) | {"outputs": OUTPUTS, "confidence": "sure"}
-        described["variants"] = [a_variant(operatingPoints=points)]
         quick = {"name": "quick", "accuracy": 0.7, "serviceSeconds": {1: 0.1, 8: 0.4}}
-        plan = a_plan(pipeline, serviceSeconds={1: 1.0, 8: 4.0}, fallbacks=[quick])
-        self.scheduler = type(self.scheduler)(
-            type(stage).model_validate(described),
-            plan=plan.spec.stages[0],
-            settings=QueueSettings(100, changes.get("drop_policy", "Predicted"), 10.0),
-            policy=Policy(quick_first, uses_fallbacks=True),
-            clock=self.clock,
-            transport=self,
-            stats=self,
-            query_of_death=None,
-        )
-        self.slots = [ReplicaSlots(f"slot-{n}") for n in range(slots)]
-        for slot in self.slots:
-            slot.set_ready_variants(READY)
-        self.scheduler.set_replicas(self.slots)
+        stage = {"outputs": OUTPUTS, "confidence": "sure", "variants": [a_variant(operatingPoints=points)]}
+        policy = Policy(quick_first, uses_fallbacks=True)
+        super().__init__(policy, slots=slots, stage=stage, fallbacks=[quick], **changes)
 
     def answer(self, batch, confidences):
         """Give each row of a batch its place in the batch, plus 100 at the better point."""

@@ -7,12 +7,13 @@ import pytest
 
 from benchmarks.schedule import deciding
 from tests.router.test_queue import Caller
+from trimtab_pipelines.scheduling_policies import MAX_SPLIT_ROWS
 from trimtab_router.request import RequestOptions
 from trimtab_router.scheduling.policies import POLICIES, modality_mix
 from trimtab_router.scheduling.policies.interface import Dispatch, SchedulerView
 from trimtab_router.scheduling.policies.job_groups import JobGroup, group_jobs, job_options
 from trimtab_router.scheduling.policies.option_cache import OptionCache, precompute_tables, undominated
-from trimtab_router.scheduling.policies.split_table import ESCALATION_FILL_ROWS, MAX_SPLIT_ROWS, split_table
+from trimtab_router.scheduling.policies.split_table import ESCALATION_FILL_ROWS, split_table
 from trimtab_router.scheduling.queue import DeadlineQueue
 from trimtab_router.scheduling.stage_request import EscalationRule, RowSlice, ServedRows, StageRequest
 
@@ -37,9 +38,9 @@ def whole(work, **changes):
 
 
 def a_unit(*works):
-    unit = JobGroup([], 0, 1.0)
+    unit = JobGroup(1.0)
     for work in works:
-        unit.add(whole(work), work.rows, work.deadline)
+        unit.add(whole(work), work.rows)
     return unit
 
 
@@ -89,9 +90,8 @@ def test_only_the_profiled_point_escalates():
 
     found = job_options(OptionCache(view), group_jobs(OptionCache(view), 20)[0], mixed=True)
     assert found is not None
-    assert [
-        line.split_option.name for option in range(found.indices.size) for line, _ in found.serving_options(option)
-    ] == ["all"]
+    options = [line for option in range(found.indices.size) for line, _ in found.serving_options(option)]
+    assert [(line.point, line.escalation) for line in options] == [("all", None)]
     assert found.values == pytest.approx([0.7847 - 0.33])
     assert [point.name for point in view.points if point.suits(doubted)] == ["all"]
     leaving = modality_mix.decide(view)
@@ -128,12 +128,11 @@ def test_escalation_is_dispatched_at_once_if_queue_is_empty():
 
 def test_escalated_rows_are_charged_a_shared_batch():
     book = OptionCache(a_view()).point_options([whole(a_job(4))]).split_table
-    line = next(line for line in book.options if line.escalation is not None)
+    place, line = next((place, line) for place, line in enumerate(book.options) if line.escalation is not None)
     assert line.escalation is not None
-    assert line.escalation_point is not None
-    first, again = np.array(book.batches[line.point].seconds), np.array(book.batches[line.escalation_point].seconds)
+    first, again = (np.array(book.batches[index].seconds) for index in (line.point_index, line.escalation_index))
     share = line.escalation.share
-    charged, rows = np.array(line.split_option.seconds) - first, np.arange(65)
+    charged, rows = np.array(book.split_options[place].seconds) - first, np.arange(65)
     alone = again[np.ceil(share * rows - 1e-9).astype(int)]
 
     few = share * rows <= ESCALATION_FILL_ROWS

@@ -4,7 +4,6 @@ import asyncio
 from typing import Any
 
 import numpy as np
-import pytest
 
 from tests.builders import a_stage, a_variant
 from tests.router.fakes import FakeReplica, a_pipeline, a_rig
@@ -48,17 +47,14 @@ class Reading(FakeReplica):
         return {"y": inputs["x"]}
 
 
-@pytest.mark.parametrize(("policy", "status"), [("EarliestDeadlineFirst", 504), ("SlackFit", 200)])
-async def test_request_reachable_only_by_the_faster_point(policy, status):
+async def test_request_reachable_only_by_the_faster_point():
     replica = Reading()
-    async with a_rig(a_pipeline_of_two_points(schedulingPolicy=policy), {"stage-0": [replica]}, **PLAN) as rig:
-        found, answer, _ = await rig.rest(a_request_for(5))
+    async with a_rig(a_pipeline_of_two_points(schedulingPolicy="SlackFit"), {"stage-0": [replica]}, **PLAN) as rig:
+        _, answer, _ = await rig.rest(a_request_for(5))
 
-        assert found == status
-        if status == 200:
-            assert replica.seen[0].parameters["operating_point"] == "half"
-            assert answer.parameters["trimtab.stage-0.operating_point"] == "half"
-            assert answer.parameters["trimtab.expected_accuracy"] == 0.8
+        assert replica.seen[0].parameters["operating_point"] == "half"
+        assert answer.parameters["trimtab.stage-0.operating_point"] == "half"
+        assert answer.parameters["trimtab.expected_accuracy"] == 0.8
 
 
 async def test_with_slack_the_better_point_runs_and_reads_all():

@@ -11,7 +11,6 @@ from tests.router.test_generation import Writers
 from tests.router.test_queue import Caller
 from trimtab_protocol.chat.embedding_refs import EmbeddingRef, EncodedImage, blank_image, dump_refs
 from trimtab_protocol.chat.internal_wire import Chunk, LastChunk, Usage
-from trimtab_router.scheduling.generation import GenerationTracker
 from trimtab_router.scheduling.prompt_lengths import PromptFeatures, PromptLengths
 from trimtab_router.scheduling.stage_request import StageRequest
 
@@ -21,23 +20,18 @@ READS = {"serviceSeconds": {1: 0.1}, "promptTokens": 5.0, "prefillSeconds": {5: 
 QUARTER = Usage(prompt=10, text=10)
 
 
-def writing(top: Writers) -> GenerationTracker:
-    assert top.scheduler.generation is not None
-    return top.scheduler.generation
-
-
 class Readers(Writers):
     """Scheduler that has learnt that four bytes of text are a token."""
 
     def __init__(self, **given):
         super().__init__(**(READS | given))
         for _ in range(20):
-            writing(self).prompt_lengths.learn(PromptFeatures(40), QUARTER)
+            self.scheduler.prompt_lengths.learn(PromptFeatures(40), QUARTER)
 
     def chat(self, text_bytes, deadline):
         inputs = {"messages": np.array([b"m" * text_bytes], object)}
         work = StageRequest(Caller(), "text", 1, inputs, deadline=deadline, now=self.clock.now)
-        writing(self).estimate_prompts(work, images=0)
+        self.scheduler.estimate_prompts(work, images=0)
         refusal = self.scheduler.refusal_of(work, self.clock.now)
         if refusal is None:
             self.scheduler.enqueue(work)
@@ -170,11 +164,11 @@ def test_without_profile_all_prompts_weigh_the_same(unknown):
 def test_scheduler_learns_prompt_lengths_from_responses():
     top = Writers(**READS)
     work = StageRequest(Caller(), "text", 1, {"messages": np.array([b"m" * 400], object)}, deadline=9.0, now=0.0)
-    writing(top).estimate_prompts(work, images=0)
+    top.scheduler.estimate_prompts(work, images=0)
     assert (work.prompt_tokens, work.prefill_seconds) == ((), 0.0)
     top.scheduler.enqueue(work)
     top.settle()
     (batch,) = top.sent
     top.wrote(batch, LastChunk("", "stop", Usage(prompt=100, completion=1, text=100)))
 
-    assert writing(top).prompt_lengths.tokens(PromptFeatures(800)) == pytest.approx(200)
+    assert top.scheduler.prompt_lengths.tokens(PromptFeatures(800)) == pytest.approx(200)

@@ -5,20 +5,11 @@ import pytest
 from tests.builders import a_pipeline, a_plan, a_variant
 from trimtab_pipelines.documents import DocumentError, validate_plan
 from trimtab_router.observability.arrivals import KEPT_SECONDS, ArrivalCounter
-from trimtab_router.scheduling.replica_selection import effective_variant, least_loaded, variant_for
+from trimtab_router.scheduling.replica_selection import ReplicaSelection
+from trimtab_router.scheduling.replica_slots import ReplicaSlots
 from trimtab_router.scheduling.service_time import MAX_IDLE_DROPS, ServiceTimes, interpolate, wait_for_others
 
 KEY = ("small", "default")
-
-
-class Candidate:
-    """A replica as the choice sees it."""
-
-    def __init__(self, *ready, free=True, pending_tokens=0, last_used=0):
-        self.ready_variants = frozenset(ready)
-        self.free = free
-        self.pending_tokens = pending_tokens
-        self.last_used = last_used
 
 
 @pytest.mark.parametrize(("rows", "seconds"), [(1, 0.01), (2, 0.02), (3, 0.025), (4, 0.03), (8, 0.06)])
@@ -281,28 +272,38 @@ def test_clock_set_back_creates_no_peak():
     assert counter.history(1003.0)[-2:] == [0, 0]
 
 
+def a_selection():
+    variants = [a_variant(name) for name in ("old", "new", "other")]
+    return ReplicaSelection(a_pipeline([{**a_pipeline_stage(), "variants": variants}]).spec.stages[0], "new")
+
+
+def a_replica(*ready, inflight=0, last_used=0, capacity=1):
+    replica = ReplicaSlots(inflight=inflight, last_used=last_used)
+    replica.set_ready_variants(frozenset(ready))
+    replica.set_capacity(capacity)
+    return replica
+
+
 def test_variant_runs_once_it_is_ready():
-    assert variant_for(frozenset({"old", "new"}), "new", "old") == "new"
-    assert variant_for(frozenset({"old", "other"}), "new", "old") == "old"
-    assert variant_for(frozenset({"other"}), "new", "old") == "other"
-    assert variant_for(frozenset(), "new", "old") is None
-    assert effective_variant([Candidate("old")], "new", "old") == "old"
-    assert effective_variant([Candidate("old"), Candidate("new")], "new", "old") == "new"
-    assert effective_variant([], "new", "old") == "old"
+    selection = a_selection()
+    assert selection.variant_for(a_replica("old", "new"), "old") == "new"
+    assert selection.variant_for(a_replica("old", "other"), "old") == "old"
+    assert selection.variant_for(a_replica("other"), "old") == "other"
+    assert selection.variant_for(a_replica(), "old") is None
+    assert selection.effective_variant([a_replica("old")], "new", "old") == "old"
+    assert selection.effective_variant([a_replica("old"), a_replica("new")], "new", "old") == "new"
+    assert selection.effective_variant([], "new", "old") == "old"
 
 
 def test_least_loaded_free_replica_with_planned_variant_is_next():
-    busy, other = Candidate("new", free=False), Candidate("old")
-    loaded, recent, rested = (
-        Candidate("new", pending_tokens=1),
-        Candidate("new", last_used=9),
-        Candidate("new", last_used=3),
-    )
+    selection, other = a_selection(), a_replica("old")
+    busy, loaded = a_replica("new", inflight=1), a_replica("new", inflight=1, capacity=2)
+    recent, rested = a_replica("new", last_used=9), a_replica("new", last_used=3)
 
-    assert least_loaded([busy, other, loaded, recent, rested], "new") is rested
-    assert least_loaded([busy, other, loaded], "new") is loaded
-    assert least_loaded([busy, other], "new") is other
-    assert least_loaded([busy], "new") is None
+    assert selection.free_replica([busy, other, loaded, recent, rested], "new") is rested
+    assert selection.free_replica([busy, other, loaded], "new") is loaded
+    assert selection.free_replica([busy, other], "new") is other
+    assert selection.free_replica([busy], "new") is None
 
 
 @pytest.mark.parametrize(

@@ -3,14 +3,23 @@
 from itertools import pairwise
 from typing import Any, cast
 
+import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.builders import a_pipeline
+from tests.clocks import FakeClock
 from tests.router.test_queue import Caller
+from trimtab_router.scheduling.batch_completion import BatchCompletion
+from trimtab_router.scheduling.batch_outcomes import Completed, NotReady
+from trimtab_router.scheduling.policies.interface import Point
 from trimtab_router.scheduling.queue import DeadlineQueue
 from trimtab_router.scheduling.replica_slots import Batch, ReplicaSlots
-from trimtab_router.scheduling.single_flight import SingleFlight, unique_rows
+from trimtab_router.scheduling.single_flight import SingleFlight
 from trimtab_router.scheduling.stage_request import RowSlice, StageRequest
+
+POINT = Point("default", 0.9, lambda _: 0.1)
+LOST, MADE = NotReady(), Completed((), "default")
 
 
 class Keeper:
@@ -38,9 +47,20 @@ class Counts:
     def count_deduplicated_row(self, how):
         self.how.append(how)
 
+    def count_retry(self, reason):
+        pass
 
-def unasked(piece, home, outputs):
-    raise AssertionError("no replica is asked")
+    def record_replica_error(self, message):
+        pass
+
+
+def a_single_flight(keeper, queue, **changes):
+    stage = a_pipeline(1).spec.stages[0]
+    stats = cast("Any", Counts())
+    completion = BatchCompletion(stage, queue, stats)
+    return SingleFlight(
+        cast("Any", keeper), queue, completion, **{"clock": FakeClock(), "stats": stats, "wake": lambda: None} | changes
+    )
 
 
 def a_slice(shows, deadline=1.0):
@@ -51,7 +71,7 @@ def a_slice(shows, deadline=1.0):
 
 def a_batch(row_slices):
     rows = sum(row_slice.rows for row_slice in row_slices)
-    return Batch(ReplicaSlots("one"), "v", cast("Any", None), row_slices, rows, 0.0, True)
+    return Batch(ReplicaSlots("one"), "v", POINT, row_slices, rows, 0.0, True)
 
 
 def shown(pieces):
@@ -64,13 +84,13 @@ batches = st.lists(st.text("abcd", min_size=1, max_size=6), min_size=1, max_size
 @given(batches, batches, st.sampled_from([0, 1, 2, 60]))
 def test_each_image_is_encoded_once_and_no_row_is_lost(leaving, waiting, most):
     keeper, queue = Keeper(most), DeadlineQueue(100)
-    sharing = SingleFlight(cast("Any", keeper), unasked, cast("Any", Counts()))
+    sharing = a_single_flight(keeper, queue)
     for number, shows in enumerate(waiting):
         queue.push(a_slice(shows, deadline=float(number)))
-    unique, doubles = unique_rows([a_slice(shows) for shows in leaving])
+    unique = sharing.unique_rows([a_slice(shows) for shows in leaving])
     assert len(set(shown(unique))) == len(shown(unique)) == len(set("".join(leaving)))
     batch = a_batch(unique)
-    sharing.on_dispatch(batch, doubles, queue)
+    sharing.on_dispatch(batch)
 
     all_rows = sorted("".join(leaving) + "".join(waiting))
     assert sorted(shown(unique) + shown(batch.joined_rows) + shown(queue)) == all_rows
@@ -81,17 +101,18 @@ def test_each_image_is_encoded_once_and_no_row_is_lost(leaving, waiting, most):
     if most >= 5 * 6 * 2:
         assert not set(shown(queue)) & set(shown(unique))
     assert len(sharing) == len(shown(unique))
-    sharing.on_batch_end(batch, made=False)
+    sharing.on_batch_end(batch, LOST, 1.0)
     assert len(sharing) == 0
+    assert sorted(shown(unique) + shown(queue)) == all_rows
     assert shown(sharing.join_in_flight(a_slice("abcd"))) == ["a", "b", "c", "d"]  # a completed batch is not joined
     assert all(one.request.deadline <= other.request.deadline for one, other in pairwise(queue))
 
 
 def test_row_joins_the_batch_in_flight_with_its_image():
-    keeper, queue = Keeper(), DeadlineQueue(100)
-    sharing = SingleFlight(cast("Any", keeper), unasked, cast("Any", Counts()))
+    keeper = Keeper()
+    sharing = a_single_flight(keeper, DeadlineQueue(100))
     batch = a_batch([a_slice("xyz")])
-    sharing.on_dispatch(batch, [], queue)
+    sharing.on_dispatch(batch)
 
     left = sharing.join_in_flight(a_slice("aybzc"))
     assert shown(left) == ["a", "b", "c"]
@@ -102,55 +123,53 @@ def test_row_joins_the_batch_in_flight_with_its_image():
 
 
 def test_rows_of_closed_requests_are_forgotten():
-    queue, sharing = DeadlineQueue(100), SingleFlight(cast("Any", Keeper()), unasked, cast("Any", Counts()))
+    sharing = a_single_flight(Keeper(), DeadlineQueue(100))
     gone = a_slice("xy")
     gone.request.close()
     batch = a_batch([gone, a_slice("z")])
-    sharing.on_dispatch(batch, [], queue)
+    sharing.on_dispatch(batch)
     assert sharing.join_in_flight(a_slice("z")) == []
     assert len(sharing) == 1
 
 
 def test_producers_are_remembered_up_to_the_limit():
-    keeper, came = Keeper(), []
-
-    def found(_, home, outputs):
-        came.append((home.variant, outputs))
-
-    counts = cast("Any", cast("Any", Counts()))
-    sharing = SingleFlight(cast("Any", keeper), found, counts, max_producers=2)
+    keeper, queue, counts, wakes = Keeper(), DeadlineQueue(9), Counts(), []
+    sharing = a_single_flight(keeper, queue, stats=counts, wake=lambda: wakes.append(1), max_producers=2)
     batch = a_batch([a_slice("xyz")])
     batch.replica.set_ready_variants(frozenset({"v"}))
-    sharing.on_dispatch(batch, [], DeadlineQueue(9))
-    sharing.on_batch_end(batch, made=True)
+    sharing.on_dispatch(batch)
+    sharing.on_batch_end(batch, MADE, 1.0)
 
-    assert shown(sharing.unshared_rows(a_slice("xyaz"), again=False)) == ["x", "a"]  # x was forgotten for y and z
-    assert shown(sharing.unshared_rows(a_slice("y"), again=True)) == ["y"]
+    asking = a_slice("xyaz")
+    assert shown(sharing.on_enqueue(asking)) == ["x", "a"]  # x was forgotten for y and z
     (y, have_y), (z, have_z) = keeper.fetched
     assert (y, z) == (["y"], ["z"])
-    have_y({"references": 1})
+    have_y({"references": np.ones(1)})
     have_z(None)
-    assert came == [("v", {"references": 1}), ("v", None)]
+    assert [start for start, _ in asking.request.owner.advanced] == [1]
+    assert (shown(queue), wakes) == (["z"], [1])
     assert counts.how == ["cache"]
-    assert shown(sharing.unshared_rows(a_slice("yz"), again=False)) == ["z"]
+    assert shown(sharing.on_enqueue(a_slice("yz"))) == ["z"]
     batch.replica.set_ready_variants(frozenset())
-    assert shown(sharing.unshared_rows(a_slice("y"), again=False)) == ["y"]
+    assert shown(sharing.on_enqueue(a_slice("y"))) == ["y"]
 
 
 def test_replica_without_cache_is_asked_only_now_and_then():
     keeper, queue = Keeper(), DeadlineQueue(100)
-    sharing = SingleFlight(cast("Any", keeper), lambda *_: None, cast("Any", Counts()))
+    sharing = a_single_flight(keeper, queue)
 
     def asked(*, has: bool) -> bool:
         """Show an image that was made lately; tell whether its replica was asked for it."""
         batch = a_batch([a_slice("x")])
         batch.replica.set_ready_variants(frozenset({"v"}))
-        sharing.on_dispatch(batch, [], queue)
-        sharing.on_batch_end(batch, made=True)
+        sharing.on_dispatch(batch)
+        sharing.on_batch_end(batch, MADE, 1.0)
         before = len(keeper.fetched)
-        sharing.unshared_rows(a_slice("x"), again=False)
+        sharing.on_enqueue(a_slice("x"))
         for _, came in keeper.fetched[before:]:
-            came({} if has else None)
+            came({"references": np.ones(1)} if has else None)
+        while queue.rows:
+            queue.pop()
         return len(keeper.fetched) > before
 
     assert all(asked(has=False) for _ in range(20))

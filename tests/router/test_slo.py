@@ -5,6 +5,7 @@ import pytest
 
 from tests.builders import a_pipeline, a_stage, a_variant
 from tests.router.chats import a_chat_pipeline, a_writer
+from tests.router.test_generation import Writers
 from tests.router.test_stage_scheduler import SchedulerScenario
 from trimtab_pipelines.tasks import TaskRecord
 from trimtab_protocol import InferRequest
@@ -23,7 +24,8 @@ def a_resolver(pipeline=None):
     pipeline = pipeline or a_pipeline(
         [a_stage(variants=[a_variant(tasks=[TASK]), a_variant("large")])], slo={"latency": "100ms"}
     )
-    graph, top = Graph(pipeline.spec), SchedulerScenario()
+    graph = Graph(pipeline.spec)
+    top = Writers(pipeline) if graph.stages[0].generates else SchedulerScenario()
     scheduler = top.scheduler
     scheduler.stage = scheduler.latency_model.stage = graph.stages[0]
     executor = PipelineExecutor(graph, {graph.stages[0].name: scheduler}, top.clock)

@@ -1,11 +1,14 @@
 """Stage scheduler, with a fake clock and a fake transport."""
 
+from typing import Any, cast
+
 import numpy as np
 import pytest
 
 from tests.builders import a_pipeline, a_plan, a_variant
 from tests.clocks import FakeClock
 from tests.router.test_queue import Caller
+from trimtab_pipelines.stages import Stage
 from trimtab_router.request import NO_OPTIONS, RequestOptions
 from trimtab_router.scheduling.batch_outcomes import BatchFailed, Completed, NotReady, Rejected, ReplicaLost
 from trimtab_router.scheduling.policies import POLICIES
@@ -13,7 +16,7 @@ from trimtab_router.scheduling.policies.interface import Dispatch, Policy, WaitU
 from trimtab_router.scheduling.query_of_death import QueryOfDeathDetector
 from trimtab_router.scheduling.replica_slots import NOTHING, ReplicaSlots
 from trimtab_router.scheduling.stage_request import StageRequest
-from trimtab_router.scheduling.stage_scheduler import QueueSettings, StageScheduler
+from trimtab_router.scheduling.stage_scheduler import ArrivalRate, QueueSettings, StageScheduler
 
 READY = frozenset({"small"})
 FAST = {"name": "fast", "accuracy": 0.5}
@@ -22,22 +25,24 @@ FAST = {"name": "fast", "accuracy": 0.5}
 class SchedulerScenario:
     """Scheduler of one stage, with its clock, transport and statistics."""
 
-    def __init__(self, policy="EarliestDeadlineFirst", *, drop_policy="Predicted", slots=1, repeatable=True, **plan):
+    def __init__(
+        self, policy="EarliestDeadlineFirst", *, drop_policy="Predicted", slots=1, repeatable=True, stage=None, **plan
+    ):
         points = [{"name": "default", "accuracy": 0.9}, FAST]
         pipeline = a_pipeline(1)
-        stage = pipeline.spec.stages[0].model_copy(update={"retryable": repeatable})
-        variant = stage.variants[0].model_validate(a_variant(operatingPoints=points))
+        described = pipeline.spec.stages[0].model_dump(by_alias=True) | {"retryable": repeatable}
+        described |= {"variants": [a_variant(operatingPoints=points)]} | (stage or {})
         self.clock = FakeClock()
         self.sent = []
         self.stats_calls = []
         self.slots = [ReplicaSlots(f"slot-{n}") for n in range(slots)]
         self.scheduler = StageScheduler(
-            stage.model_copy(update={"variants": (variant,)}),
+            Stage.model_validate(described),
             plan=a_plan(pipeline, **{"serviceSeconds": {1: 1.0, 8: 4.0}} | plan).spec.stages[0],
-            settings=QueueSettings(100, drop_policy, 10.0),
+            settings=QueueSettings(1000, drop_policy, 10.0),
             policy=POLICIES[policy] if isinstance(policy, str) else policy,
             clock=self.clock,
-            transport=self,
+            transport=cast("Any", self),
             stats=self,
             query_of_death=QueryOfDeathDetector(),
         )
@@ -82,15 +87,7 @@ class SchedulerScenario:
     def take(self, rows=1, deadline=100.0, value=0.0, options=NO_OPTIONS):
         x = np.full((rows, 4), value, np.float32)
         certain = self.scheduler.stage.confidence is not None
-        work = StageRequest(
-            Caller(),
-            "stage-0",
-            rows,
-            {"x": x},
-            deadline=deadline,
-            now=self.clock.now,
-            options=options,
-        )
+        work = StageRequest(Caller(), "stage-0", rows, {"x": x}, deadline=deadline, now=self.clock.now, options=options)
         work.special |= certain
         refusal = self.scheduler.refusal_of(work, self.clock.now)
         if refusal is None:
@@ -352,3 +349,20 @@ def test_failing_policy_falls_back_and_is_recorded():
     top.settle()
     assert len(top.sent) == 2
     assert top.stats_calls == ["two rows"]
+
+
+def test_arrival_rate_forgets_old_arrivals():
+    pace = ArrivalRate(0.0)
+    for n in range(100):
+        pace.note(1, n * 0.01)
+
+    assert pace.rps(1.0) == pytest.approx(100.0, rel=0.03)
+    assert pace.rps(1.25) == pytest.approx(50.0, rel=0.03)
+    assert pace.rps(5.0) == 0.0
+
+
+def test_first_arrivals_are_no_burst():
+    pace = ArrivalRate(0.0)
+    pace.note(1, 0.001)
+
+    assert pace.rps(0.001) <= 4.0

@@ -116,7 +116,7 @@ def test_choice_is_within_a_thousandth_of_the_exact_one():
     rng, gaps = np.random.default_rng(5), []
     for _ in range(12):
         view = a_random_view(rng, 400, eight_points())
-        jobs = [each.job(0.0) for each in token_adaptive.plan_batches(view, TokenOptions(view), joins_batches=False)]
+        jobs = [each.job() for each in token_adaptive.plan_batches(view, TokenOptions(view), joins_batches=False)]
         assert len(jobs) >= 12
         gaps.append(1.0 - solve(jobs, 0.0).value / exact(jobs)[1])
 
@@ -166,7 +166,7 @@ def test_rows_of_zero_utility_do_not_stop_the_policy(priced):
 
 def test_unreachable_queue_is_dropped():
     view = a_view([a_work(0.001)])
-    jobs = [each.job(0.0) for each in token_adaptive.plan_batches(view, TokenOptions(view))]
+    jobs = [each.job() for each in token_adaptive.plan_batches(view, TokenOptions(view))]
 
     assert [step.option for step in solve(jobs, 0.0).steps] == [DROPPED]
 
@@ -181,8 +181,8 @@ def test_escalation_by_task_adds_its_profiled_gain() -> None:
     menu = TokenOptions(a_view([], points=points))
     twice = next(choice for choice in menu.options if choice.escalation is not None)
 
-    assert [twice.accuracy_for(task) for task in ("cars", "birds")] == [0.94, 0.7]
-    assert twice.accuracy_for("ships") == points[1].accuracy_for("ships"), "who has no threshold keeps the first answer"
+    assert [menu.accuracy_for(twice, task) for task in ("cars", "birds")] == [0.94, 0.7]
+    assert menu.accuracy_for(twice, "ships") == points[1].accuracy_for("ships"), "without a threshold"
     found = token_adaptive.decide(a_view([a_work(0.08) for _ in range(32)], points=points))
     assert isinstance(found, Dispatch)
     assert found.escalation is not None

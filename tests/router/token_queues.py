@@ -1,6 +1,7 @@
 """Queues of requests of two tasks and many utilities, as a policy sees them."""
 
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 
 import numpy as np
 
@@ -75,5 +76,5 @@ def a_random_view(rng: np.random.Generator, rows: int, points: Sequence[Point]) 
 
 def eight_points() -> tuple[Point, ...]:
     """From slow and accurate to fast."""
-    names = np.array(["few", "some", "all", "more"])
-    return tuple(a_point(str(names[n // 2]), row_ms=0.6 + 0.3 * n) for n in reversed(range(8)))
+    names = ("few", "some", "all", "more")
+    return tuple(replace(a_point(names[n // 2], row_ms=0.6 + 0.3 * n), name=f"point-{n}") for n in reversed(range(8)))

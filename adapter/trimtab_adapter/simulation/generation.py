@@ -7,13 +7,13 @@ from functools import partial
 import numpy as np
 
 from trimtab_adapter.simulation.replica import SimulatedReplica
-from trimtab_adapter.simulation.transport import OnEnd, SimulatedTransport, rows_of
+from trimtab_adapter.simulation.transport import SimulatedTransport, rows_of
 from trimtab_pipelines.spec import InferencePipelineSpec
 from trimtab_pipelines.stages import EMBEDDINGS_INPUT, GENERATION_OUTPUTS, IMAGES_INPUT, MESSAGES_INPUT
 from trimtab_protocol.chat.internal_wire import Chunk, LastChunk, Usage, bytes_tensor
 from trimtab_protocol.tensors import Array
 from trimtab_router.scheduling.batch_outcomes import BatchOutcome, Cancelled, Completed
-from trimtab_router.scheduling.interfaces import OnChunk
+from trimtab_router.scheduling.interfaces import OnChunk, OnEnd
 from trimtab_router.scheduling.replica_slots import Batch
 
 TOKEN_BYTES = 4

@@ -47,6 +47,7 @@ from trimtab_router.scheduling.expiry import GRACE_SECONDS
 from trimtab_router.scheduling.interfaces import Clock
 from trimtab_router.scheduling.policies import POLICIES
 from trimtab_router.scheduling.policies.interface import Policy
+from trimtab_router.scheduling.roles import scheduler_class
 from trimtab_router.scheduling.stage_scheduler import QueueSettings, StageScheduler
 
 _REQUEST = InferRequest("", ())
@@ -199,7 +200,7 @@ class Simulator:
     def _build_schedulers(self) -> dict[str, StageScheduler]:
         scenario, spec = self.scenario, self.scenario.pipeline.spec
         for name, carrier in self.transports.items():
-            carrier.scheduler = StageScheduler(
+            carrier.scheduler = scheduler_class(carrier.stage)(
                 carrier.stage,
                 plan=scenario.plan.spec.stage(name),
                 settings=QueueSettings(spec.queue.max_rows, spec.drop_policy, GRACE_SECONDS),

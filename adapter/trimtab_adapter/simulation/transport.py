@@ -12,15 +12,13 @@ from trimtab_adapter.simulation.sampling import FanOut, ServiceTimeSampler
 from trimtab_pipelines.escalation import TaskEscalation
 from trimtab_pipelines.stages import EMBEDDINGS_INPUT, Stage
 from trimtab_protocol.tensors import Array
-from trimtab_router.scheduling.batch_outcomes import BatchOutcome, Completed, ReplicaLost
-from trimtab_router.scheduling.interfaces import Clock
+from trimtab_router.scheduling.batch_outcomes import Completed, ReplicaLost
+from trimtab_router.scheduling.interfaces import Clock, OnChunk, OnEnd
 from trimtab_router.scheduling.policies.interface import Escalation, Point
 from trimtab_router.scheduling.replica_slots import Batch, ReplicaSlots
 from trimtab_router.scheduling.service_time import Key
 from trimtab_router.scheduling.stage_request import RowSlice
 from trimtab_router.scheduling.stage_scheduler import StageScheduler
-
-OnEnd = Callable[[Batch, BatchOutcome], None]
 
 
 class BatchTally:
@@ -130,7 +128,16 @@ class SimulatedTransport:
         completed = partial(self._completed, replica, replica.computing_until - begin, loading)
         self._clock.call_at(replica.computing_until + one_way, completed)
 
-    def share(self, batch: Batch, row: int) -> bool:  # noqa: ARG002 - of a keeper
+    def stream(self, batch: Batch, on_chunk: OnChunk, on_end: OnEnd) -> None:
+        """Never called: a `SimulatedGenerationTransport` streams."""
+
+    def send_images(self, batch: Batch, images: Mapping[int, bytes]) -> None:
+        """Never called: all images of a chat arrive together."""
+
+    def cancel(self, batch: Batch) -> None:
+        """Never called: no row streams."""
+
+    def share(self, batch: Batch, row: int) -> bool:  # noqa: ARG002 - of a transport
         """Nothing is shared: every image is unique."""
         return False
 

@@ -7,17 +7,12 @@ meets the deadline, the violator is skipped until its drop time.
 """
 
 from trimtab_router.scheduling.policies import slack_fit
-from trimtab_router.scheduling.policies.deadline_schedule import DROPPED, Job, solve
+from trimtab_router.scheduling.policies.deadline_schedule import DROPPED, Job, ProgramStep, solve
 from trimtab_router.scheduling.policies.interface import Dispatch, Policy, SchedulerView, WaitUntil
-from trimtab_router.scheduling.policies.job_groups import (
-    JobGroup,
-    JobOptions,
-    dispatch_first_batch,
-    group_jobs,
-    job_options,
-)
+from trimtab_router.scheduling.policies.job_groups import JobGroup, JobOptions, group_jobs, job_options
 from trimtab_router.scheduling.policies.modality_mix import MAX_GROUPS
 from trimtab_router.scheduling.policies.option_cache import OptionCache
+from trimtab_router.scheduling.policies.queue_plan import PlannedGroup, dispatch_first_batch
 
 CELLS = 256
 
@@ -62,8 +57,9 @@ def dispatch_first(view: SchedulerView, planned_jobs: list[PlannedJob]) -> Dispa
     """Dispatch the first batch of the first job, with rows of no other job."""
     if not planned_jobs:
         return slack_fit.decide(view)
-    serving_option, rows = planned_jobs[0].choice.serving_options(planned_jobs[0].option)[0]
-    return dispatch_first_batch(OptionCache(view), planned_jobs[0].group, serving_option, rows)
+    first = planned_jobs[0]
+    step = ProgramStep(row=0, first_job=0, jobs=1, option=first.option)
+    return dispatch_first_batch(OptionCache(view).view, [PlannedGroup(first.group, first.choice)], [step], spare=0.0)
 
 
 def _replanned(planned_jobs: list[PlannedJob], start: float) -> bool:

@@ -20,7 +20,7 @@ import numpy as np
 from trimtab_router.scheduling.policies import slack_fit
 from trimtab_router.scheduling.policies.deadline_schedule import DROPPED, Job, solve
 from trimtab_router.scheduling.policies.interface import Dispatch, Point, Policy, SchedulerView, WaitUntil
-from trimtab_router.scheduling.policies.job_groups import first_rows
+from trimtab_router.scheduling.policies.queue_plan import first_rows
 from trimtab_router.scheduling.queue import MAX_SLICES
 from trimtab_router.scheduling.stage_request import RowSlice
 

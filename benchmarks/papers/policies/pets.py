@@ -6,7 +6,7 @@ utilities.
 """
 
 from trimtab_router.scheduling.policies.interface import Dispatch, Point, Policy, SchedulerView, WaitUntil
-from trimtab_router.scheduling.policies.job_groups import first_rows
+from trimtab_router.scheduling.policies.queue_plan import first_rows
 from trimtab_router.scheduling.stage_request import RowSlice
 
 

@@ -23,8 +23,9 @@ from trimtab_router.execution.response_metadata import response_accuracy, respon
 from trimtab_router.execution.stream_timing import StreamTiming
 from trimtab_router.refusal import Refusal, failure, invalid
 from trimtab_router.request import Call, RequestOptions
-from trimtab_router.scheduling.generation import prompt_tokens
 from trimtab_router.scheduling.interfaces import Clock
+from trimtab_router.scheduling.prompt_lengths import mean_prompt_tokens
+from trimtab_router.scheduling.roles import EncodeScheduler, GenerationScheduler
 from trimtab_router.scheduling.stage_request import ServedRows, StageRequest
 from trimtab_router.scheduling.stage_scheduler import StageScheduler
 
@@ -39,7 +40,12 @@ class PipelineExecutor:
     def __init__(self, graph: Graph, schedulers: Mapping[str, StageScheduler], clock: Clock) -> None:
         self.schedulers = schedulers
         self.streaming_stage = graph.streaming_stage
-        self.encoder_stages = tuple(name for name, scheduler in schedulers.items() if scheduler.stage.encodes)
+        self.encode_schedulers = {
+            name: scheduler for name, scheduler in schedulers.items() if isinstance(scheduler, EncodeScheduler)
+        }
+        self._generation_schedulers = {
+            name: scheduler for name, scheduler in schedulers.items() if isinstance(scheduler, GenerationScheduler)
+        }
         self.idle_stages: frozenset[str] = frozenset()
         """Encoder stages without traffic, because the planned generation variant has its own encoder."""
         self._clock = clock
@@ -47,16 +53,17 @@ class PipelineExecutor:
         self._sizes = ImageSizeCache()
         self._encoders = graph.encoders
         self.prompt_sources = {
-            name: (tensor, schedulers[name].generation) for name, tensor in graph.message_inputs.items()
+            name: (tensor, self._generation_schedulers[name].prompt_lengths)
+            for name, tensor in graph.message_inputs.items()
         }
         """For each generation stage: the request input with the chat messages, and its generation tracker."""
         for name, scheduler in schedulers.items():
             scheduler.set_downstream([schedulers[follower] for follower in graph.downstream(name)])
         for name, encoder in self._encoders.items():
-            selection = schedulers[name].variant_selection
+            selection = schedulers[name].replica_selection
             selection.encoders.append(schedulers[encoder])
             selection.on_placement_change = partial(self._on_placement_change, schedulers[name], schedulers[encoder])
-            schedulers[encoder].variant_selection.readiness_listeners.append(schedulers[name].refresh_replicas)
+            schedulers[encoder].replica_selection.readiness_listeners.append(schedulers[name].refresh_replicas)
         self._find_idle_stages()
 
     def _find_idle_stages(self) -> None:
@@ -114,13 +121,13 @@ class PipelineExecutor:
             request.completion_deadline = state.completion_deadline
         if ready.stage in state.task_stages:
             request.task = state.options.task
-        if stage.encodes:
+        if ready.stage in self.encode_schedulers:
             request.identities = chat_images.image_identities(ready.inputs)
             for name in self._graph.downstream(stage.name):
                 tokens = state.prompt_tokens.get(name, 0.0)
                 request.set_prefill_seconds(self.schedulers[name].latency_model.prefill_seconds(tokens))
-        elif scheduler.generation is not None:
-            scheduler.generation.estimate_prompts(request, state.stream.images)
+        elif ready.stage in self._generation_schedulers:
+            self._generation_schedulers[ready.stage].estimate_prompts(request, state.stream.images)
         return request
 
     def _enqueue(self, state: "RequestState", request: StageRequest, now: float) -> bool:
@@ -150,21 +157,22 @@ class PipelineExecutor:
             announced = images.references()
             if announced is not None and not state.early_request.closed:
                 state.early_request.inputs = {**state.early_request.inputs, EMBEDDINGS_INPUT: announced}
-                self.schedulers[state.early_request.stage].add_images(state.early_request, added)
+                self._generation_schedulers[state.early_request.stage].add_images(state.early_request, added)
         elif images.has_first and not images.complete and not state.awaits_all_images:
             self._start_early_prefill(state, encoder, images.references())
 
     def _accepts_partial_images(self, encoder: str) -> bool:
         if encoder in self.idle_stages:
             return False
-        return any(self.schedulers[name].partial_prefill for name in self._graph.downstream(encoder))
+        readers = self._graph.downstream(encoder)
+        return any(self._generation_schedulers[name].supports_partial_prefill for name in readers)
 
     def _start_early_prefill(self, state: "RequestState", encoder: str, references: Array | None) -> None:
         ready = None if references is None else state.cursor.start_early(encoder, references)
         if ready is not None:
             request = state.early_request = self._create_request(state, ready, self._clock.now)
             state.stage_requests[request.stage] = request
-            self.schedulers[request.stage].start_early_prefill(request)
+            self._generation_schedulers[request.stage].start_early_prefill(request)
 
     def on_all_images_encoded(self, state: "RequestState", references: Array) -> None:
         """Send the last images to an early prefill, or enqueue its request if it has not started."""
@@ -174,7 +182,7 @@ class PipelineExecutor:
             return
         joined = chat_images.join_embeddings({EMBEDDINGS_INPUT: references}, 1)
         request.inputs = {**request.inputs, EMBEDDINGS_INPUT: joined[EMBEDDINGS_INPUT]}
-        if not self.schedulers[request.stage].complete_images(request, images.add(0, references)):
+        if not self._generation_schedulers[request.stage].complete_images(request, images.add(0, references)):
             request.enqueued_at = now
             self._enqueue(state, request, now)
 
@@ -197,7 +205,7 @@ class PipelineExecutor:
 
     def release_embeddings(self, embeddings: Mapping[str, Array]) -> None:
         for stage, references in embeddings.items():
-            self.schedulers[stage].release_embeddings(references)
+            self.encode_schedulers[stage].release_embeddings(references)
 
 
 @dataclass(slots=True, eq=False)
@@ -249,8 +257,8 @@ class RequestState:
         self.request_id, self.trace_parent = call.request_id, call.trace_parent
         self.min_accuracy = self.options.min_accuracy(rows) if self.options.accuracy_floor else 0.0
         self.stream = StreamTiming(call.arrived_at, call.images)
-        self.rows_by_stage = dict.fromkeys(self.executor.encoder_stages, call.images * rows)
-        self.prompt_tokens = prompt_tokens(sources, self.cursor.inputs, call.images) if sources else {}
+        self.rows_by_stage = dict.fromkeys(self.executor.encode_schedulers, call.images * rows)
+        self.prompt_tokens = mean_prompt_tokens(sources, self.cursor.inputs, call.images) if sources else {}
 
     def on_chunk(self, request: StageRequest, row: int, chunk: Chunk | LastChunk, now: float) -> None:
         if request.stage != self.executor.streaming_stage:
@@ -261,7 +269,7 @@ class RequestState:
 
     def on_rows_completed(self, request: StageRequest, start: int, outputs: Mapping[str, Array]) -> None:
         """Note encoded images while others of the request are not encoded yet."""
-        if self.done or not self.executor.schedulers[request.stage].stage.encodes:
+        if self.done or request.stage not in self.executor.encode_schedulers:
             return
         references, earlier = outputs[EMBEDDINGS_INPUT], self.embeddings.get(request.stage)
         self.embeddings[request.stage] = references if earlier is None else np.concatenate([earlier, references])
@@ -270,7 +278,8 @@ class RequestState:
     def on_completed(self, request: StageRequest, outputs: Mapping[str, Array], served: Sequence[ServedRows]) -> None:
         del self.stage_requests[request.stage]
         stage = self.executor.schedulers[request.stage].stage
-        if stage.encodes:
+        encodes = request.stage in self.executor.encode_schedulers
+        if encodes:
             self.embeddings[request.stage] = outputs[EMBEDDINGS_INPUT]
             if self.early_request is None:
                 self.executor.on_images_encoded(self, request.stage, 0, outputs[EMBEDDINGS_INPUT])
@@ -281,7 +290,7 @@ class RequestState:
         if self.call.hold_bytes is not None:
             self.call.hold_bytes(sum(array.nbytes for array in outputs.values()))
         self.cursor.complete(request.stage, outputs)
-        if stage.encodes:
+        if encodes:
             self.executor.on_all_images_encoded(self, outputs[EMBEDDINGS_INPUT])
         self.executor.advance(self)
 

@@ -142,11 +142,7 @@ class AccuracyBaseline:
 
 
 class AccuracyMonitor:
-    """Monitor of the points of one stage, for all rows and for the tasks with profiled accuracies.
-
-    Args:
-        stage: the stage; its document holds the profiled accuracies.
-    """
+    """Monitor of the points of one stage, for all rows and for the tasks with profiled accuracies."""
 
     def __init__(self, stage: Stage) -> None:
         self._measured = _measured(stage)
@@ -162,13 +158,7 @@ class AccuracyMonitor:
         """Rows that also ran at the best point."""
 
     def register_task(self, variant: str, task: str, accuracies: Mapping[str, Accuracy]) -> None:
-        """Monitor a task of a variant that was registered at run time.
-
-        Args:
-            variant: the variant.
-            task: its name.
-            accuracies: profiled accuracies of operating points for the task.
-        """
+        """Monitor a task of a variant that was registered at run time."""
         if self._registered.get((variant, task)) == accuracies:
             return
         self.unregister_task(variant, task)
@@ -190,11 +180,7 @@ class AccuracyMonitor:
     def observe(self, key: Key, task: str, confidences: Array, now: float) -> None:
         """Add first-pass rows.
 
-        Args:
-            key: variant and point.
-            task: of the rows; empty if unknown.
-            confidences: shape [rows]; values outside 0 … 1 are ignored.
-            now: seconds.
+        `confidences`: shape [rows]; values outside 0 … 1 are ignored.
         """
         measured, values = self._measured_of(key, task), np.asarray(confidences, dtype=np.float64)
         values = values[_valid(values)]
@@ -209,12 +195,7 @@ class AccuracyMonitor:
     def observe_escalated(self, key: Key, task: str, confidences: Array, before: AccuracyBaseline, now: float) -> None:
         """Add escalated rows.
 
-        Args:
-            key: variant and point.
-            task: of the rows; empty if unknown.
-            confidences: shape [rows].
-            before: their first pass.
-            now: seconds.
+        `confidences`: shape [rows].
         """
         both = (self._measured_of(key, task), self._measured_of((key[0], before.point), task))
         values, first_confidences = (np.asarray(array, dtype=np.float64) for array in (confidences, before.confidences))

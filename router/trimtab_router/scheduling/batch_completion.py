@@ -31,7 +31,6 @@ from trimtab_router.scheduling.batch_outcomes import (
     StreamCut,
 )
 from trimtab_router.scheduling.interfaces import StatsSink
-from trimtab_router.scheduling.query_of_death import QueryOfDeathDetector
 from trimtab_router.scheduling.queue import DeadlineQueue
 from trimtab_router.scheduling.replica_slots import Batch
 from trimtab_router.scheduling.stage_request import EscalationRule, RowSlice, ServedRows
@@ -43,22 +42,13 @@ MAX_FAILED_BATCHES = 3
 
 
 class BatchCompletion:
-    """Completion of the batches of one stage.
+    """Completion of the batches of one stage."""
 
-    Args:
-        stage: the stage.
-        queue: receives row slices that are retried.
-        stats: receives counts and errors.
-        query_of_death: remembers rows that cost replicas; None if rows cannot be distinguished.
-    """
-
-    def __init__(
-        self, stage: Stage, queue: DeadlineQueue, stats: StatsSink, query_of_death: QueryOfDeathDetector | None
-    ) -> None:
+    def __init__(self, stage: Stage, queue: DeadlineQueue, stats: StatsSink) -> None:
         self._stage = stage
+        self.retryable = stage.retryable
         self._queue = queue
         self._stats = stats
-        self._query_of_death = query_of_death
         self._points = {(variant.name, point.name): point for variant in stage.variants for point in variant.points}
 
     def settle(  # noqa: C901 - one case for each ending
@@ -69,16 +59,14 @@ class BatchCompletion:
                 batch.note_expected_correct(row_slice, -1)
                 if not row_slice.request.owner.has_client:
                     row_slice.request.close()  # a retry would compete with rows of clients
-            self._return_joined(batch, outcome)
         match outcome:
             case Completed():
                 self._complete(batch, outcome, now)
-                self._complete_joined(batch, outcome, now)
             case ReplicaLost():
-                self._retry_lost(batch, outcome, now)
+                self._retry_lost(batch, outcome)
             case NotReady():
                 for row_slice in batch.row_slices:
-                    self._return(row_slice, "ReplicaNotReady", alone=row_slice.alone, attempts=0)
+                    self.retry(row_slice, "ReplicaNotReady", alone=row_slice.alone, attempts=0)
             case Rejected():
                 self._isolate_rejected(batch, outcome)
             case BatchFailed():
@@ -92,7 +80,7 @@ class BatchCompletion:
 
     def _complete(self, batch: Batch, answer: Completed, now: float) -> None:
         seconds = now - batch.dispatched_at
-        point = self._point_served(batch, answer)
+        point = self.point_served(batch, answer)
         for row_slice, outputs in zip(batch.row_slices, answer.outputs, strict=True):
             waited = batch.dispatched_at - row_slice.request.enqueued_at
             if row_slice.request.owner.has_client:
@@ -110,63 +98,13 @@ class BatchCompletion:
                 dispatched_at=batch.dispatched_at,
                 confidences=outputs[self._stage.confidence] if self._stage.confidence else None,
             )
-            if batch.escalation is not None and served.confidences is not None and self._stage.retryable:
+            if batch.escalation is not None and served.confidences is not None and self.retryable:
                 before = batch.point.accuracy_for(row_slice.request.options.task)
                 self._escalate(
                     row_slice, outputs, served, batch.escalation.for_task(row_slice.request.options.task), before=before
                 )
             else:
                 row_slice.request.add_result(row_slice.start, row_slice.rows, outputs, served)
-
-    def _complete_joined(self, batch: Batch, answer: Completed, now: float) -> None:
-        """Complete rows that joined the batch; a row without an embedding of its own is queued."""
-        point = self._point_served(batch, answer)
-        for row_slice, outputs in zip(batch.joined_rows, answer.shared_outputs, strict=True):
-            if outputs is None:
-                row_slice.request.identities = ()  # the encoder would store no copy next time either
-                self._return(row_slice, "NotShared", alone=False, attempts=0)
-                continue
-            waited = max(batch.dispatched_at - row_slice.request.enqueued_at, 0.0)
-            served = ServedRows(
-                variant=batch.variant,
-                operating_point=point.name,
-                batch_rows=batch.rows,
-                queue_seconds=waited,
-                service_seconds=now - max(batch.dispatched_at, row_slice.request.enqueued_at),
-                rows=row_slice.rows,
-                accuracy=batch.point.accuracy_for(row_slice.request.options.task),
-                dispatched_at=batch.dispatched_at,
-            )
-            self._stats.observe_queue_seconds(waited)
-            row_slice.request.add_result(row_slice.start, row_slice.rows, outputs, served)
-
-    def complete_from_cache(
-        self, row_slice: RowSlice, producer: Batch, outputs: Mapping[str, Array], now: float
-    ) -> None:
-        """Complete a row with an embedding that a replica stored earlier."""
-        served = ServedRows(
-            variant=producer.variant,
-            operating_point=producer.point.name,
-            batch_rows=row_slice.rows,
-            queue_seconds=0.0,
-            service_seconds=now - row_slice.request.enqueued_at,
-            rows=row_slice.rows,
-            accuracy=producer.point.accuracy_for(row_slice.request.options.task),
-            dispatched_at=row_slice.request.enqueued_at,
-        )
-        row_slice.request.add_result(row_slice.start, row_slice.rows, outputs, served)
-
-    def _return_joined(self, batch: Batch, outcome: BatchOutcome) -> None:
-        """Queue joined rows again. A failure counts once for each of them."""
-        at_fault = isinstance(outcome, BatchFailed) or (isinstance(outcome, ReplicaLost) and outcome.delivered)
-        alone = batch.rows == 1 and isinstance(outcome, Rejected)
-        for row_slice in batch.joined_rows:
-            if at_fault and not self._stage.retryable:
-                self._fail_not_retryable(row_slice, "it rode along with a batch that failed")
-            elif at_fault and row_slice.attempts + 1 >= MAX_LOST_REPLICAS:
-                self._fail(row_slice, "replicas failed each time that they served what it shows")
-            else:
-                self._return(row_slice, "NotShared", alone=alone, attempts=int(at_fault))
 
     def _accuracy(self, batch: Batch, point: OperatingPoint, row_slice: RowSlice) -> float:
         """Return the expected accuracy of these rows.
@@ -220,32 +158,30 @@ class BatchCompletion:
                     RowSlice(row_slice.request, first, last, provisional_response=provisional, escalation=rule)
                 )
 
-    def _point_served(self, batch: Batch, answer: Completed) -> OperatingPoint:
+    def point_served(self, batch: Batch, answer: Completed) -> OperatingPoint:
         """Return the operating point that the model server reports, else the requested one."""
         return self._points.get((batch.variant, answer.point)) or self._points[batch.key]
 
-    def _retry_lost(self, batch: Batch, lost: ReplicaLost, now: float) -> None:
+    def _retry_lost(self, batch: Batch, lost: ReplicaLost) -> None:
         """Retry. Only the batch that the replica computed is suspected, not a prefetched or undelivered one."""
         self._stats.record_replica_error(f"{lost.message}; it held a batch of {len(batch.row_slices)} slices")
-        suspected = lost.delivered and batch.replica.computing is batch
+        suspected = lost.delivered and batch.is_computing
         for row_slice in batch.row_slices:
-            if lost.delivered and not self._stage.retryable:
-                self._fail_not_retryable(row_slice, lost.message)
+            if lost.delivered and not self.retryable:
+                self.fail_not_retryable(row_slice, lost.message)
             elif suspected and row_slice.attempts + 1 >= MAX_LOST_REPLICAS:
-                if self._query_of_death is not None:
-                    self._query_of_death.add(row_slice.request, now)
                 attempts = row_slice.attempts + 1
-                self._fail(row_slice, f"{attempts} replicas were lost while they served it; the last: {lost.message}")
+                self.fail(row_slice, f"{attempts} replicas were lost while they served it; the last: {lost.message}")
             elif suspected:
-                self._return(row_slice, "ReplicaLost", alone=True)
+                self.retry(row_slice, "ReplicaLost", alone=True)
             elif lost.delivered and batch.replica.capacity and row_slice.attempts + 1 >= MAX_LOST_CONCURRENT:
-                self._fail(
+                self.fail(
                     row_slice,
                     f"{row_slice.attempts + 1} replicas were lost while they served it; the last: {lost.message}",
                 )
             else:
                 counted = int(lost.delivered and batch.replica.capacity > 0)
-                self._return(row_slice, "ReplicaLost", alone=row_slice.alone, attempts=counted)
+                self.retry(row_slice, "ReplicaLost", alone=row_slice.alone, attempts=counted)
 
     def _end_stream_cut(self, batch: Batch, cut: StreamCut) -> None:
         """Fail requests whose client has received tokens; restart the others."""
@@ -253,18 +189,18 @@ class BatchCompletion:
         for row_slice in batch.row_slices:
             if row_slice.request.owner.has_listener:
                 self._end(row_slice, "AnswerCut", "its model server was lost in the middle of the answer", cut.message)
-            elif not self._stage.retryable:
-                self._fail_not_retryable(row_slice, cut.message)
+            elif not self.retryable:
+                self.fail_not_retryable(row_slice, cut.message)
             elif row_slice.attempts + 1 >= MAX_FAILED_BATCHES:
-                self._fail(row_slice, cut.message)
+                self.fail(row_slice, cut.message)
             else:  # its first token was in time, so only the completion deadline counts
                 self._queue.postpone(row_slice.request, row_slice.request.completion_deadline)
-                self._return(row_slice, "AnswerCut", alone=row_slice.alone)
+                self.retry(row_slice, "AnswerCut", alone=row_slice.alone)
 
     def _isolate_rejected(self, batch: Batch, rejected: Rejected) -> None:
         if len(batch.row_slices) > 1:
             for row_slice in batch.row_slices:
-                self._return(row_slice, "QueryOfDeath", alone=True, attempts=0)
+                self.retry(row_slice, "QueryOfDeath", alone=True, attempts=0)
             return
         row_slice = batch.row_slices[0]
         if row_slice.provisional_response is not None:
@@ -277,14 +213,14 @@ class BatchCompletion:
     def _retry_failed(self, batch: Batch, broken: BatchFailed) -> None:
         self._stats.record_replica_error(broken.message)
         for row_slice in batch.row_slices:
-            if broken.retryable and not self._stage.retryable:
-                self._fail_not_retryable(row_slice, broken.message)
+            if broken.retryable and not self.retryable:
+                self.fail_not_retryable(row_slice, broken.message)
             elif not broken.retryable or row_slice.attempts + 1 >= MAX_FAILED_BATCHES:
-                self._fail(row_slice, broken.message)
+                self.fail(row_slice, broken.message)
             else:
-                self._return(row_slice, "ModelServerError", alone=True)
+                self.retry(row_slice, "ModelServerError", alone=True)
 
-    def _return(self, row_slice: RowSlice, reason: str, *, alone: bool, attempts: int = 1) -> None:
+    def retry(self, row_slice: RowSlice, reason: str, *, alone: bool, attempts: int = 1) -> None:
         """Return a slice to the queue; one with embeddings needs new ones, since they are pulled once."""
         if not row_slice.request.closed:
             self._stats.count_retry(reason)
@@ -293,10 +229,10 @@ class BatchCompletion:
                 return
             self._queue.push(replace(row_slice, attempts=row_slice.attempts + attempts, alone=alone))
 
-    def _fail(self, row_slice: RowSlice, message: str) -> None:
+    def fail(self, row_slice: RowSlice, message: str) -> None:
         self._end(row_slice, "ModelServerError", "its model server failed", message)
 
-    def _fail_not_retryable(self, row_slice: RowSlice, message: str) -> None:
+    def fail_not_retryable(self, row_slice: RowSlice, message: str) -> None:
         what = "its model server failed, maybe after it ran; the stage is not repeatable"
         self._end(row_slice, "NotRepeatable", what, message)
 

@@ -17,16 +17,7 @@ GRACE_SECONDS = 10.0
 
 
 class Expiry:
-    """Expiry of the queue of one stage.
-
-    Args:
-        queue: the queue.
-        latency_model: of the stage.
-        clock: sets the timers.
-        drop_reason: returns the refusal of a dropped request.
-        dispatch: runs the scheduler again at the next drop time.
-        grace_seconds: how long rows are queued while no replica is ready.
-    """
+    """Expiry of the queue of one stage."""
 
     def __init__(
         self,

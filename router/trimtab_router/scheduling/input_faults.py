@@ -42,9 +42,7 @@ class AccuracyEstimate:
 def suspect_inputs(beliefs: Sequence[AccuracyEstimate], before: Collection[str] = ()) -> frozenset[str]:
     """Return the inputs of which one must be broken; recent observations take precedence.
 
-    Args:
-        beliefs: estimates of all points of a variant.
-        before: the inputs suspected before. Half the loss keeps them suspected, since an unused point is not observed.
+    `before`: the inputs suspected before. Half the loss keeps them suspected, since an unused point is not observed.
     """
     cleared = frozenset().union(*(belief.inputs for belief in beliefs if belief.confirmed))
     found: frozenset[str] = frozenset()
@@ -58,9 +56,7 @@ def suspect_inputs(beliefs: Sequence[AccuracyEstimate], before: Collection[str] 
 def lower_estimates(beliefs: Sequence[AccuracyEstimate], failing: Collection[str]) -> dict[str, float]:
     """Return the accuracies of points that a broken input lowers further than their own observations.
 
-    Args:
-        beliefs: estimates of all points of a variant.
-        failing: inputs of which one is broken.
+    `failing`: inputs of which one is broken.
     """
     found = {}
     for belief in beliefs:

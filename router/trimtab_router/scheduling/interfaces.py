@@ -12,6 +12,7 @@ from trimtab_router.scheduling.stage_request import RowSlice
 
 Callback = Callable[[], None]
 OnChunk = Callable[[Batch, Chunk | LastChunk], None]
+OnEnd = Callable[[Batch, BatchOutcome], None]
 PendingArrivals = Callable[[], int | None]
 """Number of arrivals so far; None if dispatch need not wait for more."""
 
@@ -30,17 +31,10 @@ class Clock(Protocol):
         """Run a callback once `pending` no longer changes, after everything else that happens now."""
 
 
-class Transport(Protocol):
-    """Sends batches to the replicas of a stage."""
-
-    def send(self, batch: Batch, on_end: Callable[[Batch, BatchOutcome], None]) -> None:
-        """Send a batch to its replica, and call `on_end` once, later."""
-
-
-class StreamingTransport(Transport, Protocol):
+class StreamingTransport(Protocol):
     """Streams rows of a generation stage from its replicas."""
 
-    def stream(self, batch: Batch, on_chunk: OnChunk, on_end: Callable[[Batch, BatchOutcome], None]) -> None:
+    def stream(self, batch: Batch, on_chunk: OnChunk, on_end: OnEnd) -> None:
         """Send a row; call `on_chunk` for each chunk, the last one included, and then `on_end` once."""
 
     def send_images(self, batch: Batch, images: Mapping[int, bytes]) -> None:
@@ -50,8 +44,8 @@ class StreamingTransport(Transport, Protocol):
         """Cancel a row at its replica at once; its `on_end` is still called."""
 
 
-class EmbeddingTransport(Transport, Protocol):
-    """Sends images to encoder replicas, which store the embeddings."""
+class EmbeddingTransport(Protocol):
+    """Stores and fetches the embeddings of encoder replicas."""
 
     def share(self, batch: Batch, row: int) -> bool:
         """Have the embedding of a row in flight stored once more, for a row that joined it; False if it is too late.
@@ -70,6 +64,13 @@ class EmbeddingTransport(Transport, Protocol):
 
     def release(self, references: Array) -> None:
         """Delete stored embeddings that no replica will pull."""
+
+
+class Transport(StreamingTransport, EmbeddingTransport, Protocol):
+    """Sends the batches of a stage of any role to its replicas."""
+
+    def send(self, batch: Batch, on_end: OnEnd) -> None:
+        """Send a batch to its replica, and call `on_end` once, later."""
 
 
 class StatsSink(Protocol):

@@ -34,15 +34,16 @@ class LatencyModel:
     """Operating points and service times of one stage under its plan.
 
     Args:
-        stage: the stage.
-        plan: the first plan.
         uses_fallbacks: whether batches may run at less accurate points of the plan; more accurate ones may always be
             needed.
+        concurrent_rows: whether a replica serves rows concurrently, each as a batch of its own.
     """
 
-    def __init__(self, stage: Stage, plan: StagePlan, *, uses_fallbacks: bool) -> None:
+    def __init__(self, stage: Stage, plan: StagePlan, *, uses_fallbacks: bool, concurrent_rows: bool) -> None:
         self.stage = stage
         self._falls_back = uses_fallbacks
+        self._concurrent_rows = concurrent_rows
+        self._residence_seconds = 0.0
         self._points: dict[tuple[str, int], tuple[Point, ...]] = {}
         self._registered: dict[str, dict[str, Mapping[str, Accuracy]]] = {}
         self._reregistered: set[tuple[str, str]] = set()
@@ -72,14 +73,7 @@ class LatencyModel:
     def register_task(
         self, variant: str, task: str, accuracies: Mapping[str, Accuracy], basis: AccuracyBasis = "Expected"
     ) -> None:
-        """Add a task that was registered at run time.
-
-        Args:
-            variant: the variant.
-            task: its name.
-            accuracies: accuracies of operating points for the task.
-            basis: which of their values counts.
-        """
+        """Add a task that was registered at run time."""
         joined = self._registered.setdefault(variant, {})
         if joined.get(task) == accuracies and self._basis == basis:
             return
@@ -122,13 +116,30 @@ class LatencyModel:
             points = self._points[variant, concurrent] = tuple(self._allowed_points(variant, concurrent))
         return points
 
+    @property
+    def full_batch_rows(self) -> int:
+        """Rows of a full batch: 1 if replicas serve rows concurrently."""
+        return 1 if self._concurrent_rows else self.plan.batch_size
+
     def max_batch_rows(self, variant: str) -> int:
-        """Return the most rows of a batch: 1 for a generation stage."""
+        """Return the most rows of a batch that a variant accepts."""
         rows = self._max_batch_rows.get(variant)
         if rows is None:
-            limit = 1 if self.stage.generates else self.stage.variant(variant).max_batch_size
-            rows = self._max_batch_rows[variant] = min(self.plan.batch_size, limit)
+            limit = self.stage.variant(variant).max_batch_size
+            rows = self._max_batch_rows[variant] = min(self.full_batch_rows, limit)
         return rows
+
+    def occupancy_seconds(self) -> float:
+        """Return the expected time that a full batch occupies its replica; 0 if unknown.
+
+        A concurrent row occupies capacity until its last token: the recent mean of that time.
+        """
+        return self._residence_seconds if self._concurrent_rows else self.service_seconds(self.plan.batch_size)
+
+    def observe_residence(self, seconds: float) -> None:
+        """Learn how long a concurrent row occupied capacity."""
+        weight = WEIGHT if self._residence_seconds else 1.0
+        self._residence_seconds += weight * (seconds - self._residence_seconds)
 
     def _allowed_points(self, variant: str, concurrent: int) -> list[Point]:
         """Return the points; if one excludes an input, those that read all inputs list them."""
@@ -253,7 +264,7 @@ class LatencyModel:
     def typical_seconds(self) -> float:
         """Return the predicted seconds of a batch of recent size."""
         rows = round(self._typical_rows)
-        return self.service_seconds(1, rows - 1) if self.stage.generates else self.service_seconds(rows)
+        return self.service_seconds(1, rows - 1) if self._concurrent_rows else self.service_seconds(rows)
 
     def later_seconds(self) -> float:
         """Return the predicted seconds of the downstream stages, along the longest path and without queueing."""

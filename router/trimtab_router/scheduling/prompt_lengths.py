@@ -120,3 +120,19 @@ def _embedding_tokens(inputs: Mapping[str, Array], row: int) -> int | None:
         return sum(reference.rows for reference in parse_refs(bytes(references[row])))
     except ProtocolError:
         return None
+
+
+def mean_prompt_tokens(
+    prompt_sources: Mapping[str, tuple[str, PromptLengths]], inputs: Mapping[str, Array], images: int
+) -> dict[str, float]:
+    """Return the mean predicted prompt tokens of a request's rows, by generation stage with a prediction.
+
+    `prompt_sources`: the request input with the chat messages, and the lengths learned, by stage.
+    """
+    tokens_by_stage = {}
+    for name, (tensor, prompt_lengths) in prompt_sources.items():
+        messages = inputs.get(tensor)
+        if messages is not None and len(messages):
+            rows = [PromptFeatures.from_messages(messages, row, images) for row in range(len(messages))]
+            tokens_by_stage[name] = sum(map(prompt_lengths.tokens, rows)) / len(rows)
+    return {name: tokens for name, tokens in tokens_by_stage.items() if tokens}

@@ -10,6 +10,10 @@ from hashlib import blake2b
 
 from trimtab_protocol.tensors import encode_raw_array
 from trimtab_router.refusal import Refusal
+from trimtab_router.scheduling.batch_completion import MAX_LOST_REPLICAS
+from trimtab_router.scheduling.batch_outcomes import BatchOutcome, ReplicaLost
+from trimtab_router.scheduling.features import Feature
+from trimtab_router.scheduling.replica_slots import Batch
 from trimtab_router.scheduling.stage_request import Signature, StageRequest
 
 MAX_SUSPECTS = 256
@@ -20,8 +24,8 @@ MAX_DIGESTED_BYTES = 2**20
 _Size = tuple[str, int, Signature]
 
 
-class QueryOfDeathDetector:
-    """Digests of rows that cost replicas, by stage. Times are monotonic seconds."""
+class QueryOfDeathDetector(Feature):
+    """Digests of rows that cost replicas, by stage, for all schedulers of a router. Times are monotonic seconds."""
 
     def __init__(self, max_suspects: int = MAX_SUSPECTS, refused_seconds: float = REFUSED_SECONDS) -> None:
         self._most = max_suspects
@@ -43,6 +47,13 @@ class QueryOfDeathDetector:
         size = _size(request)
         self._until[digest] = (now + self._refused_seconds, size)
         self._sizes[size] += 1
+
+    def on_batch_end(self, batch: Batch, outcome: BatchOutcome, now: float) -> None:
+        """Remember rows whose replicas were lost each time they computed them."""
+        if isinstance(outcome, ReplicaLost) and outcome.delivered and batch.is_computing:
+            for row_slice in batch.row_slices:
+                if row_slice.attempts + 1 >= MAX_LOST_REPLICAS:
+                    self.add(row_slice.request, now)
 
     def refusal_of(self, request: StageRequest, now: float) -> Refusal | None:
         """Return why a request is rejected; None if it is not suspected."""

@@ -69,10 +69,8 @@ class DeadlineQueue:
     ) -> "BatchCandidates":
         """Return the slices from `head` on that may share a batch.
 
-        Args:
-            head: the first slice.
-            inputs: the inputs that the batch reads; None for all.
-            suits: whether a slice may run at the point; called only if some rows are special.
+        `inputs`: the inputs that the batch reads; None for all.
+        `suits`: whether a slice may run at the point; called only if some rows are special.
         """
         signature = head.request.signature
         entries: Sequence[_Entry] = self._lanes[signature]

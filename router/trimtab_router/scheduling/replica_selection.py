@@ -1,38 +1,88 @@
-"""Replica selection: the variant of a batch and the replica that receives it, chosen at dispatch (late binding)."""
+"""`ReplicaSelection`: the variant and the replica of each batch, chosen at dispatch (late binding).
 
-from collections.abc import Iterable, Sequence
-from typing import Protocol, TypeVar
+If the plan chooses the encoder placement, some variants encode images themselves and others pull embeddings from an
+encoder stage. Make before break: a disaggregated variant takes over once encoders are ready; until then the colocated
+one goes on.
+"""
 
+from collections.abc import Callable, Iterable, Sequence
+from typing import Protocol
+
+from trimtab_pipelines.stages import EMBEDDINGS_INPUT, Stage
 from trimtab_router.scheduling.replica_slots import ReplicaSlots
 
 
-class Candidate(Protocol):
-    """The part of a replica that selection reads."""
-
-    last_used: int
+class EncoderStage(Protocol):
+    """An encoder stage."""
 
     @property
-    def pending_tokens(self) -> float:
-        """Tokens left to prefill, plus one for each generation; without tokens, its batches."""
-
-    @property
-    def ready_variants(self) -> frozenset[str]: ...
-
-    @property
-    def free(self) -> bool:
-        """Whether it can take a batch now."""
+    def ready_replicas(self) -> int: ...
 
 
-MIN_COMPUTE_SECONDS = 0.002
-"""Shorter batches are not prefetched: nothing would be gained."""
-MARGIN_SECONDS = 0.0005
-"""Jitter of a timer on a busy event loop."""
+class ReplicaSelection:
+    """Variants and replicas of one stage. Without colocated variants it runs the planned variant."""
 
-AnyCandidate = TypeVar("AnyCandidate", bound=Candidate)
+    def __init__(self, stage: Stage, planned: str) -> None:
+        self.encoders: list[EncoderStage] = []
+        self.on_placement_change: Callable[[], None] = lambda: None
+        """Called when the stage changes between colocated and disaggregated variants."""
+        self.readiness_listeners: list[Callable[[], None]] = []
+        """Called when its first replica becomes ready, and when its last one is gone."""
+        self._chooses = stage.chooses_encoder_placement
+        self._colocated = {
+            variant.name: stage.excluded_input(variant.name) == EMBEDDINGS_INPUT for variant in stage.variants
+        }
+        self._target = planned
+        """The variant that batches run as soon as a replica offers it."""
+        self._had_replicas = False
+
+    def effective_variant(self, replicas: Iterable[ReplicaSlots], planned: str, current: str) -> str:
+        """Return the variant of the whole stage: the planned one, once replicas offer it and its encoders are ready."""
+        starts_to_pull = self._colocated[current] and not self._colocated[planned]
+        encoders_ready = all(encoder.ready_replicas for encoder in self.encoders)
+        self._target = current if starts_to_pull and not encoders_ready else planned
+        ready: frozenset[str] = frozenset().union(*(replica.ready_variants for replica in replicas))
+        return _ready_variant(ready, self._target, current) or current
+
+    def variant_for(self, replica: ReplicaSlots, current: str) -> str | None:
+        """Return the variant that a replica would run; None if it may not serve the queued rows.
+
+        While the stage is colocated, only colocated variants may. Afterwards all may, also for rows with embeddings.
+        """
+        ready = replica.ready_variants
+        if self._chooses and self._colocated[current]:
+            ready = frozenset(variant for variant in ready if self._colocated[variant])
+        return _ready_variant(ready, self._target, current)
+
+    def free_replica(self, replicas: Iterable[ReplicaSlots], current: str) -> ReplicaSlots | None:
+        """Return the free replica for the next batch; None if none is free."""
+        if self._chooses:
+            replicas = [replica for replica in replicas if self.variant_for(replica, current)]
+        return _least_loaded([replica for replica in replicas if replica.free], self._target)
+
+    def early_prefill_replica(self, replicas: Iterable[ReplicaSlots], current: str) -> tuple[ReplicaSlots, str] | None:
+        """Return a replica with spare capacity whose variant pulls embeddings and supports partial prefill."""
+        variants = {replica: self.variant_for(replica, current) for replica in replicas if replica.has_spare_capacity}
+        fitting = {
+            replica: variant
+            for replica, variant in variants.items()
+            if variant is not None and variant in replica.partial_prefill and not self._colocated[variant]
+        }
+        replica = _least_loaded(list(fitting), self._target)
+        return None if replica is None else (replica, fitting[replica])
+
+    def notify(self, before: str, now: str, replicas: int) -> None:
+        """Call the listeners of a change of variant or readiness."""
+        readiness_changed, self._had_replicas = bool(replicas) != self._had_replicas, bool(replicas)
+        if self._colocated[before] != self._colocated[now]:
+            self.on_placement_change()
+        if readiness_changed:
+            for listener in self.readiness_listeners:
+                listener()
 
 
-def variant_for(ready: frozenset[str], planned: str, current: str) -> str | None:
-    """Return the variant of a replica: the planned one, else the current one, else any; None if none is ready."""
+def _ready_variant(ready: frozenset[str], planned: str, current: str) -> str | None:
+    """Return the planned variant if it is ready, else the current one, else any; None if none is ready."""
     if planned in ready:
         return planned
     if current in ready:
@@ -40,63 +90,12 @@ def variant_for(ready: frozenset[str], planned: str, current: str) -> str | None
     return min(ready, default=None)
 
 
-def effective_variant(replicas: Iterable[Candidate], planned: str, current: str) -> str:
-    """Return the variant of the whole stage: the planned one as soon as a ready replica offers it."""
-    ready: frozenset[str] = frozenset().union(*(replica.ready_variants for replica in replicas))
-    return variant_for(ready, planned, current) or current
-
-
-def least_loaded(replicas: Sequence[AnyCandidate], planned: str) -> AnyCandidate | None:
-    """Return the free replica for the next batch; None if none is free.
+def _least_loaded(replicas: Sequence[ReplicaSlots], planned: str) -> ReplicaSlots | None:
+    """Return the replica for a batch; None without replicas.
 
     Replicas with the planned variant come first, then those with the fewest pending tokens or batches, then the least
     recently used one.
     """
-    return _first([replica for replica in replicas if replica.free], planned)
-
-
-def _first(candidates: Sequence[AnyCandidate], planned: str) -> AnyCandidate | None:
-    if len(candidates) == 1:  # the common case, for every batch
-        return candidates[0]
-    return min(candidates, key=lambda r: (planned not in r.ready_variants, r.pending_tokens, r.last_used), default=None)
-
-
-def replica_with_capacity(replicas: Sequence[ReplicaSlots], planned: str, current: str) -> ReplicaSlots | None:
-    """Return the replica for an early prefill: it has spare capacity, and its variant supports partial prefill."""
-    candidates = (
-        replica
-        for replica in replicas
-        if variant_for(replica.ready_variants, planned, current) in replica.partial_prefill
-    )
-    return _first([replica for replica in candidates if replica.has_spare_capacity], planned)
-
-
-def expected_free_times(replicas: Sequence[ReplicaSlots], now: float) -> list[float]:
-    """Return the expected time at which each ready replica is free, ascending."""
-    return sorted(_expected_free_time(replica, now) for replica in replicas if replica.ready_variants)
-
-
-def _expected_free_time(replica: ReplicaSlots, now: float) -> float:
-    if replica.computing is None:
-        return now
-    start = max(replica.computing.dispatched_at, replica.completed_at)
-    held = [batch for batch in (replica.computing, replica.prefetched) if batch is not None]
-    return max(start + sum(batch.point.seconds(batch.rows) for batch in held), now)
-
-
-def prefetch_time(dispatched_at: float, completed_at: float, compute_seconds: float, transfer_seconds: float) -> float:
-    """Return when to send the next batch, so that it arrives as its replica becomes free.
-
-    Only full batches are prefetched. No row could have joined them anyway, so binding stays late, and the replica does
-    not idle while outputs and the next batch are transferred.
-
-    Args:
-        dispatched_at: of the current batch.
-        completed_at: of the replica's previous batch; before `dispatched_at` if the current one found it idle.
-        compute_seconds: expected for the current batch.
-        transfer_seconds: of a batch to the replica and back.
-    """
-    if compute_seconds < MIN_COMPUTE_SECONDS:
-        return float("inf")
-    start = dispatched_at if completed_at <= dispatched_at else completed_at - transfer_seconds
-    return start + compute_seconds - max(MARGIN_SECONDS, transfer_seconds)
+    if len(replicas) == 1:  # the common case, for every batch
+        return replicas[0]
+    return min(replicas, key=lambda r: (planned not in r.ready_variants, r.pending_tokens, r.last_used), default=None)

@@ -9,6 +9,10 @@ from trimtab_router.scheduling.service_time import Key
 from trimtab_router.scheduling.stage_request import EscalationRule, RowSlice
 
 NOTHING: frozenset[str] = frozenset()
+MIN_COMPUTE_SECONDS = 0.002
+"""Shorter batches are not prefetched: nothing would be gained."""
+MARGIN_SECONDS = 0.0005
+"""Jitter of a timer on a busy event loop."""
 
 
 @dataclass(slots=True, eq=False)  # frozen would double the cost of construction
@@ -35,13 +39,16 @@ class Batch:
     """Rows with the same content as a row of the batch, in the order in which they joined."""
 
     @property
+    def is_computing(self) -> bool:
+        """Whether its replica computes it now, and not only holds it."""
+        return self.replica.computing is self
+
+    @property
     def tokens(self) -> float:
         """Predicted prompt tokens of its rows; 0 if unknown."""
-        return (
-            sum([row_slice.tokens for row_slice in self.row_slices])
-            if self.row_slices[0].request.prompt_tokens
-            else 0.0
-        )
+        if not self.row_slices[0].request.prompt_tokens:
+            return 0.0
+        return sum([row_slice.tokens for row_slice in self.row_slices])
 
     @property
     def prefill_seconds(self) -> float:
@@ -128,6 +135,30 @@ class ReplicaSlots:
         A batch, and a prompt of unknown length, count as one token.
         """
         return self.inflight + (sum(self.prefilling.values()) - len(self.prefilling) if self.prefilling else 0)
+
+    def expected_free_time(self, now: float) -> float:
+        """Return the expected time at which its batches are complete."""
+        if self.computing is None:
+            return now
+        start = max(self.computing.dispatched_at, self.completed_at)
+        held = [batch for batch in (self.computing, self.prefetched) if batch is not None]
+        return max(start + sum(batch.point.seconds(batch.rows) for batch in held), now)
+
+    def prefetch_time(self, dispatched_at: float, compute_seconds: float) -> float:
+        """Return when to send the batch after the current one, so that it arrives as the replica becomes free.
+
+        Only full batches are prefetched. No row could have joined them anyway, so binding stays late, and the replica
+        does not idle while outputs and the next batch are transferred.
+
+        Args:
+            dispatched_at: of the current batch.
+            compute_seconds: expected for the current batch.
+        """
+        if compute_seconds < MIN_COMPUTE_SECONDS:
+            return float("inf")
+        found_idle = self.completed_at <= dispatched_at
+        start = dispatched_at if found_idle else self.completed_at - self.transfer_seconds
+        return start + compute_seconds - max(MARGIN_SECONDS, self.transfer_seconds)
 
     def set_ready_variants(self, variants: frozenset[str]) -> None:
         """Set the variants it can serve. The caller refreshes the scheduler."""

@@ -103,10 +103,7 @@ class ServiceTimes:
     def predict(self, key: Key, rows: int, *, concurrent: int = 0) -> float:
         """Return the seconds of a batch plus the spread of their estimate; 0 if unknown.
 
-        Args:
-            key: variant and point.
-            rows: of the batch.
-            concurrent: other rows that run on the replica at the same time.
+        `concurrent`: other rows that run on the replica at the same time.
         """
         estimate = self._estimates.get(key)
         if estimate is None:
@@ -199,11 +196,8 @@ class ServiceTimes:
 def wait_for_others(waited_seconds: float, dispatched_at: float, completed_at: float, transfer_seconds: float) -> float:
     """Return the seconds that a batch waited at its replica for batches of other routers.
 
-    Args:
-        waited_seconds: as the replica reports.
-        dispatched_at: of the batch.
-        completed_at: of this router's previous batch; before `dispatched_at` if there was none.
-        transfer_seconds: of a batch to the replica and back.
+    `completed_at`: of this router's previous batch; before `dispatched_at` if there was none.
+    `transfer_seconds`: of a batch to the replica and back.
     """
     ours = max(completed_at - dispatched_at - transfer_seconds, 0.0)
     others = waited_seconds - ours

@@ -15,8 +15,10 @@ from trimtab_protocol.chat.internal_wire import Chunk, LastChunk
 from trimtab_protocol.tensors import Array
 from trimtab_router.refusal import Refusal
 from trimtab_router.scheduling.accuracy_monitor import AccuracyBaseline, AccuracyMonitor
-from trimtab_router.scheduling.batch_outcomes import Completed
-from trimtab_router.scheduling.policies.interface import Point
+from trimtab_router.scheduling.batch_outcomes import BatchOutcome, Completed
+from trimtab_router.scheduling.features import Dispatcher, Feature
+from trimtab_router.scheduling.latency_model import LatencyModel
+from trimtab_router.scheduling.policies.interface import Dispatch, Point
 from trimtab_router.scheduling.replica_slots import Batch
 from trimtab_router.scheduling.service_time import Key
 from trimtab_router.scheduling.stage_request import RowSlice, ServedRows, StageRequest
@@ -62,29 +64,27 @@ class ShadowSample:
     def on_embeddings_lost(self, request: StageRequest, *, counts: bool) -> None: ...
 
 
-class ShadowEvaluation:
-    """Sampling of shadow rows of one stage.
+class ShadowEvaluation(Feature):
+    """Sampling of shadow rows of one stage."""
 
-    Args:
-        stage: the stage.
-        accuracy_monitor: receives the comparisons.
-    """
-
-    def __init__(self, stage: Stage, accuracy_monitor: AccuracyMonitor) -> None:
-        self._stage, self._accuracy_monitor = stage, accuracy_monitor
+    def __init__(self, stage: Stage, accuracy_monitor: AccuracyMonitor, latency_model: LatencyModel) -> None:
+        self._stage, self._accuracy_monitor, self._latency_model = stage, accuracy_monitor, latency_model
         self._label = comparable_output(stage) if stage.confidence is not None and stage.retryable else None
         self._share_due = 0.0
-        self.waiting: deque[tuple[float, StageRequest]] = deque(maxlen=MAX_WAITING)
+        self._waiting: deque[tuple[float, StageRequest]] = deque(maxlen=MAX_WAITING)
         """Samples with the time at which they expire."""
 
-    def observe_batch(self, batch: Batch, answer: Completed, points: Sequence[Point], now: float) -> None:
-        """Report the confidences of a batch and sample its rows. Call it before the rows are completed."""
+    @property
+    def has_waiting(self) -> bool:
+        return bool(self._waiting)
+
+    def on_batch_end(self, batch: Batch, outcome: BatchOutcome, now: float) -> None:
+        """Report the confidences of a batch and sample its rows."""
         confidence = self._stage.confidence
-        if confidence is None or answer.point != batch.point.name:
+        if confidence is None or not isinstance(outcome, Completed) or outcome.point != batch.point.name:
             return
-        variant = self._stage.variant(batch.variant)
-        best = max(points, key=lambda point: point.accuracy)
-        for row_slice, outputs in zip(batch.row_slices, answer.outputs, strict=True):
+        variant, best = self._stage.variant(batch.variant), self._best_point(batch.variant)
+        for row_slice, outputs in zip(batch.row_slices, outcome.outputs, strict=True):
             if row_slice.request.closed or isinstance(row_slice.request.owner, ShadowSample):
                 continue
             task = row_slice.request.options.task
@@ -99,6 +99,19 @@ class ShadowEvaluation:
             if self._share_due >= 1.0 and (best.inputs is None or best.inputs <= row_slice.request.inputs.keys()):
                 self._share_due %= 1.0
                 self._add_sample(batch, row_slice, outputs, now)
+
+    def on_idle(self, dispatcher: Dispatcher, now: float) -> None:
+        """Dispatch one batch of shadow rows if a replica is free."""
+        replica = dispatcher.replica_selection.free_replica(dispatcher.replicas, dispatcher.variant)
+        if replica is None:
+            return
+        row_slices = self._next_batch(now, self._latency_model.max_batch_rows(dispatcher.variant))
+        if row_slices:
+            variant = dispatcher.replica_selection.variant_for(replica, dispatcher.variant) or dispatcher.variant
+            dispatcher.dispatch(replica, variant, Dispatch(self._best_point(variant), row_slices), now)
+
+    def _best_point(self, variant: str) -> Point:
+        return max(self._latency_model.points(variant), key=lambda point: point.accuracy)
 
     def _is_comparable(self, batch: Batch, best: Point, task: str) -> bool:
         """Return whether both points have a profiled mean confidence."""
@@ -115,18 +128,18 @@ class ShadowEvaluation:
         inputs = {name: row_slice.array(name)[row : row + 1].copy() for name in row_slice.request.inputs}
         request = StageRequest(sample, self._stage.name, 1, inputs, deadline=now + EXPIRY_SECONDS, now=now)
         request.task = row_slice.request.task
-        self.waiting.append((now + EXPIRY_SECONDS, request))
+        self._waiting.append((now + EXPIRY_SECONDS, request))
 
-    def next_batch(self, now: float, most_rows: int) -> list[RowSlice]:
+    def _next_batch(self, now: float, most_rows: int) -> list[RowSlice]:
         """Return the rows of one shadow batch, oldest first and of one shape."""
-        while self.waiting and self.waiting[0][0] <= now:
-            self.waiting.popleft()
+        while self._waiting and self._waiting[0][0] <= now:
+            self._waiting.popleft()
         row_slices: list[RowSlice] = []
-        while self.waiting and len(row_slices) < most_rows:
-            request = self.waiting[0][1]
+        while self._waiting and len(row_slices) < most_rows:
+            request = self._waiting[0][1]
             if row_slices and request.signature != row_slices[0].request.signature:
                 break
-            self.waiting.popleft()
+            self._waiting.popleft()
             row_slices.append(RowSlice(request, 0, 1))
         return row_slices
 

@@ -11,34 +11,44 @@ from dataclasses import replace
 from functools import partial
 
 from trimtab_protocol.tensors import Array
-from trimtab_router.scheduling.interfaces import EmbeddingTransport, StatsSink
+from trimtab_router.scheduling.batch_completion import MAX_LOST_REPLICAS, BatchCompletion
+from trimtab_router.scheduling.batch_outcomes import BatchFailed, BatchOutcome, Completed, Rejected, ReplicaLost
+from trimtab_router.scheduling.features import Feature
+from trimtab_router.scheduling.interfaces import Clock, EmbeddingTransport, StatsSink
 from trimtab_router.scheduling.queue import DeadlineQueue
 from trimtab_router.scheduling.replica_slots import Batch
-from trimtab_router.scheduling.stage_request import RowSlice
+from trimtab_router.scheduling.stage_request import RowSlice, ServedRows
 
-OnFetched = Callable[[RowSlice, Batch, Mapping[str, Array] | None], None]
 MAX_PRODUCERS = 16_384
 MIN_HIT_SHARE, HIT_WEIGHT, PROBE_EVERY = 0.25, 1 / 16, 32
 """Replicas are asked while the recent hit share is at least this, by a moving average of this weight; else once every
 `PROBE_EVERY` times, to notice when they store embeddings again."""
 
 
-class SingleFlight:
+class SingleFlight(Feature):
     """Encodings in flight and recent producers of one stage, by content.
 
     Args:
-        transport: stores an embedding once more, and fetches stored ones.
-        on_fetched: receives each fetched row, the batch that produced it, and its outputs or None.
-        stats: counts deduplicated rows.
         max_producers: bound of the remembered rows. A hash of each is kept, not its content.
     """
 
     def __init__(
-        self, transport: EmbeddingTransport, on_fetched: OnFetched, stats: StatsSink, max_producers: int = MAX_PRODUCERS
+        self,
+        transport: EmbeddingTransport,
+        queue: DeadlineQueue,
+        completion: BatchCompletion,
+        *,
+        clock: Clock,
+        stats: StatsSink,
+        wake: Callable[[], None],
+        max_producers: int = MAX_PRODUCERS,
     ) -> None:
         self._transport = transport
-        self._on_fetched = on_fetched
+        self._queue = queue
+        self._completion = completion
+        self._clock = clock
         self._stats = stats
+        self._wake = wake
         self._max_producers = max_producers
         self._in_flight: dict[Hashable, tuple[Batch, int]] = {}
         self._producers: OrderedDict[int, Batch] = OrderedDict()
@@ -59,41 +69,107 @@ class SingleFlight:
             return [row_slice]
         return _without_rows(row_slice, [self._join(row_slice, row) for row, _ in _identities(row_slice)])
 
-    def unshared_rows(self, row_slice: RowSlice, *, again: bool) -> list[RowSlice]:
-        """Return the rows of a slice that must be encoded: neither joined nor fetched. With `again`, do not fetch."""
+    def on_enqueue(self, row_slice: RowSlice) -> Sequence[RowSlice]:
+        """Return the rows that must be encoded: neither joined nor fetched."""
         unjoined = self.join_in_flight(row_slice)
-        return unjoined if again or not self._producers else [other for each in unjoined for other in self._fetch(each)]
+        return [row for other in unjoined for row in self._fetch(other)] if self._producers else unjoined
 
     def _fetch(self, row_slice: RowSlice) -> list[RowSlice]:
         return _without_rows(row_slice, [self._fetch_row(row_slice, row) for row, _ in _identities(row_slice)])
 
-    def on_dispatch(self, batch: Batch, duplicates: Sequence[RowSlice], queue: DeadlineQueue) -> None:
-        """Register a batch. Its duplicates join it, and so do queued rows with the same content."""
+    def unique_rows(self, row_slices: Sequence[RowSlice]) -> list[RowSlice]:
+        """Return the rows of a new batch, each content once, and queue the others, which join it at its dispatch."""
+        seen: set[Hashable] = set()
+        unique: list[RowSlice] = []
+        for row_slice in row_slices:
+            is_duplicate = []
+            for row, identity in _identities(row_slice):
+                is_duplicate.append(identity in seen)
+                if identity in seen:
+                    self._queue.push(replace(row_slice, start=row, stop=row + 1))
+                seen.add(identity)
+            unique += _without_rows(row_slice, is_duplicate)
+        return unique
+
+    def on_dispatch(self, batch: Batch) -> None:
+        """Register a batch. Queued rows with the same content join it."""
         dispatched: set[Hashable] = set()
         for number, identity in enumerate(_row_identities(batch.row_slices)):
             if identity is not None:
                 self._in_flight[identity] = batch, number
                 dispatched.add(identity)
-        for is_duplicate in duplicates:
-            for remaining in self.join_in_flight(is_duplicate):
-                queue.push(remaining)
+        queue = self._queue
         for row_slice in [
             waiting for waiting in queue if any(identity in dispatched for _, identity in _identities(waiting))
         ]:
             queue.remove([row_slice])
-            for remaining in self.join_in_flight(row_slice):
-                queue.push(remaining)
+            self._push(self.join_in_flight(row_slice))
 
-    def on_batch_end(self, batch: Batch, *, made: bool) -> None:
-        """Remove a batch; if its rows were `made`, remember its replica as their producer."""
+    def _push(self, row_slices: Sequence[RowSlice]) -> None:
+        for row_slice in row_slices:
+            self._queue.push(row_slice)
+
+    def on_batch_end(self, batch: Batch, outcome: BatchOutcome, now: float) -> None:
+        """Remove a batch and complete the rows that joined it, or queue them; remember the producer of its rows."""
+        completed = isinstance(outcome, Completed)
         for identity, (other, _) in list(self._in_flight.items()):
             if other is batch:
                 del self._in_flight[identity]
-                if made:
-                    self._producers[hash(identity)] = _without_members(batch)
+                if completed:
+                    self._producers[hash(identity)] = replace(batch, row_slices=(), joined_rows=[])
                     self._producers.move_to_end(hash(identity))
         while len(self._producers) > self._max_producers:
             self._producers.popitem(last=False)
+        if isinstance(outcome, Completed):
+            self._complete_joined(batch, outcome, now)
+        else:
+            self._return_joined(batch, outcome)
+
+    def _complete_joined(self, batch: Batch, outcome: Completed, now: float) -> None:
+        for row_slice, outputs in zip(batch.joined_rows, outcome.shared_outputs, strict=True):
+            if outputs is None:
+                row_slice.request.identities = ()  # the encoder would store no copy next time either
+                self._completion.retry(row_slice, "NotShared", alone=False, attempts=0)
+                continue
+            dispatched_at = max(batch.dispatched_at, row_slice.request.enqueued_at)
+            self._stats.observe_queue_seconds(dispatched_at - row_slice.request.enqueued_at)
+            point = self._completion.point_served(batch, outcome).name
+            self._complete(row_slice, batch, outputs, dispatched_at, now, point=point, batch_rows=batch.rows)
+
+    def _complete(
+        self,
+        row_slice: RowSlice,
+        producer: Batch,
+        outputs: Mapping[str, Array],
+        dispatched_at: float,
+        now: float,
+        *,
+        point: str,
+        batch_rows: int,
+    ) -> None:
+        served = ServedRows(
+            variant=producer.variant,
+            operating_point=point,
+            batch_rows=batch_rows,
+            queue_seconds=dispatched_at - row_slice.request.enqueued_at,
+            service_seconds=now - dispatched_at,
+            rows=row_slice.rows,
+            accuracy=producer.point.accuracy_for(row_slice.request.options.task),
+            dispatched_at=dispatched_at,
+        )
+        row_slice.request.add_result(row_slice.start, row_slice.rows, outputs, served)
+
+    def _return_joined(self, batch: Batch, outcome: BatchOutcome) -> None:
+        """Queue joined rows again. A failure counts once for each of them."""
+        at_fault = isinstance(outcome, BatchFailed) or (isinstance(outcome, ReplicaLost) and outcome.delivered)
+        alone = batch.rows == 1 and isinstance(outcome, Rejected)
+        for row_slice in batch.joined_rows:
+            if at_fault and not self._completion.retryable:
+                self._completion.fail_not_retryable(row_slice, "it rode along with a batch that failed")
+            elif at_fault and row_slice.attempts + 1 >= MAX_LOST_REPLICAS:
+                self._completion.fail(row_slice, "replicas failed each time that they served what it shows")
+            else:
+                self._completion.retry(row_slice, "NotShared", alone=alone, attempts=int(at_fault))
 
     def _join(self, row_slice: RowSlice, row: int) -> bool:
         found = self._in_flight.get(row_slice.request.identities[row])
@@ -128,31 +204,12 @@ class SingleFlight:
             self._stats.count_deduplicated_row("cache")
         elif self._producers.get(identity_hash) is producer:
             del self._producers[identity_hash]
-        self._on_fetched(row_slice, producer, outputs)
-
-
-def _without_members(batch: Batch) -> Batch:
-    """Return a batch without its rows, to remember who encoded them and how."""
-    return replace(batch, row_slices=(), joined_rows=[])
-
-
-def unique_rows(row_slices: Sequence[RowSlice]) -> tuple[list[RowSlice], list[RowSlice]]:
-    """Split the slices of a batch into unique rows and duplicates of earlier ones."""
-    seen: set[Hashable] = set()
-    kept: list[RowSlice] = []
-    duplicates: list[RowSlice] = []
-    for row_slice in row_slices:
-        is_duplicate = []
-        for _, identity in _identities(row_slice):
-            is_duplicate.append(identity in seen)
-            seen.add(identity)
-        kept += _without_rows(row_slice, is_duplicate)
-        duplicates += [
-            replace(row_slice, start=row, stop=row + 1)
-            for row, twice in enumerate(is_duplicate, row_slice.start)
-            if twice
-        ]
-    return kept, duplicates
+        if outputs is None:
+            self._push([] if row_slice.request.closed else self.join_in_flight(row_slice))
+            self._wake()
+        else:
+            enqueued_at, point = row_slice.request.enqueued_at, producer.point.name
+            self._complete(row_slice, producer, outputs, enqueued_at, self._clock.now, point=point, batch_rows=1)
 
 
 def _identities(row_slice: RowSlice) -> Iterator[tuple[int, Hashable]]:

@@ -5,35 +5,32 @@ that is prefetched. The scheduler uses neither an event loop nor a network: cloc
 injected. The router and the simulator share it, so that both decide alike.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import NamedTuple, cast
+from typing import NamedTuple
 
 from trimtab_pipelines.plan import StagePlan
 from trimtab_pipelines.stages import Stage
-from trimtab_protocol.tensors import Array
 from trimtab_router.refusal import Refusal
-from trimtab_router.scheduling import replica_selection
 from trimtab_router.scheduling.accuracy_monitor import AccuracyMonitor
-from trimtab_router.scheduling.arrival_rate import ArrivalRate
 from trimtab_router.scheduling.batch_completion import BatchCompletion
 from trimtab_router.scheduling.batch_outcomes import BatchOutcome, Completed
-from trimtab_router.scheduling.early_prefill import EarlyPrefill
 from trimtab_router.scheduling.expiry import Expiry
-from trimtab_router.scheduling.generation import GenerationTracker
-from trimtab_router.scheduling.interfaces import Clock, EmbeddingTransport, StatsSink, StreamingTransport, Transport
+from trimtab_router.scheduling.features import Feature
+from trimtab_router.scheduling.interfaces import Clock, StatsSink, Transport
 from trimtab_router.scheduling.latency_model import LatencyModel, StageCapacity
 from trimtab_router.scheduling.policies import earliest_deadline_first
 from trimtab_router.scheduling.policies.interface import NEVER, Dispatch, DropPolicy, Policy, SchedulerView, WaitUntil
 from trimtab_router.scheduling.query_of_death import QueryOfDeathDetector
 from trimtab_router.scheduling.queue import DeadlineQueue
 from trimtab_router.scheduling.queue_admission import QueueAdmission, StageStatus
+from trimtab_router.scheduling.replica_selection import ReplicaSelection
 from trimtab_router.scheduling.replica_slots import Batch, ReplicaSlots
 from trimtab_router.scheduling.shadow_evaluation import ShadowEvaluation
-from trimtab_router.scheduling.single_flight import SingleFlight, unique_rows
 from trimtab_router.scheduling.stage_request import RowSlice, StageRequest
-from trimtab_router.scheduling.variant_selection import VariantSelection
+
+ARRIVAL_WINDOW_SECONDS = 0.5
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,11 +39,11 @@ class StageSnapshot:
 
     queue_rows: int
     inflight_batches: int
-    waiting_partial_chats: int
-    started_partial_chats: int
+    waiting_partial_chats: int = 0
+    started_partial_chats: int = 0
     """Chats in early prefill, until their last token."""
-    encodings_in_flight: int
-    joined_rows: int
+    encodings_in_flight: int = 0
+    joined_rows: int = 0
     """Rows that share an encoding in flight."""
 
 
@@ -59,19 +56,42 @@ class QueueSettings(NamedTuple):
     """Time that rows stay queued while no replica is ready."""
 
 
+class ArrivalRate:
+    """Rows per second over a sliding window. Of the previous window, the share that still lies inside it counts."""
+
+    def __init__(self, now: float) -> None:
+        self._window_start = self._first = now
+        self._rows = self._before = 0
+
+    def note(self, rows: int, now: float) -> None:
+        self._roll(now)
+        self._rows += rows
+
+    def rps(self, now: float) -> float:
+        """Return the rate. At the beginning it is taken over at least half a window."""
+        self._roll(now)
+        since = now - self._window_start
+        kept = self._before * (1.0 - since / ARRIVAL_WINDOW_SECONDS)
+        window = min(max(now - self._first, ARRIVAL_WINDOW_SECONDS / 2), ARRIVAL_WINDOW_SECONDS)
+        return (self._rows + kept) / window
+
+    def _roll(self, now: float) -> None:
+        passed = int((now - self._window_start) / ARRIVAL_WINDOW_SECONDS)
+        if passed <= 0:
+            return
+        self._before, self._rows = self._rows if passed == 1 else 0, 0
+        self._window_start += passed * ARRIVAL_WINDOW_SECONDS
+
+
 class StageScheduler:
-    """Scheduler of one stage.
+    """Scheduler of a prediction stage, whose replicas compute one batch at a time; base class of the other roles.
 
     Args:
-        stage: the stage.
-        plan: the first plan.
-        settings: bounds of its queue.
-        policy: decides about each batch.
-        clock: the clock.
-        transport: sends batches; a `StreamingTransport` for a generation stage, an `EmbeddingTransport` for an encoder.
-        stats: receives statistics.
         query_of_death: remembers rows that cost replicas; None if rows cannot be distinguished.
     """
+
+    concurrent_rows = False
+    """Whether a replica serves rows concurrently, each as a batch of its own."""
 
     def __init__(
         self,
@@ -81,36 +101,28 @@ class StageScheduler:
         settings: QueueSettings,
         policy: Policy,
         clock: Clock,
-        transport: Transport | StreamingTransport,
+        transport: Transport,
         stats: StatsSink,
         query_of_death: QueryOfDeathDetector | None,
     ) -> None:
         self.stage = stage
         self.plan = plan
+        self.policy = replace(policy, decide=partial(_decide_or_fall_back, policy, stats))
         self.queue = DeadlineQueue(settings.max_rows)
-        self.latency_model = LatencyModel(stage, plan, uses_fallbacks=policy.uses_fallbacks)
+        self.latency_model = LatencyModel(
+            stage, plan, uses_fallbacks=policy.uses_fallbacks, concurrent_rows=self.concurrent_rows
+        )
         self.replicas: list[ReplicaSlots] = []
         self.ready_replicas = 0
         self.had_replica = False
         """Whether a replica was ever ready."""
-        self.variant_selection = VariantSelection(stage, plan.variant)
+        self.replica_selection = ReplicaSelection(stage, plan.variant)
         self.accuracy_monitor = AccuracyMonitor(stage)
-        self._shadow_evaluation = ShadowEvaluation(stage, self.accuracy_monitor)
-        self._completion = BatchCompletion(stage, self.queue, stats, query_of_death)
-        self.generation = (
-            GenerationTracker(self.latency_model, clock, cast("StreamingTransport", transport), stats)
-            if stage.generates
-            else None
-        )
-        self._admission = QueueAdmission(
-            stage, self.queue, self.latency_model, self.generation, settings.drop_policy, query_of_death
-        )
-        self._single_flight = (
-            SingleFlight(cast("EmbeddingTransport", transport), self._on_cached_embedding, stats)
-            if stage.encodes
-            else None
-        )
-        self._early_prefill = EarlyPrefill(cast("StreamingTransport", transport), stats)
+        self.completion = BatchCompletion(stage, self.queue, stats)
+        self.features: list[Feature] = [] if query_of_death is None else [query_of_death]
+        if stage.confidence is not None:
+            self.features.append(ShadowEvaluation(stage, self.accuracy_monitor, self.latency_model))
+        self._admission = QueueAdmission(self.queue, self.latency_model, settings.drop_policy)
         self._expiry = Expiry(
             self.queue,
             self.latency_model,
@@ -119,7 +131,6 @@ class StageScheduler:
             dispatch=self._dispatch_ready,
             grace_seconds=settings.grace_seconds,
         )
-        self._policy = replace(policy, decide=partial(_decide_or_fall_back, policy, stats))
         self._drop_policy = settings.drop_policy
         self._clock = clock
         self._transport = transport
@@ -128,6 +139,10 @@ class StageScheduler:
         self._arrivals = 0
         self._arrival_rate = ArrivalRate(clock.now)
         self._wake_pending = False
+        self.set_up_role()
+
+    def set_up_role(self) -> None:
+        """Set up what only a role needs, and add its features."""
 
     @property
     def variant(self) -> str:
@@ -135,15 +150,7 @@ class StageScheduler:
         return self.latency_model.variant
 
     def snapshot(self) -> StageSnapshot:
-        single_flight = self._single_flight
-        return StageSnapshot(
-            queue_rows=self.queue.rows,
-            inflight_batches=sum(replica.inflight for replica in self.replicas),
-            waiting_partial_chats=self._early_prefill.waiting_count,
-            started_partial_chats=self._early_prefill.started_count,
-            encodings_in_flight=0 if single_flight is None else len(single_flight),
-            joined_rows=0 if single_flight is None else single_flight.joined_rows,
-        )
+        return StageSnapshot(self.queue.rows, sum(replica.inflight for replica in self.replicas))
 
     def set_downstream(self, schedulers: Sequence["StageScheduler"]) -> None:
         """Set the stages that read this stage's outputs."""
@@ -153,248 +160,168 @@ class StageScheduler:
         """Apply a plan: batch size and points with the next batch, the variant once a replica is ready for it."""
         self.plan = plan
         self.latency_model.apply_plan(plan)
-        self._set_capacities()
         self.refresh_replicas()
 
     def set_replicas(self, replicas: Sequence[ReplicaSlots]) -> None:
         """Set the replicas that receive batches; others finish what they hold."""
         self.replicas = list(replicas)
-        self._set_capacities()
         self.refresh_replicas()
-
-    def _set_capacities(self) -> None:
-        if self.generation is not None:
-            for replica in self.replicas:
-                replica.set_capacity(self.plan.batch_size)
 
     def refresh_replicas(self) -> None:
         """Update what depends on the replicas' ready variants. Call it after each change of them."""
         self.ready_replicas = sum(bool(replica.ready_variants) for replica in self.replicas)
         before = self.variant
-        self.latency_model.variant = self.variant_selection.effective(self.replicas, self.plan.variant, before)
-        self.variant_selection.notify(before, self.variant, self.ready_replicas)
+        self.latency_model.variant = self.replica_selection.effective_variant(self.replicas, self.plan.variant, before)
+        self.replica_selection.notify(before, self.variant, self.ready_replicas)
         self.had_replica = self.had_replica or self.ready_replicas > 0
         self._expiry.set_ready(some=self.ready_replicas > 0)
-        self._wake()
+        self.wake()
 
     def capacity(self) -> StageCapacity:
         """Return the rows that the ready replicas compute at a time, and the seconds of it; 0 seconds if unknown."""
-        size = self.plan.batch_size
-        seconds = (
-            self.latency_model.service_seconds(size) if self.generation is None else self.generation.residence_seconds
-        )
-        return StageCapacity(self.ready_replicas * size, seconds)
+        return StageCapacity(self.ready_replicas * self.plan.batch_size, self.latency_model.occupancy_seconds())
 
     @property
     def _status(self) -> StageStatus:
+        batch_rows, replicas = self.latency_model.full_batch_rows, max(self.ready_replicas, 1)
         return StageStatus(
-            self.plan.batch_size, self.ready_replicas, self._expiry.unready_since, self._min_concurrent_prefills
+            batch_rows,
+            self.plan.batch_size * replicas // batch_rows,
+            self._expiry.unready_since,
+            self.concurrent_prefills(),
         )
 
-    @property
-    def _min_concurrent_prefills(self) -> int:
-        if self.generation is None:
-            return 0
-        return min((replica.concurrent_prefills for replica in self.replicas if replica.ready_variants), default=0)
+    def concurrent_prefills(self) -> int:
+        """Return the least number of prompts in prefill on any ready replica."""
+        return 0
 
     def refusal_of(self, request: StageRequest, now: float) -> Refusal | None:
         """Return why a request is rejected; None if it may be enqueued."""
+        for feature in self.features:
+            refusal = feature.refusal_of(request, now)
+            if refusal is not None:
+                return refusal
         return self._admission.refusal_of(request, now, self._status)
 
     def _drop_reason(self, request: StageRequest, now: float) -> Refusal:
         return self._admission.drop_reason(request, now, self._status)
 
     def enqueue(self, request: StageRequest) -> None:
-        """Enqueue the rows of a stage request, except those that share another encoding. Call `refusal_of` first."""
-        row_slice = RowSlice(request, 0, request.rows)
-        self._enqueue_rows(row_slice)
+        """Enqueue the rows of a stage request, except those that a feature holds. Call `refusal_of` first."""
+        row_slices: Sequence[RowSlice] = (RowSlice(request, 0, request.rows),)
+        for feature in self.features:
+            row_slices = [remaining for row_slice in row_slices for remaining in feature.on_enqueue(row_slice)]
+        for row_slice in row_slices:
+            self.queue.push(row_slice)
         self._arrivals += 1
         self._arrival_rate.note(request.rows, self._clock.now)
         for replica in self.replicas:
             if replica.free or replica.accepts_prefetch:
-                self._wake()
+                self.wake()
                 return
         head = self.queue.head()
         if head is not None and head.request is request:  # else nothing changes
-            self._wake()
-
-    def _enqueue_rows(self, row_slice: RowSlice, *, again: bool = False) -> None:
-        """Enqueue the rows that do not share another encoding; with `again`, do not ask for stored ones."""
-        single_flight = self._single_flight
-        unshared = [row_slice] if single_flight is None else single_flight.unshared_rows(row_slice, again=again)
-        for remaining in unshared:
-            self.queue.push(remaining)
-
-    def _on_cached_embedding(self, row_slice: RowSlice, producer: Batch, outputs: Mapping[str, Array] | None) -> None:
-        """Complete a row with its stored embedding, or enqueue it if the replica has none."""
-        if outputs is not None:
-            self._completion.complete_from_cache(row_slice, producer, outputs, self._clock.now)
-        elif not row_slice.request.closed:
-            self._enqueue_rows(row_slice, again=True)
-            self._wake()
-
-    @property
-    def partial_prefill(self) -> bool:
-        """Whether a replica can start a prompt before all of its images have arrived."""
-        return any(replica.partial_prefill for replica in self.replicas)
-
-    def start_early_prefill(self, request: StageRequest) -> None:
-        """Add a chat whose images are not all encoded. It starts on idle capacity and is not in the queue."""
-        self._early_prefill.add(request)
-        self._wake()
-
-    def add_images(self, request: StageRequest, images: Mapping[int, bytes]) -> None:
-        """Send encoded images of a chat, by their indices."""
-        self._early_prefill.add_images(request, images)
-
-    def complete_images(self, request: StageRequest, images: Mapping[int, bytes]) -> bool:
-        """Send the last images of a chat; False if it has not started, and must be enqueued."""
-        batch = self._early_prefill.add_images(request, images)
-        if batch is None:
-            self._early_prefill.remove(request)
-            return False
-        batch.replica.resume(batch)
-        if self.generation is not None:
-            self.generation.resume(batch)
-        return True
+            self.wake()
 
     def cancel(self, request: StageRequest) -> None:
-        """Remove a request from the queue, and cancel its generations."""
+        """Remove a request from the queue."""
         self.queue.discard(request)
-        if self.generation is not None:
-            self.generation.cancel(request)
-
-    def release_embeddings(self, references: Array) -> None:
-        """Delete stored embeddings that no replica will pull."""
-        cast("EmbeddingTransport", self._transport).release(references)
 
     def on_batch_end(self, batch: Batch, outcome: BatchOutcome) -> None:
         now = self._clock.now
         try:
-            if self._single_flight is not None:
-                self._single_flight.on_batch_end(batch, made=isinstance(outcome, Completed))
-            if self.generation is not None:
-                self._early_prefill.on_batch_end(batch)
-                self.generation.on_batch_end(batch, outcome)
-            elif isinstance(outcome, Completed):
-                self._shadow_evaluation.observe_batch(batch, outcome, self.latency_model.points(batch.variant), now)
-                self._stats.observe_batch(batch.key, batch.rows, *self.latency_model.observe(batch, outcome, now))
-            self._completion.settle(batch, outcome, now)
+            for feature in self.features:
+                feature.on_batch_end(batch, outcome, now)
+            self.observe(batch, outcome, now)
+            self.completion.settle(batch, outcome, now)
             if batch.escalation is not None:
                 self._expiry.set_response_timers(batch)
         finally:
             next_batch = batch.replica.release(batch, now)
             if next_batch is not None:
                 self._schedule_prefetch(next_batch)
-            self._wake()
-            self._send_shadow_batch(now)
+            self.wake()
 
-    def _wake(self) -> None:
+    def observe(self, batch: Batch, outcome: BatchOutcome, now: float) -> None:
+        """Learn the service time of a batch."""
+        if isinstance(outcome, Completed):
+            self._stats.observe_batch(batch.key, batch.rows, *self.latency_model.observe(batch, outcome, now))
+
+    def wake(self) -> None:
         """Dispatch batches once everything that happens now has happened."""
-        if not self._wake_pending and (self.queue.rows or self._early_prefill.has_waiting):
-            self._wake_pending = True
-            self._clock.call_when_idle(self._dispatch_ready, self._pending_arrivals)
+        if self._wake_pending or not (self.queue.rows or any(feature.has_waiting for feature in self.features)):
+            return
+        self._wake_pending = True
+        self._clock.call_when_idle(self._dispatch_ready, self._pending_arrivals)
 
     def _pending_arrivals(self) -> int | None:
-        full = self.plan.batch_size if self.generation is None else 1
-        return None if self.queue.rows >= full else self._arrivals
+        return None if self.queue.rows >= self.latency_model.full_batch_rows else self._arrivals
 
     def _dispatch_ready(self) -> None:
         """Dispatch all batches that can be dispatched, and drop rows that are late."""
         self._wake_pending = False
         now, queue = self._clock.now, self.queue
         while queue.rows:
-            replica = self.variant_selection.least_loaded(self.replicas, self.variant)
+            replica = self.replica_selection.free_replica(self.replicas, self.variant)
             if replica is None or not self._dispatch_next(replica, now):
                 break
         for replica in self.replicas:
             if replica.accepts_prefetch and self._has_full_batch():
                 self._dispatch_next(replica, now)
-        while not self.queue.rows and self._start_next_early_prefill(now):
-            pass
         if queue.rows:
-            self._expiry.drop_and_set_timer(
-                self._view(self.variant, now, concurrent_prefills=self._min_concurrent_prefills)
-            )
-
-    def _start_next_early_prefill(self, now: float) -> bool:
-        """Start the most urgent partial chat; False if there is none or no capacity is idle."""
-        replica = replica_selection.replica_with_capacity(self.replicas, self.plan.variant, self.variant)
-        variant = None if replica is None else self.variant_selection.variant_for(replica, self.variant)
-        if replica is None or variant is None or self.variant_selection.is_colocated(variant):
-            return False
-        early_queue = self._early_prefill.next_queue()
-        if early_queue is None:
-            return False
-        decision = self._policy.decide(
-            replace(self._view(variant, now, replica.last_point, replica.concurrent_prefills), waiting=early_queue)
-        )
-        self._early_prefill.remove(early_queue.pop().request)
-        if isinstance(decision, Dispatch):
-            self._dispatch(replica, variant, decision, now, early=True)
-        return True
-
-    def _send_shadow_batch(self, now: float) -> None:
-        """Dispatch shadow rows if the queue is empty and a replica is free."""
-        if self.queue.rows or not self._shadow_evaluation.waiting:
-            return
-        replica = self.variant_selection.least_loaded(self.replicas, self.variant)
-        if replica is None:
-            return
-        row_slices = self._shadow_evaluation.next_batch(now, self.latency_model.max_batch_rows(self.variant))
-        if row_slices:
-            variant = self.variant_selection.variant_for(replica, self.variant) or self.variant
-            best = max(self.latency_model.points(variant), key=lambda point: point.accuracy)
-            self._dispatch(replica, variant, Dispatch(best, row_slices), now)
+            self._expiry.drop_and_set_timer(self.view(self.variant, now))
+        else:
+            for feature in self.features:
+                feature.on_idle(self, now)
 
     def _has_full_batch(self) -> bool:
         head = self.queue.head()
         return head is not None and not head.attempts and self.queue.batch_candidates(head).rows >= self.plan.batch_size
 
-    def _view(self, variant: str, now: float, loaded_point: str = "", concurrent_prefills: int = 0) -> SchedulerView:
+    def view(self, variant: str, now: float, replica: ReplicaSlots | None = None) -> SchedulerView:
+        """Return what the policy sees of the stage if a replica is free; None: of the stage as a whole."""
+        prefills = self.concurrent_prefills() if replica is None else replica.concurrent_prefills
         return SchedulerView(
             now=now,
             waiting=self.queue,
-            points=self.latency_model.points(variant, concurrent_prefills if self._policy.prepare is None else 0),
-            max_batch_rows=self._max_batch_rows(variant),
+            points=self.latency_model.points(variant, prefills if self.policy.prepare is None else 0),
+            max_batch_rows=self.max_batch_rows(variant),
             later_seconds=self.latency_model.later_seconds(),
             drop_policy=self._drop_policy,
             ready_replicas=self.ready_replicas,
-            free_at=partial(replica_selection.expected_free_times, self.replicas, now),
-            mixes_points=self._policy.mixes_points,
+            free_at=partial(self._expected_free_times, now),
+            mixes_points=self.policy.mixes_points,
             shadow_price=self.latency_model.shadow_price,
-            arrivals_rps=self._arrivals_rps,
-            loaded_point=loaded_point,
+            arrivals_rps=partial(self._arrival_rate.rps, now),
+            loaded_point="" if replica is None else replica.last_point,
         )
 
-    def _max_batch_rows(self, variant: str) -> int:
-        """Return the batch limit. Images are divided between the free encoders, so that the first does not take all."""
-        max_rows = self.latency_model.max_batch_rows(variant)
-        free = sum(replica.free for replica in self.replicas) if self.stage.encodes else 0
-        return min(max_rows, -(-self.queue.rows // free)) if free else max_rows
+    def max_batch_rows(self, variant: str) -> int:
+        return self.latency_model.max_batch_rows(variant)
 
-    def _arrivals_rps(self) -> float:
-        return self._arrival_rate.rps(self._clock.now)
+    def _expected_free_times(self, now: float) -> list[float]:
+        """Return the expected time at which each ready replica is free, ascending."""
+        return sorted(replica.expected_free_time(now) for replica in self.replicas if replica.ready_variants)
 
     def _dispatch_next(self, replica: ReplicaSlots, now: float) -> bool:
         """Dispatch one batch to a replica; False if none is dispatched."""
-        variant = self.variant_selection.variant_for(replica, self.variant) or self.variant
-        view = self._view(variant, now, replica.last_point, replica.concurrent_prefills)
+        variant = self.replica_selection.variant_for(replica, self.variant) or self.variant
+        view = self.view(variant, now, replica)
         self._expiry.drop_unreachable(view)
         decision = self._decide(view)
         if isinstance(decision, Dispatch):
-            self._dispatch(replica, variant, decision, now)
+            self.dispatch(replica, variant, decision, now)
             return True
         if not self.queue.rows and not replica.inflight:
             self.latency_model.relax(variant)
         if decision.time < NEVER:
-            self._clock.call_at(decision.time, self._wake)
+            self._clock.call_at(decision.time, self.wake)
         return False
 
     def _decide(self, view: SchedulerView) -> Dispatch | WaitUntil:
         """Ask the policy, and drop the slices it names, until it dispatches or waits."""
         while True:
-            decision = self._policy.decide(view)
+            decision = self.policy.decide(view)
             dispatched = decision.row_slices if isinstance(decision, Dispatch) else ()
             self.queue.remove((*decision.drops, *dispatched))
             for row_slice in decision.drops:
@@ -402,13 +329,11 @@ class StageScheduler:
             if isinstance(decision, Dispatch) or not decision.drops or decision.time > view.now:
                 return decision
 
-    def _dispatch(
+    def dispatch(
         self, replica: ReplicaSlots, variant: str, dispatch: Dispatch, now: float, *, early: bool = False
     ) -> None:
-        row_slices = [row_slice for row_slice in dispatch.row_slices if not row_slice.request.closed]
-        duplicates: list[RowSlice] = []
-        if self._single_flight is not None:
-            row_slices, duplicates = unique_rows(row_slices)
+        """Send the rows of a decision that are still needed to a replica; `early`: before all images are encoded."""
+        row_slices = self.rows_to_send([row_slice for row_slice in dispatch.row_slices if not row_slice.request.closed])
         rows = sum([row_slice.rows for row_slice in row_slices])
         if not rows:  # other rows of these requests were just dropped
             return
@@ -419,7 +344,7 @@ class StageScheduler:
             row_slices=row_slices,
             rows=rows,
             dispatched_at=now,
-            found_idle=not replica.inflight and self.generation is None,
+            found_idle=not replica.inflight and not replica.capacity,
             escalation=dispatch.escalation,
             early_prefill=early,
             concurrent_prefills=replica.concurrent_prefills,
@@ -431,33 +356,31 @@ class StageScheduler:
         self.latency_model.on_dispatch(rows + batch.concurrent_prefills)
         if batch.found_idle:
             self._schedule_prefetch(batch)
-        if early:
-            self._early_prefill.on_dispatch(batch)
-        if self.generation is not None:
-            self.generation.send(batch, self.on_batch_end)
-        else:
-            self._transport.send(batch, self.on_batch_end)
-        if self._single_flight is not None:
-            self._single_flight.on_dispatch(batch, duplicates, self.queue)
+        self.send(batch)
+        for feature in self.features:
+            feature.on_dispatch(batch)
+
+    def rows_to_send(self, row_slices: list[RowSlice]) -> list[RowSlice]:
+        return row_slices
+
+    def send(self, batch: Batch) -> None:
+        self._transport.send(batch, self.on_batch_end)
 
     def _schedule_prefetch(self, batch: Batch) -> None:
         """Open the replica for a full batch shortly before it is free, unless this batch contains a retried slice."""
         for row_slice in batch.row_slices:
             if row_slice.attempts:
                 return
-        replica, compute_seconds = batch.replica, self.latency_model.compute_seconds(batch)
-        due = replica_selection.prefetch_time(
-            batch.dispatched_at, replica.completed_at, compute_seconds, replica.transfer_seconds
-        )
+        due = batch.replica.prefetch_time(batch.dispatched_at, self.latency_model.compute_seconds(batch))
         if due < NEVER:
             self._clock.call_at(due, partial(self._open_prefetch, batch))
 
     def _open_prefetch(self, batch: Batch) -> None:
         replica = batch.replica
-        if replica.computing is batch and replica.inflight == 1 and replica.ready_variants:
+        if batch.is_computing and replica.inflight == 1 and replica.ready_variants:
             replica.accepts_prefetch = True
             if self.queue.rows >= self.plan.batch_size:
-                self._wake()
+                self.wake()
 
 
 def _decide_or_fall_back(policy: Policy, stats: StatsSink, view: SchedulerView) -> Dispatch | WaitUntil:

@@ -23,10 +23,7 @@ POLICIES: Mapping[str, Policy] = _policies
 def register(name: str, policy: Policy, *, max_batch_rows: int | None = None) -> None:
     """Add a policy under a name that pipelines may use in this process.
 
-    Args:
-        name: its `schedulingPolicy`.
-        policy: the policy.
-        max_batch_rows: the most rows of a batch it dispatches; None if it takes any size.
+    `max_batch_rows`: the most rows of a batch it dispatches; None if it takes any size.
 
     Raises:
         ValueError: the product has a policy of this name.

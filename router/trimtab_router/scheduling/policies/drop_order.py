@@ -20,20 +20,13 @@ _LOWEST: DropRank = (-1_000_000, 0.0)
 def drop_rank(request: StageRequest, row_seconds: float = 1.0) -> DropRank:
     """Return the drop rank of a request: its priority, then its utility per second.
 
-    Args:
-        request: the request.
-        row_seconds: of one of its rows at the fastest point that may serve it.
+    `row_seconds`: of one of its rows at the fastest point that may serve it.
     """
     return -request.options.priority, request.options.utility / (request.rows * max(row_seconds, 1e-9))
 
 
 def rows_ahead_of(request: StageRequest, waiting: Iterable[RowSlice]) -> int:
-    """Count the rows due no later than a request that are not dropped before it.
-
-    Args:
-        request: the request.
-        waiting: by deadline.
-    """
+    """Count the rows due no later than a request that are not dropped before it."""
     due = takewhile(lambda row_slice: row_slice.request.due_at <= request.due_at, waiting)
     rank = drop_rank(request)
     return sum(

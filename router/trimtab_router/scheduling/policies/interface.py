@@ -20,12 +20,12 @@ The contract for a policy's author:
 - In overload, the slices of least value are dropped first: see `first_to_drop`.
 """
 
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Literal, Protocol
+from typing import Literal
 
 from trimtab_pipelines.escalation import TaskEscalation
-from trimtab_router.scheduling.queue import BatchCandidates
+from trimtab_router.scheduling.queue import BatchCandidates, DeadlineQueue
 from trimtab_router.scheduling.stage_request import EscalationRule, RowSlice, StageRequest
 
 DropPolicy = Literal["Predicted", "Expired", "Never"]
@@ -93,28 +93,13 @@ class Point:
         return self.inputs is None or any(name in self.inputs for name, _ in row_slice.request.signature)
 
 
-class WaitingQueue(Protocol):
-    """The part of a queue that a policy reads."""
-
-    special_rows: int
-    """Rows that not every point may serve, or whose drop rank differs; 0 if all rows are alike."""
-
-    def __iter__(self) -> Iterator[RowSlice]:
-        """Yield the queued row slices by deadline."""
-
-    def batch_candidates(
-        self, head: RowSlice, reads: frozenset[str] | None = None, suits: Callable[[RowSlice], bool] | None = None
-    ) -> BatchCandidates:
-        """Return the slices from `head` on that may share its batch at a point with these inputs that `suits` them."""
-
-
 @dataclass(slots=True, eq=False)  # frozen would double the cost of construction
 class SchedulerView:
     """What a policy may use for one decision about a stage. Treat it as immutable."""
 
     now: float
     """Seconds on the scheduler's clock."""
-    waiting: WaitingQueue
+    waiting: DeadlineQueue
     points: Sequence[Point]
     """The allowed operating points, preferred first."""
     max_batch_rows: int

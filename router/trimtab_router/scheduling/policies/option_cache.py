@@ -13,9 +13,11 @@ from math import exp, log
 import numpy as np
 
 from trimtab_pipelines.row_splits import UNIT, Floats, Integers
+from trimtab_pipelines.scheduling_policies import MAX_SPLIT_ROWS
 from trimtab_router.scheduling.policies.interface import Point, SchedulerView
-from trimtab_router.scheduling.policies.split_table import MAX_SPLIT_ROWS, SplitSet, SplitTable, profiled, split_table
-from trimtab_router.scheduling.stage_request import RowSlice
+from trimtab_router.scheduling.policies.serving_options import profiled
+from trimtab_router.scheduling.policies.split_table import SplitSet, SplitTable, split_table
+from trimtab_router.scheduling.stage_request import RowSlice, Signature
 
 SLOWDOWN_STEP = 0.02
 Slowdowns = tuple[float, ...]
@@ -102,9 +104,9 @@ class OptionCache:
 
     def point_options(self, slices: Sequence[RowSlice]) -> PointOptions:
         """Return the options of slices in one batch: points that read only inputs which all of them have."""
-        names = _input_names(slices[0])
+        names = _input_names(slices[0].request.signature)
         for row_slice in slices[1:]:
-            names &= _input_names(row_slice)
+            names &= _input_names(row_slice.request.signature)
         task = slices[0].request.options.task
         options = self._by_inputs_and_task.get((names, task))
         if options is None:
@@ -168,12 +170,8 @@ def _build_point_options(point_set: _PointSet, task: str, most_rows: int) -> Poi
     return PointOptions(point_set.points, build(point_set, task, most_rows), slowdowns, most_rows)
 
 
-def _input_names(row_slice: RowSlice) -> frozenset[str]:
-    return _names_of_signature(row_slice.request.signature)
-
-
 @lru_cache(maxsize=1024)
-def _names_of_signature(signature: tuple[tuple[str, tuple[int, ...]], ...]) -> frozenset[str]:
+def _input_names(signature: Signature) -> frozenset[str]:
     return frozenset(name for name, _ in signature)
 
 

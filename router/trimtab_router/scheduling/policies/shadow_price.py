@@ -22,10 +22,7 @@ def shadow_price(view: SchedulerView, batches: Sequence[CandidateBatch], token_o
     The seconds until the deadline of the most urgent row are shared by the queued rows and the rows that arrive
     meanwhile.
 
-    Args:
-        view: arrival rate and replicas.
-        batches: the queue; arriving rows are taken to be like it.
-        token_options: the options of a batch.
+    `batches`: the queue; arriving rows are taken to be like it.
     """
     if not batches:
         return 0.0
@@ -40,9 +37,7 @@ def shadow_price(view: SchedulerView, batches: Sequence[CandidateBatch], token_o
 def marginal_utility(curves: Sequence[tuple[int, Sequence[tuple[float, float]]]], seconds: float) -> float:
     """Return the value that the last second adds if seconds go where they add most.
 
-    Args:
-        curves: rows, and for one row the corners (seconds, value) of its best mixes, the fastest first.
-        seconds: for all of them.
+    `curves`: rows, and for one row the corners (seconds, value) of its best mixes, the fastest first.
     """
     left = seconds - sum(rows * corners[0][0] for rows, corners in curves)
     segments = [

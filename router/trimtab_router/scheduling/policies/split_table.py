@@ -22,10 +22,11 @@ from trimtab_pipelines.row_splits import (
     cheapest_batches,
     never_slower,
     pareto_fronts,
+    undominated,
 )
-from trimtab_pipelines.row_splits import undominated as undominated_splits
 from trimtab_pipelines.scheduling_policies import MAX_SPLIT_ROWS
 from trimtab_router.scheduling.policies.interface import Escalation, Point
+from trimtab_router.scheduling.policies.serving_options import PointCost, ServingOption, profiled, serving_options
 
 ESCALATION_FILL_ROWS = 8
 """Assumed rows of an escalation batch, which rows of several jobs fill."""
@@ -34,16 +35,6 @@ NEGLIGIBLE_ACCURACY = 0.0025
 """Difference that a held-out set of thousands of samples cannot resolve. It is worth no extra time."""
 Booleans = NDArray[np.bool_]
 _FIRST_MIXED_ROWS = 8
-
-
-@dataclass(frozen=True, slots=True)
-class ServingOption:
-    """A way to serve rows: at the point of index `point`, and escalated rows at another."""
-
-    split_option: SplitOption
-    point: int
-    escalation: Escalation | None = None
-    escalation_point: int | None = None
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -79,7 +70,7 @@ class SplitSet:
 class SplitTable:
     """All splits of one set of points. Entries are built on first use and then never change."""
 
-    def __init__(self, costs: Sequence["PointCost"]) -> None:
+    def __init__(self, costs: Sequence[PointCost]) -> None:
         self.costs = costs
         self.batches = [cheapest_batches(cost.seconds, MAX_SPLIT_ROWS) for cost in costs]
         self.first_pass_seconds = np.array(
@@ -87,17 +78,10 @@ class SplitTable:
         ).T
         """Seconds of each number of rows at each point, without escalation; the last column is infinite, for NONE.
         Shape (rows, points + 1)."""
-        options = {option.split_option.name: option for option in self._all_options()}
-        undominated = [
-            split.name for split in undominated_options([option.split_option for option in options.values()])
-        ]
-        targets = {escalation.to for cost in costs for escalation in cost.escalations}
-        escalation_only = targets.intersection(options).difference(undominated)
-        self.options = [options[name] for name in (*undominated, *sorted(escalation_only))]
-        self._escalation_only = len(escalation_only)
-        """Number of trailing options used only for escalated rows."""
+        options = [(option, self._split_option(option)) for option in serving_options(costs)]
+        self.options, self.split_options, self._mixed_options = _select_options(options)
         self._escalating = np.array([option.escalation is not None for option in self.options])
-        self._first_points = np.array([option.point for option in self.options])
+        self._first_points = np.array([option.point_index for option in self.options])
         self._mixed: list[SplitSet] = []
         self.building = False
         """Whether another thread builds the splits of all sizes, so that no decision should."""
@@ -117,8 +101,8 @@ class SplitTable:
         split_sets = self._mixed
         if len(split_sets) <= rows:
             max_rows = min(max(2 * len(split_sets), _FIRST_MIXED_ROWS, rows), MAX_SPLIT_ROWS)
-            options = [option.split_option for option in self.options[: len(self.options) - self._escalation_only]]
-            split_sets = [self._split_set(front) for front in pareto_fronts(options, max_rows)]
+            fronts = pareto_fronts(self.split_options[: self._mixed_options], max_rows)
+            split_sets = [self._split_set(front) for front in fronts]
             if len(split_sets) > len(self._mixed):  # another thread may have built more meanwhile
                 self._mixed = split_sets
         return split_sets[rows]
@@ -128,10 +112,9 @@ class SplitTable:
         split_set = self._plain.get(rows)
         if split_set is None:
             every = np.eye(len(self.options), dtype=np.int64) * rows
-            accuracy = np.array([option.split_option.accuracy for option in self.options])
-            front = ParetoFront(
-                accuracy, np.array([option.split_option.seconds[rows] for option in self.options]), every
-            )
+            accuracy = np.array([option.accuracy for option in self.split_options])
+            seconds = np.array([option.seconds[rows] for option in self.split_options])
+            front = ParetoFront(accuracy, seconds, every)
             split_set = self._plain[rows] = self._split_set(front).select(np.lexsort((-accuracy, front.seconds)))
         return split_set
 
@@ -140,10 +123,10 @@ class SplitTable:
         rows = np.pad(front.rows, ((0, 0), (0, len(self.options) - front.rows.shape[1])))
         for index, option in enumerate(self.options):
             given = rows[:, index]
-            point_seconds[:, option.point] += np.array(self.batches[option.point].seconds)[given]
-            if option.escalation is not None and option.escalation_point is not None:
-                point_seconds[:, option.escalation_point] += escalation_seconds(
-                    self.batches[option.escalation_point], option.escalation, given
+            point_seconds[:, option.point_index] += np.array(self.batches[option.point_index].seconds)[given]
+            if option.escalation is not None:
+                point_seconds[:, option.escalation_index] += escalation_seconds(
+                    self.batches[option.escalation_index], option.escalation, given
                 )
         used = rows > 0
         escalates: Booleans = np.any(used[:, self._escalating], axis=1)
@@ -157,46 +140,37 @@ class SplitTable:
             escalates,
         )
 
-    def _all_options(self) -> list[ServingOption]:
-        indices = {cost.name: index for index, cost in enumerate(self.costs)}
-        options = [
-            ServingOption(SplitOption(cost.name, cost.accuracy, batches.seconds), index)
-            for index, (cost, batches) in enumerate(zip(self.costs, self.batches, strict=True))
-        ]
-        for index, cost in enumerate(self.costs):
-            options += [
-                self._escalating_option(index, escalation, indices[escalation.to])
-                for escalation in cost.escalations
-                if escalation.to in indices
-            ]
-        return options
-
-    def _escalating_option(self, index: int, escalation: Escalation, escalation_point: int) -> ServingOption:
-        name = f"{self.costs[index].name}>{escalation.to}@{escalation.share:.3f}"
-        first = np.array(self.batches[index].seconds)
-        seconds = first + escalation_seconds(self.batches[escalation_point], escalation, np.arange(first.size))
-        return ServingOption(
-            SplitOption(name, escalation.accuracy, tuple(seconds.tolist())), index, escalation, escalation_point
-        )
+    def _split_option(self, option: ServingOption) -> SplitOption:
+        """Return the seconds of an option by rows, under a name that equal options share."""
+        seconds, escalation = self.batches[option.point_index].seconds, option.escalation
+        if escalation is None:
+            return SplitOption(option.point, option.accuracy, seconds)
+        again = escalation_seconds(self.batches[option.escalation_index], escalation, np.arange(len(seconds)))
+        name = f"{option.point}>{escalation.to}@{escalation.share:.3f}"
+        return SplitOption(name, option.accuracy, tuple((np.array(seconds) + again).tolist()))
 
 
-@dataclass(frozen=True, slots=True)
-class PointCost:
-    """A point's profiled seconds for batches of 1, 2, … rows, and its accuracy for a task."""
+def _select_options(
+    options: Sequence[tuple[ServingOption, SplitOption]],
+) -> tuple[list[ServingOption], list[SplitOption], int]:
+    """Return the options worth their seconds, and the number of them that unescalated rows may use.
 
-    name: str
-    accuracy: float
-    seconds: tuple[float, ...]
-    escalations: tuple[Escalation, ...]
+    The others, at the end, are points that only escalated rows use.
+    """
+    by_name = {split_option.name: (option, split_option) for option, split_option in options}
+    names = [option.name for option in undominated_options([split_option for _, split_option in by_name.values()])]
+    targets = {option.escalation.to for option, _ in options if option.escalation is not None}
+    selected = [by_name[name] for name in (*names, *sorted(targets.difference(names)))]
+    return [option for option, _ in selected], [split_option for _, split_option in selected], len(names)
 
 
 def undominated_options(options: Sequence[SplitOption]) -> list[SplitOption]:
     """Return the options that no other beats by more than a negligible accuracy."""
-    undominated = undominated_splits(options)
-    accuracy = np.array([option.accuracy for option in undominated])
+    candidates = undominated(options)
+    accuracy = np.array([option.accuracy for option in candidates])
     negligibly_less = (accuracy[:, None] < accuracy) & (accuracy[:, None] >= accuracy - NEGLIGIBLE_ACCURACY)
-    outdone = np.any(negligibly_less & never_slower(undominated), axis=0)
-    return [option for option, out in zip(undominated, outdone, strict=True) if not out]
+    outdone = np.any(negligibly_less & never_slower(candidates), axis=0)
+    return [option for option, out in zip(candidates, outdone, strict=True) if not out]
 
 
 def escalation_seconds(batches: BatchSplit, escalation: Escalation, rows: Integers) -> Floats:
@@ -210,12 +184,6 @@ def escalation_seconds(batches: BatchSplit, escalation: Escalation, rows: Intege
     size = min(ESCALATION_FILL_ROWS, alone.size - 1)
     expected: Floats = np.interp(escalation.share * rows, counts, np.minimum(alone, counts * (alone[size] / size)))
     return expected
-
-
-def escalated_rows(escalation: Escalation, rows: Integers) -> Integers:
-    """Return the planned number of escalated rows."""
-    escalated: Integers = np.ceil(escalation.share * rows - 1e-9).astype(np.int64)
-    return escalated
 
 
 def split_table(points: Sequence[Point], task: str, most_rows: int) -> SplitTable:
@@ -241,22 +209,3 @@ def _escalations_of(point: Point, task: str) -> tuple[Escalation, ...]:
     return tuple(
         replace(escalation, share=of.share, accuracy=of.accuracy) for escalation, of in by_task if 0 < of.share < 1
     )
-
-
-def profiled(point: Point, most_rows: int) -> tuple[float, ...]:
-    """Return the seconds of batches of 1, 2, … rows: profiled, else predicted."""
-    return point.profiled[:most_rows] or tuple(point.seconds(rows) for rows in range(1, most_rows + 1))
-
-
-__all__ = [
-    "MAX_SPLIT_ROWS",
-    "NONE",
-    "PointCost",
-    "ServingOption",
-    "SplitSet",
-    "SplitTable",
-    "escalated_rows",
-    "escalation_seconds",
-    "profiled",
-    "split_table",
-]

@@ -1,0 +1,154 @@
+"""Schedulers by the role of a stage: predict, encode or generate. The role is decided once, in `scheduler_class`."""
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+from trimtab_pipelines.stages import Stage
+from trimtab_protocol.chat.internal_wire import Chunk, LastChunk
+from trimtab_protocol.tensors import Array
+from trimtab_router.scheduling.batch_outcomes import BatchOutcome, Completed
+from trimtab_router.scheduling.early_prefill import EarlyPrefill
+from trimtab_router.scheduling.prompt_lengths import PromptFeatures, PromptLengths
+from trimtab_router.scheduling.replica_slots import Batch
+from trimtab_router.scheduling.single_flight import SingleFlight
+from trimtab_router.scheduling.stage_request import RowSlice, StageRequest
+from trimtab_router.scheduling.stage_scheduler import StageScheduler, StageSnapshot
+
+
+def scheduler_class(stage: Stage) -> type[StageScheduler]:
+    """Return the scheduler class for the role of a stage."""
+    if stage.generates:
+        return GenerationScheduler
+    return EncodeScheduler if stage.encodes else StageScheduler
+
+
+class EncodeScheduler(StageScheduler):
+    """Scheduler of an encoder stage, whose replicas store embeddings, with single-flight of identical images."""
+
+    def set_up_role(self) -> None:
+        self._single_flight = SingleFlight(
+            self._transport, self.queue, self.completion, clock=self._clock, stats=self._stats, wake=self.wake
+        )
+        self.features.append(self._single_flight)
+
+    def snapshot(self) -> StageSnapshot:
+        encodings, joined_rows = len(self._single_flight), self._single_flight.joined_rows
+        return replace(super().snapshot(), encodings_in_flight=encodings, joined_rows=joined_rows)
+
+    def release_embeddings(self, references: Array) -> None:
+        """Delete stored embeddings that no replica will pull."""
+        self._transport.release(references)
+
+    def max_batch_rows(self, variant: str) -> int:
+        """Return the batch limit. Images are divided between the free encoders, so that the first does not take all."""
+        max_rows = super().max_batch_rows(variant)
+        free = sum(replica.free for replica in self.replicas)
+        return min(max_rows, -(-self.queue.rows // free)) if free else max_rows
+
+    def rows_to_send(self, row_slices: list[RowSlice]) -> list[RowSlice]:
+        return self._single_flight.unique_rows(row_slices)
+
+
+class GenerationScheduler(StageScheduler):
+    """Scheduler of a generation stage, whose replicas stream rows concurrently, with early prefill.
+
+    Latency, for the SLO and for predictions, is time to first token. A row occupies capacity of its replica until its
+    last token; queued rows wait for that.
+    """
+
+    concurrent_rows = True
+
+    def set_up_role(self) -> None:
+        self.prompt_lengths = PromptLengths()
+        self._early_prefill = EarlyPrefill(self._transport, self._stats)
+        self.features.append(self._early_prefill)
+        self._batches: dict[StageRequest, set[Batch]] = {}
+        self._with_first_token: set[Batch] = set()
+        self._images_complete_at: dict[Batch, float] = {}
+
+    def snapshot(self) -> StageSnapshot:
+        waiting, started = self._early_prefill.waiting_count, self._early_prefill.started_count
+        return replace(super().snapshot(), waiting_partial_chats=waiting, started_partial_chats=started)
+
+    def refresh_replicas(self) -> None:
+        for replica in self.replicas:
+            replica.set_capacity(self.plan.batch_size)
+        super().refresh_replicas()
+
+    def concurrent_prefills(self) -> int:
+        return min((replica.concurrent_prefills for replica in self.replicas if replica.ready_variants), default=0)
+
+    def estimate_prompts(self, request: StageRequest, images: int) -> None:
+        """Estimate the prompt lengths of a request whose chat has this many images."""
+        request.prompt_features = [
+            PromptFeatures.from_inputs(request.inputs, row, images) for row in range(request.rows)
+        ]
+        tokens = [self.prompt_lengths.tokens(features) for features in request.prompt_features]
+        if any(tokens):
+            request.prompt_tokens = tokens
+            request.set_prefill_seconds(self.latency_model.prefill_seconds(max(tokens)))
+
+    @property
+    def supports_partial_prefill(self) -> bool:
+        """Whether a replica can start a prompt before all of its images have arrived."""
+        return any(replica.partial_prefill for replica in self.replicas)
+
+    def start_early_prefill(self, request: StageRequest) -> None:
+        """Add a chat whose images are not all encoded. It starts on idle capacity and is not in the queue."""
+        self._early_prefill.add(request)
+        self.wake()
+
+    def add_images(self, request: StageRequest, images: Mapping[int, bytes]) -> None:
+        """Send encoded images of a chat, by their indices."""
+        self._early_prefill.add_images(request, images)
+
+    def complete_images(self, request: StageRequest, images: Mapping[int, bytes]) -> bool:
+        """Send the last images of a chat; False if it has not started, and must be enqueued."""
+        batch = self._early_prefill.add_images(request, images)
+        if batch is None:
+            self._early_prefill.remove(request)
+            return False
+        batch.replica.resume(batch)
+        self._images_complete_at[batch] = self._clock.now
+        return True
+
+    def cancel(self, request: StageRequest) -> None:
+        """Remove a request from the queue, and cancel its generations."""
+        super().cancel(request)
+        for batch in list(self._batches.get(request, ())):
+            self._transport.cancel(batch)
+
+    def send(self, batch: Batch) -> None:
+        """Stream a batch, which has one row."""
+        self._batches.setdefault(batch.row_slices[0].request, set()).add(batch)
+        self._transport.stream(batch, self._on_chunk, self.on_batch_end)
+
+    def observe(self, batch: Batch, outcome: BatchOutcome, now: float) -> None:
+        """Learn how long a row occupied capacity; a partial chat counts from when all of its images have arrived."""
+        self._with_first_token.discard(batch)
+        since = self._images_complete_at.pop(batch, batch.dispatched_at)
+        request = batch.row_slices[0].request
+        batches = self._batches[request]
+        batches.discard(batch)
+        if not batches:
+            del self._batches[request]
+        if isinstance(outcome, Completed):
+            self.latency_model.observe_residence(now - since)
+
+    def _on_chunk(self, batch: Batch, chunk: Chunk | LastChunk) -> None:
+        now, row = self._clock.now, batch.row_slices[0]
+        if batch not in self._with_first_token:
+            self._with_first_token.add(batch)
+            batch.replica.on_first_token(batch)
+            self._stats.observe_batch(batch.key, batch.rows, *self._observe_first_token(batch, now))
+        if isinstance(chunk, LastChunk) and row.request.prompt_features:
+            self.prompt_lengths.learn(row.request.prompt_features[row.start], chunk.usage)
+        if not row.request.closed:
+            row.request.owner.on_chunk(row.request, row.start, chunk, now)
+
+    def _observe_first_token(self, batch: Batch, now: float) -> tuple[float, float]:
+        """Return the time to first token and the ratio to the profile; an early prefill is not learned from."""
+        if batch.early_prefill:
+            since = self._images_complete_at.get(batch, batch.dispatched_at)
+            return now - since, self.latency_model.service_times.ratio(batch.key)
+        return self.latency_model.observe(batch, Completed((), batch.point.name), now)

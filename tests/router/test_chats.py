@@ -187,12 +187,6 @@ async def test_chat_that_kills_replicas_is_given_up(retryable, asked, reason):
         assert await rig.metric("trimtab_refusals_total", reason=reason) == 1
 
 
-async def ask_or_tell(rig, chat, *, stream):
-    if stream:
-        return words_of(await tell(rig, chat))
-    return (await ask(rig, chat))[1]["choices"][0]["message"]["content"]
-
-
 @pytest.mark.parametrize("stream", [False, True])
 @pytest.mark.parametrize(
     ("refusing", "status", "kind"),

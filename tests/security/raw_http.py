@@ -74,16 +74,18 @@ async def exchange(
     read: Callable[[asyncio.StreamReader], Awaitable[bytes]],
     patience_seconds: float,
 ) -> bytes | None:
-    """Send pieces while reading; returns what came until the connection ended, or None after the patience."""
+    """Send pieces until a response begins, and read it until the connection ends; None after the patience."""
     async with connection(place) as (reader, writer):
-        sending = asyncio.create_task(_send(writer, pieces))
+        first, sending = b"", asyncio.create_task(_send(writer, pieces))
         try:
             async with asyncio.timeout(patience_seconds):
-                return await read(reader)
+                first = await reader.read(1)
+                sending.cancel()
+                return first + await read(reader) if first else b""
         except TimeoutError:
             return None
         except asyncio.IncompleteReadError as error:
-            return error.partial
+            return first + error.partial
         except (OSError, asyncio.LimitOverrunError):
             return b""
         finally:

@@ -28,7 +28,9 @@ CHAT_OUTPUTS: tuple[tuple[str, str, list[int]], ...] = (
     ("finish_reason", "BYTES", []),
     ("usage", "INT64", [5]),
 )
-_READY = re.compile(r"https?://127\.0\.0\.1:(\d+)/v2\S+ gRPC 127\.0\.0\.1:(\d+), metrics http://127\.0\.0\.1:(\d+)/")
+_READY = re.compile(
+    r"http://127\.0\.0\.1:(\d+)/v2\S+ (?:gRPC 127\.0\.0\.1:(\d+)|no Envoy.*), metrics http://127\.0\.0\.1:(\d+)/"
+)
 _PAGE = re.compile(r"^live page: (\S+)$", re.MULTILINE)
 _CHARTS = re.compile(r"<script type=['\"]application/json['\"] id=['\"]charts['\"]>(.*?)</script>", re.DOTALL)
 """In the page as served, or in a browser's DOM, which has double quotes."""
@@ -51,6 +53,7 @@ class Up:
     folder: Path
     rest_port: int
     grpc_port: int
+    """0 without Envoy."""
     admin_port: int
     page: str
     """URL of its live page."""
@@ -224,7 +227,7 @@ def _ports(process: "subprocess.Popen[str]") -> tuple[int, int, int, str]:
         output += line
         ports, page = _READY.search(output), _PAGE.search(output)
         if ports and page:
-            return int(ports[1]), int(ports[2]), int(ports[3]), page[1]
+            return int(ports[1]), int(ports[2] or 0), int(ports[3]), page[1]
     raise AssertionError(f"trimtab up did not serve: {output}{process.stderr.read()}")
 
 

@@ -7,7 +7,6 @@ outgrows the plan between two ticks triggers the next tick early.
 
 import asyncio
 import logging
-import math
 import time
 from collections.abc import Callable, Mapping
 from concurrent.futures import Executor
@@ -15,16 +14,15 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 
 from trimtab_adapter.config_source import ConfigSource
-from trimtab_adapter.control_state import ControlState, outgrows_plan
-from trimtab_adapter.forecasting import forecast_record, not_below
+from trimtab_adapter.controller import Controller, outgrows_plan
 from trimtab_adapter.load_sources import LoadSource, StateSource
-from trimtab_adapter.observation import Load, ObservationError, lookback_seconds
+from trimtab_adapter.observation import Load, ObservationError
 from trimtab_adapter.plan_publisher import PlanPublisher
-from trimtab_adapter.planning.decide import Planner, PlanningError, PlanningInputs, decide, initial_inputs
+from trimtab_adapter.planning.decide import PlanningError, PlanningInputs, initial_inputs
 from trimtab_adapter.tick import Decided, Tick
 from trimtab_pipelines.plan import ForecastRecord, PipelinePlan
 from trimtab_pipelines.profile import ModelProfile
-from trimtab_pipelines.router_state import RecentRequests
+from trimtab_pipelines.router_state import HISTORY_SECONDS, RecentRequests
 from trimtab_pipelines.spec import InferencePipeline
 from trimtab_predictor.forecaster import Forecaster
 
@@ -58,13 +56,11 @@ class ControlLoop:
     ) -> None:
         """Take the collaborators; `executors` returns the executor for a pipeline's decisions."""
         self._config, self._publisher, self._sources = config, publisher, sources
-        self._forecaster, self._executors = forecaster, executors
-        self._state = ControlState()
+        self._executors = executors
+        self.controller = Controller(forecaster)
         self._served: RecentRequests | None = None
         self._logged_problem = ""  # the last problem logged
-        self._forecast_at = -math.inf
         self.current: PipelinePlan | None = None
-        self.planner: Planner = decide  # or that of a pool
         self.record_usage: Callable[[InferencePipeline, PipelinePlan | None], None] = lambda *_: None
         self.ticked_at = time.monotonic()
         self._computed_seconds = 0.0
@@ -155,7 +151,7 @@ class ControlLoop:
                 self.record_usage(pipeline, plan)
             load = await self._observe(now_seconds)
             if not self._paused:
-                forecast = self._forecast(load, now_seconds)
+                forecast = self.controller.forecast(load, now_seconds, pipeline.spec.adaptation, self.current)
                 chosen = await self._decide(forecast, now_seconds)
                 await self._publish(chosen)
                 changed = plan is None or plan.spec.generation != chosen.spec.generation
@@ -191,7 +187,7 @@ class ControlLoop:
         """Continue from the plan in force if another writer replaced ours."""
         plan = self._publisher.adopt(self._config.pipeline, self.current)
         if plan is not None and plan is not self.current:
-            self._state.record_decision(plan.spec.created_at, plan.spec.forecast)
+            self.controller.record_decision(plan.spec.created_at, plan.spec.forecast)
         self.current = plan
 
     async def _begin(self, now_seconds: float) -> None:
@@ -210,30 +206,25 @@ class ControlLoop:
     async def _observe(self, now_seconds: float) -> Load:
         """Read the load and update the routers' measurements."""
         # A paused pipeline is not forecast, so it needs no long history.
-        since_seconds = 0.0 if self._paused else now_seconds - self._forecast_at
-        load = await self._sources.loads.load(now_seconds, lookback_seconds(since_seconds))
+        seconds = HISTORY_SECONDS if self._paused else self.controller.lookback_seconds(now_seconds)
+        load = await self._sources.loads.load(now_seconds, seconds)
         self._served = None
         if self._sources.routers is not None:
             try:
                 state = await self._sources.routers.state()
                 self._served = state.served
-                self._state.update(state)
+                self.controller.update(state)
             except ObservationError as error:
                 log.warning("service times and rows are not updated: %s", error)
         return load
 
-    def _forecast(self, load: Load, now_seconds: float) -> ForecastRecord:
-        forecast = forecast_record(self._forecaster, load, self._config.pipeline.spec.adaptation)
-        self._forecast_at = now_seconds
-        return forecast if self.current is None else not_below(self.current.spec.forecast, forecast, load.missing)
-
     async def _decide(self, forecast: ForecastRecord, now_seconds: float) -> PipelinePlan:
         hold_seconds = self._config.pipeline.spec.adaptation.scale_down_stabilization_seconds
-        inputs = self._state.planning_inputs(forecast, self.current, now_seconds, hold_seconds)
+        inputs = self.controller.planning_inputs(forecast, self.current, now_seconds, hold_seconds)
         started = time.perf_counter()
         plan = await self._solve(inputs)
         spent = time.perf_counter() - started
-        self._state.record_decision(now_seconds, forecast)
+        self.controller.record_decision(now_seconds, forecast)
         explanation = plan.spec.explanation
         remark = "; ".join(filter(None, (explanation.change, self._config.remark)))
         explanation = explanation.model_copy(update={"solve_seconds": spent, "change": remark})
@@ -251,7 +242,7 @@ class ControlLoop:
     ) -> PipelinePlan:
         began = time.thread_time()
         try:
-            return self.planner(pipeline, profiles, inputs)
+            return self.controller.planner(pipeline, profiles, inputs)
         finally:
             self._computed_seconds = time.thread_time() - began
 

@@ -15,11 +15,11 @@ from benchmarks.papers import ipa_data
 from benchmarks.papers.ipa_data import Workload
 from benchmarks.papers.planners import fa2, fa2_heaviest, fa2_lightest, plan_for_peak, rim, rim_sized_for
 from tests.adapter.problems import a_large_program
+from trimtab_adapter.controller import Controller
 from trimtab_adapter.planning.decide import Planner, PlanningInputs, decide
-from trimtab_adapter.simulation.control_loop import SimulatedControlLoop, oracle_forecaster
 from trimtab_adapter.simulation.environment import Environment
 from trimtab_adapter.simulation.result import SimulationResult
-from trimtab_adapter.simulation.simulator import Scenario, simulate
+from trimtab_adapter.simulation.simulator import Scenario, forecaster_of, simulate
 from trimtab_adapter.solvers.exact import solve
 from trimtab_loadtester.arrivals import poisson_arrivals
 from trimtab_pipelines.documents import load_pipeline
@@ -148,20 +148,20 @@ def _scenario(
     peak_rps = float(np.bincount(arrivals.astype(np.int64)).max())
     planner = _planner(source, cell.method, pipeline, profiles, peak_rps)
     if cell.method == STATIC:
-        plan, adaptation = plan_for_peak(pipeline, profiles, peak_rps), None
+        plan, controller = plan_for_peak(pipeline, profiles, peak_rps), None
     else:
         first_rps = float(max(workload.history_rps[-FIRST_PEAK_SECONDS:], default=1))
         first = ForecastRecord(peak_rps=first_rps, source="reactive")
         plan = planner(pipeline, profiles, PlanningInputs(first, 0.0))
-        forecaster = oracle_forecaster(pipeline.spec.adaptation, arrivals, len(workload.rates_rps), 0.0)
-        adaptation = SimulatedControlLoop(forecaster, planner)
+        forecaster = forecaster_of(pipeline.spec.adaptation, arrivals, len(workload.rates_rps))
+        controller = Controller(forecaster, planner)
     return Scenario(
         pipeline=pipeline,
         profiles=profiles,
         arrivals_seconds=arrivals,
         duration_seconds=float(len(workload.rates_rps)),
         plan=plan,
-        adaptation=adaptation,
+        controller=controller,
         history_rps=workload.history_rps,
         environment=Environment(),
         seed=cell.seed,

@@ -419,7 +419,7 @@ async def test_long_decision_is_followed_by_an_uninterrupted_rest(site):
             stop.set()
         return decide(*asked)
 
-    loop.planner = laborious
+    loop.controller.planner = laborious
     async with asyncio.timeout(60):
         await loop.run(stop)
 

@@ -4,11 +4,12 @@ import pytest
 
 from tests.adapter.test_escalation import ESCALATION, POINTS, STAGE
 from tests.builders import a_pipeline, a_point_profile, a_profile, a_stage, a_variant
-from trimtab_adapter.control_state import ControlState
+from trimtab_adapter.controller import Controller
 from trimtab_adapter.observation import ObservationError, State, merge_states, read_state
 from trimtab_adapter.planning.decide import decide
 from trimtab_adapter.planning.drift_correction import apply_observed_accuracy, drifted_points
 from trimtab_pipelines.plan import ForecastRecord
+from trimtab_predictor.forecaster import ReactiveForecaster
 
 
 def the_pipeline():
@@ -20,7 +21,7 @@ def plan_after(reported):
     """The plan after a router reported these accuracies."""
     laws = {"full": (0.040, 0.010), "half": (0.004, 0.002)}
     points = [a_point_profile("small", *law).model_copy(update={"operating_point": n}) for n, law in laws.items()]
-    state = ControlState()
+    state = Controller(ReactiveForecaster())
     state.update(read_state({"stages": {"only": {"variant": "small", "drifted_accuracies": reported}}}))
     forecast = ForecastRecord(peak_rps=1.0, source="reactive")
     return decide(
@@ -94,7 +95,7 @@ def test_task_accuracies_move_with_their_point_and_reports():
 def test_observation_within_rounding_keeps_the_measured_accuracy():
     tasks = {name: {"value": value, "source": "Measured"} for name, value in (("cats", 0.868), ("dogs", 0.9))}
     asked = a_pipeline([a_stage("only", variants=[a_variant(accuracy=0.8, accuracyByTask=tasks)])]).spec
-    state = ControlState()
+    state = Controller(ReactiveForecaster())
     reported = {"": 0.7, "cats": 0.868, "dogs": 0.6}
     state.update(State(accuracies={("only", "small", "default", task): one for task, one in reported.items()}))
     known = state.planning_inputs(ForecastRecord(peak_rps=1.0, source="reactive"), None, 0.0, 60.0).accuracies
@@ -133,7 +134,7 @@ def test_point_best_for_a_registered_task_stays_allowed():
         (registered_accuracies, ["full", "half", "third"]),
         ({}, ["full", "half"]),
     ):
-        state = ControlState()
+        state = Controller(ReactiveForecaster())
         state.update(read_state({"stages": {"only": {"registered_accuracies": reported}}}))
         inputs = state.planning_inputs(ForecastRecord(peak_rps=1.0, source="reactive"), before, 0.0, 10.0)
         plan = decide(pipeline, {"only": a_profile("only", points)}, inputs)
@@ -172,7 +173,7 @@ def test_invalid_accuracy_of_a_registered_task_is_rejected(reported, message):
 def test_registered_task_drifts_like_those_of_the_pipeline(basis, counts):
     pipeline = a_pipeline([a_stage("only")], objective={"goal": "MaxAccuracy", "accuracyBasis": basis})
     new = {"value": 0.8, "low": 0.7, "high": 0.9, "samples": 99, "source": "Measured"}
-    state, forecast = ControlState(), ForecastRecord(peak_rps=1.0, source="reactive")
+    state, forecast = Controller(ReactiveForecaster()), ForecastRecord(peak_rps=1.0, source="reactive")
     for drifted, change in (({}, 0.0), ({"default": {"new": 0.5}}, -0.3)):
         stage = {
             "variant": "small",

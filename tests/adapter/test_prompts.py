@@ -10,10 +10,9 @@ from tests.adapter.test_simulated_chats import a_scenario
 from tests.adapter.test_simulation import EXACT, poisson
 from tests.builders import a_profile
 from tests.router.layouts import WHOLE, laid_out
-from trimtab_adapter.control_state import ControlState
+from trimtab_adapter.controller import Controller
 from trimtab_adapter.observation import ObservationError, merge_states, read_state
 from trimtab_adapter.planning.decide import PlanningInputs, decide
-from trimtab_adapter.simulation.control_loop import SimulatedControlLoop
 from trimtab_adapter.simulation.simulator import Scenario, simulate
 from trimtab_pipelines.plan import ForecastRecord, PipelinePlan
 from trimtab_pipelines.request_outcome import LATE, OK
@@ -77,7 +76,7 @@ def test_prompt_tokens_of_routers_are_smoothed():
     merged = merge_states(states)
     assert merged.prompt_tokens == {"text": 150.0}
 
-    state = ControlState()
+    state = Controller(ReactiveForecaster())
     forecast = ForecastRecord(peak_rps=1.0, source="reactive")
     state.update(merged)
     assert state.planning_inputs(forecast, None, 0.0, 60.0).prompt_tokens == {"text": 150.0}
@@ -125,7 +124,7 @@ def test_a_plan_follows_the_prompts_that_come():
         profiles=READ,
         environment=replace(EXACT, startup_seconds=1.0),
         text_tokens=(320,),
-        adaptation=SimulatedControlLoop(ReactiveForecaster()),
+        controller=Controller(ReactiveForecaster()),
     )
     found = simulate(adapting)
 

@@ -8,7 +8,7 @@ import pytest
 from tests.adapter.test_layouts import PROFILES, a_choosing_pipeline, planned
 from tests.adapter.test_simulation import EXACT, poisson
 from tests.router.layouts import PULLS, WHOLE, laid_out
-from trimtab_adapter.simulation.control_loop import SimulatedControlLoop
+from trimtab_adapter.controller import Controller
 from trimtab_adapter.simulation.environment import Failure
 from trimtab_adapter.simulation.simulator import Scenario, simulate
 from trimtab_pipelines.request_outcome import LATE, OK
@@ -100,7 +100,7 @@ def test_the_plan_comes_to_the_layout_that_its_load_asks_for(images, variant):
             images=(images,),
             duration=60.0,
             environment=replace(EXACT, startup_seconds=1.0),
-            adaptation=SimulatedControlLoop(ReactiveForecaster()),
+            controller=Controller(ReactiveForecaster()),
         )
     )
 
@@ -120,7 +120,7 @@ def test_broken_promises_raise_replicas():
             images=(0,),
             duration=60.0,
             environment=replace(EXACT, factors={("text", WHOLE): (5.0,)}, startup_seconds=1.0),
-            adaptation=SimulatedControlLoop(ReactiveForecaster()),
+            controller=Controller(ReactiveForecaster()),
         )
     )
 

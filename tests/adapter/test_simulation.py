@@ -7,12 +7,12 @@ import pytest
 
 from tests.adapter.scenes import a_ladder, profiles_of
 from tests.builders import a_chain, a_pipeline, a_plan, a_point_profile, a_profile, a_stage, a_variant
+from trimtab_adapter.controller import Controller
 from trimtab_adapter.planning.decide import initial_plan
-from trimtab_adapter.simulation.control_loop import SimulatedControlLoop, oracle_forecaster
 from trimtab_adapter.simulation.environment import Environment, Failure
 from trimtab_adapter.simulation.machine_speed import MachineSpeed
 from trimtab_adapter.simulation.sampling import FanOut, interpolate_latency, rounding_weights
-from trimtab_adapter.simulation.simulator import Scenario, simulate
+from trimtab_adapter.simulation.simulator import Scenario, forecaster_of, simulate
 from trimtab_pipelines.profile import PointProfile
 from trimtab_pipelines.request_outcome import DROPPED, FAILED, LATE, OK, REFUSED, RequestOutcome
 from trimtab_predictor.forecaster import ReactiveForecaster
@@ -310,14 +310,14 @@ def test_the_slow_loop_follows_the_load():
     pipeline = a_ladder(adaptation={"interval": "5s", "scaleDownStabilization": "10s", "forecaster": "Oracle"})
     profiles = profiles_of(pipeline)
     arrivals = np.concatenate([poisson(5, 60), 60 + poisson(120, 60, 1), 120 + poisson(5, 60, 2)])
-    knowing = oracle_forecaster(pipeline.spec.adaptation, arrivals, 180, 0.0)
+    knowing = forecaster_of(pipeline.spec.adaptation, arrivals, 180, 0.0)
     scenario = a_scenario(
         pipeline,
         arrivals,
         180.0,
         initial_plan(pipeline, profiles),
         profiles=profiles,
-        adaptation=SimulatedControlLoop(knowing),
+        controller=Controller(knowing),
         environment=replace(EXACT, startup_seconds=2.0),
     )
     found = simulate(scenario)
@@ -337,7 +337,7 @@ def test_a_load_that_outgrows_the_plan_brings_a_decision_forward():
         25.0,
         initial_plan(pipeline, profiles, 3.0),
         profiles=profiles,
-        adaptation=SimulatedControlLoop(ReactiveForecaster()),
+        controller=Controller(ReactiveForecaster()),
     )
     times = [plan.spec.created_at for plan in simulate(scenario).plans]
 
@@ -372,7 +372,7 @@ def test_who_wishes_what_no_plan_can_give_is_no_load_to_plan_for():
         20.0,
         initial_plan(pipeline, profiles, 3.0),
         profiles=profiles,
-        adaptation=SimulatedControlLoop(ReactiveForecaster()),
+        controller=Controller(ReactiveForecaster()),
         options=(RequestOptions(task="unheard-of"),),
     )
     found = simulate(scenario)

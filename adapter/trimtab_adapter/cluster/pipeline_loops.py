@@ -187,7 +187,7 @@ class PipelineLoops:
         )
         if self._pools is not None:
             wake = partial(_wake_threadsafe, asyncio.get_running_loop(), loop)
-            loop.planner = self._pools.planner("/".join(key), config.pipeline, loop.current, wake)
+            loop.controller.planner = self._pools.planner("/".join(key), config.pipeline, loop.current, wake)
             loop.record_usage = partial(self._pools.record_usage, "/".join(key), wake)
         stop = asyncio.Event()
         task = asyncio.create_task(loop.run(stop, first=tick_offset(key)))

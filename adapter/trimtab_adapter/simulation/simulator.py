@@ -3,7 +3,6 @@
 The same scenario and seed give the same result; no clock is read.
 """
 
-import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
@@ -11,10 +10,10 @@ from functools import partial
 import numpy as np
 from numpy.typing import NDArray
 
-from trimtab_adapter.control_state import outgrows_plan
-from trimtab_adapter.observation import Load, ObservationError, State, lookback_seconds
+from trimtab_adapter.controller import Controller, outgrows_plan
+from trimtab_adapter.forecasting import forecaster_for
+from trimtab_adapter.observation import Load, ObservationError, State
 from trimtab_adapter.planning.planning_problem import PlanningError
-from trimtab_adapter.simulation.control_loop import SimulatedControlLoop
 from trimtab_adapter.simulation.environment import Environment
 from trimtab_adapter.simulation.event_queue import EventQueue
 from trimtab_adapter.simulation.generation import (
@@ -31,16 +30,17 @@ from trimtab_adapter.simulation.transport import BatchTally, SimulatedTransport,
 from trimtab_pipelines.plan import PipelinePlan
 from trimtab_pipelines.profile import ModelProfile
 from trimtab_pipelines.request_outcome import FAILED, LATE, OK, RequestOutcome
-from trimtab_pipelines.router_state import RecentRequests
-from trimtab_pipelines.spec import InferencePipeline
+from trimtab_pipelines.spec import Adaptation, InferencePipeline
 from trimtab_pipelines.stages import IMAGES_INPUT, MESSAGES_INPUT
+from trimtab_predictor.forecaster import Forecaster, OracleForecaster
+from trimtab_predictor.trace import Trace
 from trimtab_protocol import InferRequest
 from trimtab_protocol.tensors import Array
 from trimtab_router.execution.executor import PipelineExecutor, RequestState
 from trimtab_router.execution.graph import Graph
 from trimtab_router.execution.request_resolver import RequestResolver
 from trimtab_router.observability.arrivals import ArrivalCounter, PerRequestMean
-from trimtab_router.observability.recent_outcomes import RECENT_SECONDS
+from trimtab_router.observability.recent_outcomes import RecentOutcomes
 from trimtab_router.refusal import Refusal
 from trimtab_router.request import NO_OPTIONS, Call, RequestOptions
 from trimtab_router.scheduling.expiry import GRACE_SECONDS
@@ -72,8 +72,10 @@ class Scenario:
     """Duration of the load; requests in flight at its end are still served, for ten times as long."""
     plan: PipelinePlan
     """The first plan."""
-    adaptation: SimulatedControlLoop | None = None
-    """The control loop; None keeps the plan."""
+    controller: Controller | None = None
+    """Decides at each interval; None keeps the plan."""
+    origin_seconds: float = 0.0
+    """Unix time of second 0, recorded in decisions."""
     changes: tuple[tuple[float, PipelinePlan], ...] = ()
     """Plans applied at given seconds, without a control loop."""
     history_rps: tuple[int, ...] = ()
@@ -93,6 +95,16 @@ class Scenario:
     """Text tokens of chats, repeated in turn; by default the profiled number."""
     seed: int = 0
     """Seed of service times, fan-outs and confidences."""
+
+
+def forecaster_of(
+    adaptation: Adaptation, arrivals_seconds: NDArray[np.float64], duration_seconds: int, origin_seconds: float = 0.0
+) -> Forecaster:
+    """The forecaster a pipeline asks for; an oracle knows the arrivals of the simulation."""
+    if adaptation.forecaster != "Oracle":
+        return forecaster_for(adaptation, None)
+    counts = np.bincount(arrivals_seconds.astype(np.int64), minlength=duration_seconds).astype(np.float64)
+    return OracleForecaster(Trace(counts, "arrivals"), offset_seconds=-origin_seconds)
 
 
 def simulate(scenario: Scenario) -> SimulationResult:
@@ -165,7 +177,7 @@ class Simulator:
         self.counter = ArrivalCounter(-float(len(scenario.history_rps)))
         for ago, arrivals in zip(range(-len(scenario.history_rps), 0), scenario.history_rps, strict=True):
             self.counter.record(float(ago), arrivals)
-        self.asked_at = -math.inf
+        self.recent = RecentOutcomes()
         self.rows = PerRequestMean()
         self.tokens = PerRequestMean()
         self.due = 0.0
@@ -180,7 +192,7 @@ class Simulator:
             events.call_at(at_seconds, partial(self._publish, plan))
         for failure in scenario.environment.failures:
             events.call_at(failure.at_seconds, partial(self._fail, failure.stage))
-        if scenario.adaptation is not None:
+        if scenario.controller is not None:
             events.call_at(scenario.pipeline.spec.adaptation.interval_seconds, self._tick)
             self.due = scenario.pipeline.spec.adaptation.interval_seconds
         events.run(scenario.duration_seconds)
@@ -219,6 +231,7 @@ class Simulator:
         """Process the next request, and schedule the one after it."""
         index, now = self.received, self.events.now
         self.received += 1
+        self.recent.count_received(now)
         if self.received < len(self.arrivals):
             self.events.call_at(self.arrivals[self.received], self._arrive)
         call = Call(
@@ -234,9 +247,9 @@ class Simulator:
         except Refusal as refusal:
             self._refused(index, refusal)
             return
-        if self.scenario.adaptation is not None:
+        if self.scenario.controller is not None:
             self.counter.record(now)
-        if request_state.prompt_tokens and self.scenario.adaptation is not None:
+        if request_state.prompt_tokens and self.scenario.controller is not None:
             self.tokens.record(now, request_state.prompt_tokens)
         before = self.scenario.environment.before_seconds
         if before:
@@ -258,7 +271,7 @@ class Simulator:
             if served[0].confidences is not None:
                 self.unescalated[index] |= any(piece.escalation_pending for piece in served)
         self.variants[index], self.points[index] = variants, points
-        if self.scenario.adaptation is not None:
+        if self.scenario.controller is not None:
             self.rows.record(self.events.now, request_state.rows_by_stage)
         self._end(index, OK if request_state.met_slo(finished_at, self.slo) else LATE)
 
@@ -285,6 +298,7 @@ class Simulator:
     def _end(self, index: int, end: RequestOutcome) -> None:
         self.outcomes[index] = end
         self.counts[end] += 1
+        self.recent.count_outcome(self.events.now, end)
 
     def _sample(self, at_seconds: float) -> None:
         """Record a sample each second; decide early if the load outgrew the plan."""
@@ -292,7 +306,7 @@ class Simulator:
         following = at_seconds + _SAMPLE_SECONDS
         if following <= self.scenario.duration_seconds:
             self.events.call_at(following, partial(self._sample, following))
-        if self.scenario.adaptation is None or self.events.now >= self.due - 1e-9:
+        if self.scenario.controller is None or self.events.now >= self.due - 1e-9:
             return
         newest = self.counter.history(self.events.now, 1)
         if newest and outgrows_plan(self.plan, newest[-1], self.scenario.pipeline.spec.adaptation.headroom):
@@ -314,30 +328,25 @@ class Simulator:
         scenario, now = self.scenario, self.events.now
         self.due = now + scenario.pipeline.spec.adaptation.interval_seconds
         self.events.call_at(self.due, self._tick)
-        adaptation = scenario.adaptation
-        if adaptation is None:
+        controller, unix_seconds = scenario.controller, scenario.origin_seconds + now
+        if controller is None:
             return
-        counts, self.asked_at = self.counter.history(now, lookback_seconds(now - self.asked_at)), now
-        load = Load(adaptation.origin_seconds + now, tuple(float(count) for count in counts))
+        counts = self.counter.history(now, controller.lookback_seconds(unix_seconds))
+        load = Load(unix_seconds, tuple(float(count) for count in counts))
         ratios = {
             (name, scheduler.variant): scheduler.latency_model.service_ratio
             for name, scheduler in self.schedulers.items()
         }
-        state = State(self.rows.expected(now), ratios, self._served(), prompt_tokens=self.tokens.expected(now))
+        state = State(
+            self.rows.expected(now), ratios, self.recent.summary(now), prompt_tokens=self.tokens.expected(now)
+        )
         try:
-            plan = adaptation.tick(scenario.pipeline, scenario.profiles, self.plan, load, state)
+            plan = controller.step(scenario.pipeline, scenario.profiles, self.plan, load, state)
         except (ObservationError, PlanningError):
             return  # the plan in force stays, as in the adapter
         self.plans.append(plan)
         self.plan = plan
         self.events.call_at(now + scenario.environment.reaction_seconds, partial(self._apply, plan))
-
-    def _served(self) -> RecentRequests:
-        """Outcomes of the last minute, as a router reports them, without latency and accuracy."""
-        first = int(self.events.now) - RECENT_SECONDS
-        before = self.seconds[first] if first > 0 else self.seconds[0]
-        outcomes = {end.word: self.counts[end] - before.outcomes[end] for end in RequestOutcome}
-        return RecentRequests(received=self.received - before.received, **outcomes)
 
     def _publish(self, plan: PipelinePlan) -> None:
         self.plan = plan

@@ -18,11 +18,11 @@ from trimtab.report.summary_stats import RunStats, run_stats
 from trimtab.run_folder import reports_folder
 from trimtab.run_record import save
 from trimtab.simulated_run import simulated_run
+from trimtab_adapter.controller import Controller
 from trimtab_adapter.planning.decide import initial_plan
-from trimtab_adapter.simulation.control_loop import SimulatedControlLoop, oracle_forecaster
 from trimtab_adapter.simulation.environment import Environment, Failure
 from trimtab_adapter.simulation.result import SimulationResult
-from trimtab_adapter.simulation.simulator import Scenario, simulate
+from trimtab_adapter.simulation.simulator import Scenario, forecaster_of, simulate
 from trimtab_loadtester.arrivals import poisson_arrivals
 from trimtab_loadtester.load_spec import LoadError
 from trimtab_pipelines.documents import DocumentError, load_pipeline, load_plan, load_profiles, validate_plan
@@ -67,17 +67,15 @@ def command(
     started_at = time.time()
     rates = options.spec().rates(load.duration)
     arrivals = poisson_arrivals(rates, load.seed, load.duration)
-    adaptation = None
-    if fixed_plan is None:
-        forecaster = oracle_forecaster(document.spec.adaptation, arrivals, len(rates), started_at)
-        adaptation = SimulatedControlLoop(forecaster, origin_seconds=started_at)
+    forecaster = forecaster_of(document.spec.adaptation, arrivals, len(rates), started_at)
     scenario = Scenario(
         pipeline=document,
         profiles=profiles_by_stage,
         arrivals_seconds=arrivals,
         duration_seconds=float(len(rates)) if load.duration is None else load.duration,
         plan=fixed_plan or initial_plan(document, profiles_by_stage, now_seconds=started_at),
-        adaptation=adaptation,
+        controller=None if fixed_plan else Controller(forecaster),
+        origin_seconds=started_at,
         environment=Environment(startup_seconds=startup, failures=failures),
         images=tuple(images or ()),
         text_tokens=tuple(text_tokens or ()),

@@ -1,25 +1,37 @@
-"""`ControlState`: state of a controller between ticks, shared by the control loop and the simulator."""
+"""`Controller`: the decisions of one pipeline and their state; the control loop and the simulator share it."""
 
+import math
+from collections.abc import Mapping
+
+from trimtab_adapter.forecasting import forecast_record, not_below
 from trimtab_adapter.observation import (
     LEAP,
     MAX_PROMPT_TOKENS,
     MAX_ROWS,
     RATIO_RANGE,
+    Load,
     Measured,
     State,
     limit_rate_of_change,
+    lookback_seconds,
 )
-from trimtab_adapter.planning.decide import PlanningInputs
+from trimtab_adapter.planning.decide import Planner, PlanningInputs, decide
 from trimtab_adapter.planning.drift_correction import AccuracyKey, RegisteredAccuracies
 from trimtab_adapter.planning.hysteresis import outgrows
 from trimtab_adapter.planning.slowdown_estimate import SlowdownEstimate
 from trimtab_pipelines.plan import ForecastRecord, PipelinePlan
+from trimtab_pipelines.profile import ModelProfile
+from trimtab_pipelines.spec import Adaptation, InferencePipeline
+from trimtab_predictor.forecaster import Forecaster
 
 
-class ControlState:
-    """Recent forecasts, and smoothed measurements of rows and service times."""
+class Controller:
+    """Forecaster, planner, recent forecasts, and smoothed measurements of rows and service times."""
 
-    def __init__(self) -> None:
+    def __init__(self, forecaster: Forecaster, planner: Planner = decide) -> None:
+        self.planner = planner
+        self._forecaster = forecaster
+        self._forecast_at = -math.inf
         self._recent: list[tuple[float, float]] = []
         self._rows: dict[str, Measured] = {}
         self._tokens: dict[str, Measured] = {}
@@ -27,6 +39,10 @@ class ControlState:
         self._accuracies: dict[AccuracyKey, float] = {}
         self._slowdown = SlowdownEstimate()
         self._registered_accuracies: RegisteredAccuracies = {}
+
+    def lookback_seconds(self, now_seconds: float) -> int:
+        """Seconds of load that the next forecast needs."""
+        return lookback_seconds(now_seconds - self._forecast_at)
 
     def update(self, state: State) -> None:
         """Update the measurements from the routers' state."""
@@ -40,6 +56,14 @@ class ControlState:
         self._registered_accuracies = state.registered_accuracies
         if state.served is not None:
             self._slowdown = self._slowdown.after(state.served)
+
+    def forecast(
+        self, load: Load, now_seconds: float, adaptation: Adaptation, current: PipelinePlan | None
+    ) -> ForecastRecord:
+        """The demand to plan for; raise ObservationError if no load was measured."""
+        forecast = forecast_record(self._forecaster, load, adaptation)
+        self._forecast_at = now_seconds
+        return forecast if current is None else not_below(current.spec.forecast, forecast, load.missing)
 
     def planning_inputs(
         self, forecast: ForecastRecord, current: PipelinePlan | None, now_seconds: float, hold_seconds: float
@@ -63,6 +87,26 @@ class ControlState:
         """Record the load of a decision, our own or one we continue from."""
         if forecast is not None:
             self._recent.append((at_seconds, forecast.peak_rps))
+
+    def step(
+        self,
+        pipeline: InferencePipeline,
+        profiles: Mapping[str, ModelProfile],
+        current: PipelinePlan,
+        load: Load,
+        state: State,
+    ) -> PipelinePlan:
+        """Decide once.
+
+        Raises ObservationError if the load is unknown, PlanningError if no plan exists.
+        """
+        self.update(state)
+        adaptation, now_seconds = pipeline.spec.adaptation, load.now_seconds
+        forecast = self.forecast(load, now_seconds, adaptation, current)
+        inputs = self.planning_inputs(forecast, current, now_seconds, adaptation.scale_down_stabilization_seconds)
+        plan = self.planner(pipeline, profiles, inputs)
+        self.record_decision(now_seconds, forecast)
+        return plan
 
 
 def outgrows_plan(current: PipelinePlan | None, newest_rps: float, headroom: float) -> bool:

@@ -19,8 +19,7 @@ from rich.table import Table
 from benchmarks.sharing import CORES, compare
 from tests.adapter.problems import a_large_graph, a_large_program, a_program, brute_force, with_accelerators
 from trimtab_adapter.solvers import exact, gurobi, highs
-from trimtab_adapter.solvers.interface import SolverUnavailable
-from trimtab_adapter.solvers.program import Program, Solution, objective_weights
+from trimtab_adapter.solvers.program import Program, Solution, SolverUnavailable, objective_weights
 from trimtab_adapter.solvers.program_arrays import to_arrays
 from trimtab_pipelines.result_line import ResultLine, Threshold, threshold
 from trimtab_pipelines.spec import Objective

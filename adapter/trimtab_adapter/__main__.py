@@ -13,11 +13,10 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from trimtab_adapter.config_source import FileConfigSource
 from trimtab_adapter.control_loop import ControlLoop, LoadSources
+from trimtab_adapter.files import DecisionLog, FileConfigSource, FilePlanPublisher
 from trimtab_adapter.forecasting import PlayedTrace, forecaster_for
 from trimtab_adapter.load_sources import LoadSource, RouterSource, open_session
-from trimtab_adapter.plan_publisher import DecisionLog, FilePlanPublisher
 from trimtab_adapter.prometheus import PrometheusSource, Server, tls_context
 from trimtab_pipelines.documents import DocumentError
 

@@ -12,14 +12,12 @@ from collections.abc import Callable, Mapping
 from concurrent.futures import Executor
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from typing import Protocol
 
-from trimtab_adapter.config_source import ConfigSource
-from trimtab_adapter.controller import Controller, outgrows_plan
+from trimtab_adapter.controller import Controller, Decided, Tick, outgrows_plan
 from trimtab_adapter.load_sources import LoadSource, StateSource
 from trimtab_adapter.observation import Load, ObservationError
-from trimtab_adapter.plan_publisher import PlanPublisher
 from trimtab_adapter.planning.decide import PlanningError, PlanningInputs, initial_inputs
-from trimtab_adapter.tick import Decided, Tick
 from trimtab_pipelines.plan import ForecastRecord, PipelinePlan
 from trimtab_pipelines.profile import ModelProfile
 from trimtab_pipelines.router_state import HISTORY_SECONDS, RecentRequests
@@ -41,6 +39,44 @@ class LoadSources:
     loads: LoadSource
     routers: StateSource | None
     check_seconds: Callable[[], float] = lambda: LOAD_CHECK_SECONDS
+
+
+class ConfigSource(Protocol):
+    """Source of the pipeline and profiles that decisions use."""
+
+    @property
+    def pipeline(self) -> InferencePipeline:
+        """The pipeline, its budget limited to what is schedulable."""
+        ...
+
+    @property
+    def profiles(self) -> Mapping[str, ModelProfile]:
+        """The profiles by stage."""
+        ...
+
+    @property
+    def remark(self) -> str:
+        """How the pipeline differs from the user's document, for the explanation; else empty."""
+        ...
+
+    def refresh(self) -> str | None:
+        """Load changes; return the error, or None."""
+
+
+class PlanPublisher(Protocol):
+    """Publishes plans and reports ticks."""
+
+    def adopt(self, pipeline: InferencePipeline, own: PipelinePlan | None) -> PipelinePlan | None:
+        """The plan to continue from: our own, unless there is none or another writer replaced it."""
+
+    async def publish(self, plan: PipelinePlan) -> None:
+        """Put a plan into force if it differs from the current one; a failure is retried at the next tick."""
+
+    async def propose(self, plan: PipelinePlan) -> None:
+        """Publish a proposal that nothing acts on."""
+
+    async def report(self, tick: Tick) -> None:
+        """Report a tick; never raises."""
 
 
 class ControlLoop:

@@ -57,7 +57,7 @@ class TrainedWeights:
 
     def refresh(self) -> None:
         """Load the weights if they changed; invalid ones leave those in use."""
-        stamp = self._stamp_now()
+        stamp = None if self._path is None else file_stamp(self._path)
         if stamp == self._stamp:
             return
         self._stamp = stamp
@@ -77,14 +77,14 @@ class TrainedWeights:
         """A new forecaster with the current weights and a shared load history."""
         return shipped_forecaster(history=history) if self._lstm is None else FallbackForecaster(self._lstm, history)
 
-    def _stamp_now(self) -> tuple[int, int] | None:
-        if self._path is None:
-            return None
-        try:
-            stat = self._path.stat()
-        except OSError:
-            return None
-        return stat.st_mtime_ns, stat.st_size
+
+def file_stamp(path: Path) -> tuple[int, int] | None:
+    """Modification time and size of a file, None without it."""
+    try:
+        stat = path.stat()
+    except OSError:
+        return None
+    return stat.st_mtime_ns, stat.st_size
 
 
 class CurrentForecaster:

@@ -12,7 +12,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Histo
 from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 
-from trimtab_adapter.tick import Tick
+from trimtab_adapter.controller import Tick
 from trimtab_pipelines.plan import PipelinePlan
 
 BASE = ("namespace", "pipeline")

@@ -9,7 +9,9 @@ from aiohttp import web
 
 from tests.builders import a_chain, a_pipeline, a_point_profile, a_profile, a_variant
 from trimtab_adapter.planning.decide import PlanningInputs, build_plan, decide, planning_problem
-from trimtab_adapter.planning.pool_allocation import PlanRequest, allocate
+from trimtab_adapter.planning.planning_problem import PlanningError, PlanningProblem
+from trimtab_adapter.planning.pool_allocation import PlanRequest, PoolDemand, split_pool
+from trimtab_adapter.planning.relaxation import PlanSolution
 from trimtab_pipelines.plan import Expectation, ForecastRecord, PipelinePlan
 from trimtab_pipelines.profile import ModelProfile
 from trimtab_pipelines.shared_capacity import Pool
@@ -27,13 +29,22 @@ def a_ladder(stages: int = 2, variant: dict[str, Any] | None = None, **changes: 
     return a_pipeline(chain, **({"budget": {"cores": "4"}, "slo": {"latency": "400ms"}} | changes))
 
 
+def solve_together(
+    pool: Pool, problems: Mapping[str, PlanningProblem], name: str = "shared"
+) -> dict[str, PlanSolution]:
+    solutions = split_pool(name, pool, {key: PoolDemand(problem) for key, problem in problems.items()})
+    if solutions is None:
+        raise PlanningError("the smallest plans do not fit together")
+    return solutions
+
+
 def plan_together(name: str, pool: Pool, members: Mapping[str, PlanRequest]) -> dict[str, PipelinePlan]:
     """The next plan of every pipeline of a pool, as `decide` does for one alone."""
     asked = {
         key: planning_problem(member.pipeline, member.profiles, member.planning_inputs)
         for key, member in members.items()
     }
-    solutions = allocate(name, pool, {key: problem for key, (problem, _) in asked.items()})
+    solutions = solve_together(pool, {key: problem for key, (problem, _) in asked.items()}, name)
     plans = {}
     for key, member in members.items():
         problem, forecast = asked[key]

@@ -5,12 +5,9 @@ import itertools
 import numpy as np
 
 from tests.adapter.problems import a_large_program, a_program
-from trimtab_adapter.solvers.discretization import Resource
-from trimtab_adapter.solvers.labels import Labels
-from trimtab_adapter.solvers.lagrangian_bound import LagrangianBounds
-from trimtab_adapter.solvers.multipliers import optimize_multipliers
+from trimtab_adapter.solvers.lagrangian_bound import LagrangianBounds, optimize_multipliers
 from trimtab_adapter.solvers.program import Program
-from trimtab_adapter.solvers.program_arrays import ProgramArrays, to_arrays
+from trimtab_adapter.solvers.program_arrays import Labels, ProgramArrays, Resource, to_arrays
 from trimtab_adapter.solvers.resource_bound import ResourceBound, resource_bound
 
 COUNTED: tuple[tuple[Resource, ...], ...] = (

@@ -20,11 +20,11 @@ from tests.adapter.clusters import (
 from tests.adapter.scenes import FakeRouter, profiles_of
 from tests.tcp_relay import before_the_api_server
 from trimtab_adapter.cluster.pipeline_loops import LoopDependencies, PipelineLoops
+from trimtab_adapter.controller import Tick
 from trimtab_adapter.forecasting import TrainedWeights
 from trimtab_adapter.load_sources import open_session
 from trimtab_adapter.metrics import AdapterMetrics
 from trimtab_adapter.planning.decide import initial_plan
-from trimtab_adapter.tick import Tick
 from trimtab_kubernetes import list_and_watch
 from trimtab_kubernetes.objects import Key
 from trimtab_pipelines.kubernetes_names import ADAPTER_MANAGER, ADVISORY_LABEL, advisory_name

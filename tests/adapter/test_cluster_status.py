@@ -10,8 +10,8 @@ from tests.adapter.scenes import a_ladder, plan_for
 from trimtab_adapter.cluster.cluster_cache import ClusterCache
 from trimtab_adapter.cluster.status import MAX_HISTORY, build_status, plan_changed_event, significant_fields
 from trimtab_adapter.cluster.status_writer import MAX_QUEUED_EVENTS, StatusWriter
+from trimtab_adapter.controller import Tick
 from trimtab_adapter.observation import Load
-from trimtab_adapter.tick import Tick
 from trimtab_kubernetes import Cluster
 from trimtab_kubernetes.events import MAX_MESSAGE
 from trimtab_kubernetes.objects import rfc3339

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trimtab_adapter.simulation.machine_speed import MachineSpeed
+from trimtab_adapter.simulation.environment import MachineSpeed
 
 PAUSING = MachineSpeed((10.0, 11.0, 13.0), (2.0, 0.0, 0.5))
 

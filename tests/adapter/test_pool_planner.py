@@ -13,8 +13,7 @@ from tests.builders import a_plan
 from trimtab_adapter.cluster.solver_pool import SolverPool
 from trimtab_adapter.planning.decide import PlanningError, PlanningInputs
 from trimtab_adapter.planning.pool_allocation import PlanRequest
-from trimtab_adapter.planning.pool_ledger import plan_resources
-from trimtab_adapter.planning.pool_planner import PoolPlanner
+from trimtab_adapter.planning.pool_planner import PoolPlanner, plan_resources
 from trimtab_pipelines.plan import Expectation, ForecastRecord
 from trimtab_pipelines.profile import ModelProfile
 from trimtab_pipelines.shared_capacity import Pool

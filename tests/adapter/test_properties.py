@@ -6,14 +6,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.adapter.scenes import solve_together
 from tests.builders import a_chain, a_pipeline, a_point_profile, a_profile, a_variant
 from trimtab_adapter.planning.decide import PlanningError, PlanningInputs, decide
 from trimtab_adapter.planning.planning_problem import PlanningProblem
-from trimtab_adapter.planning.pool_allocation import allocate
 from trimtab_adapter.planning.program_builder import Relaxation, build_program
-from trimtab_adapter.planning.relaxation import solve_or_relax
-from trimtab_adapter.solvers.interface import SolverUnavailable
-from trimtab_adapter.solvers.registry import SOLVERS
+from trimtab_adapter.planning.relaxation import SOLVERS, solve_or_relax
+from trimtab_adapter.solvers.program import SolverUnavailable
 from trimtab_pipelines.plan import ForecastRecord
 from trimtab_pipelines.shared_capacity import Pool
 
@@ -139,7 +138,7 @@ def test_planned_together_is_never_worse_than_any_split(one, other, one_rps, oth
     cores, gpus = 20.0, 4
     shares = {"one": part * cores, "other": (1 - part) * cores}
     try:
-        together = allocate("shared", Pool(cores=cores, gpus=gpus), asked)
+        together = solve_together(Pool(cores=cores, gpus=gpus), asked)
     except PlanningError:
         return
     used = [option for found in together.values() for option in found.solution.choice]

@@ -9,8 +9,7 @@ from tests.adapter.scenes import a_ladder, profiles_of
 from tests.builders import a_chain, a_pipeline, a_plan, a_point_profile, a_profile, a_stage, a_variant
 from trimtab_adapter.controller import Controller
 from trimtab_adapter.planning.decide import initial_plan
-from trimtab_adapter.simulation.environment import Environment, Failure
-from trimtab_adapter.simulation.machine_speed import MachineSpeed
+from trimtab_adapter.simulation.environment import Environment, Failure, MachineSpeed
 from trimtab_adapter.simulation.sampling import FanOut, interpolate_latency, rounding_weights
 from trimtab_adapter.simulation.simulator import Scenario, forecaster_of, simulate
 from trimtab_pipelines.profile import PointProfile

@@ -8,12 +8,11 @@ import pytest
 
 from tests.adapter.problems import a_large_graph, a_large_program, a_program, brute_force, second_best
 from tests.adapter.scenes import a_ladder, plan_for
+from trimtab_adapter.planning.relaxation import solve
 from trimtab_adapter.solvers import exact, gurobi, highs
-from trimtab_adapter.solvers.interface import Solver, SolverUnavailable
 from trimtab_adapter.solvers.milp import MilpModel, Rows, build_milp
-from trimtab_adapter.solvers.program import Program
+from trimtab_adapter.solvers.program import Program, Solver, SolverUnavailable
 from trimtab_adapter.solvers.program_arrays import to_arrays
-from trimtab_adapter.solvers.registry import get_solver
 
 PATIENCE_SECONDS = 120.0  # a busy machine must not make a proof look like a gap
 
@@ -113,7 +112,7 @@ def test_the_linear_form_is_small():
 
 def test_gurobi_says_what_its_free_licence_prevents():
     require("Gurobi")
-    found = get_solver("Gurobi")(a_large_program(0, 60, 30))
+    found = solve(a_large_program(0, 60, 30), "Gurobi")
 
     assert found is not None
     if found.solver == "Exact":  # else a full licence

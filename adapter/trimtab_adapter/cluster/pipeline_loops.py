@@ -26,11 +26,11 @@ from trimtab_adapter.cluster.router_metrics_source import RouterMetricsSource, a
 from trimtab_adapter.cluster.solver_pool import SolverPool
 from trimtab_adapter.cluster.status_writer import StatusWriter
 from trimtab_adapter.control_loop import LOAD_CHECK_SECONDS, ControlLoop, LoadSources
+from trimtab_adapter.controller import Tick
 from trimtab_adapter.forecasting import CurrentForecaster, TrainedWeights
 from trimtab_adapter.metrics import AdapterMetrics
 from trimtab_adapter.planning.pool_planner import PoolPlanner
 from trimtab_adapter.prometheus import PrometheusSource, Server
-from trimtab_adapter.tick import Tick
 from trimtab_kubernetes import Change, Cluster
 from trimtab_kubernetes.objects import Key, Object
 from trimtab_pipelines.documents import DocumentError

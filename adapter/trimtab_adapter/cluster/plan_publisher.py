@@ -9,8 +9,8 @@ from collections import deque
 from collections.abc import Awaitable, Callable
 
 from trimtab_adapter.cluster.cluster_cache import PIPELINE, PLAN, ClusterCache
+from trimtab_adapter.controller import Tick, actionable_fields
 from trimtab_adapter.planning.explain import describe_option
-from trimtab_adapter.tick import Tick, actionable_fields
 from trimtab_kubernetes import Cluster, ClusterError, Conflict
 from trimtab_kubernetes.objects import Key, Object, owner_reference
 from trimtab_pipelines.documents import DocumentError, parse_plan, validate_plan

@@ -7,8 +7,8 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from trimtab_adapter.controller import Tick
 from trimtab_adapter.planning.explain import describe_option
-from trimtab_adapter.tick import Tick
 from trimtab_kubernetes.conditions import ConditionState, conditions, failing, ok
 from trimtab_kubernetes.events import event
 from trimtab_kubernetes.objects import Object, rfc3339

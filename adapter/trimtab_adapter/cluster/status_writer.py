@@ -9,7 +9,7 @@ from typing import Any
 
 from trimtab_adapter.cluster.cluster_cache import PIPELINE, ClusterCache
 from trimtab_adapter.cluster.status import build_status, plan_changed_event, significant_fields
-from trimtab_adapter.tick import Tick
+from trimtab_adapter.controller import Tick
 from trimtab_kubernetes import Cluster, ClusterError, Conflict, Rejected
 from trimtab_kubernetes.objects import Key, Object
 from trimtab_pipelines.kubernetes_names import ADAPTER_MANAGER

@@ -1,26 +1,32 @@
 """Pool allocation: plans several pipelines of one pool jointly, so that the sum of their objectives is greatest.
 
-Each pipeline's Pareto frontier is a list of choices; picking one of each within the pool is a small knapsack, solved
-exactly. Objective weights make pipelines comparable: one with twice the accuracy weight gets cores sooner, up to the
-gain the pool allows one pipeline (`Pool.max_gain`).
+Each pipeline's Pareto frontier has its best choice at each amount of cores and GPUs where it changes. Picking one of
+each within the pool is a small knapsack, solved exactly. Objective weights make pipelines comparable: one with twice
+the accuracy weight gets cores sooner, up to the gain the pool allows one pipeline (`Pool.max_gain`).
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
 
 from trimtab_adapter.planning.decide import PlanningInputs
-from trimtab_adapter.planning.pareto_frontier import FrontierPoint, frontier
-from trimtab_adapter.planning.planning_problem import PlanningError, PlanningProblem
+from trimtab_adapter.planning.planning_problem import PlanningProblem
 from trimtab_adapter.planning.relaxation import PlanSolution, solve_or_relax
 from trimtab_adapter.solvers.dominance import undominated
-from trimtab_adapter.solvers.program import TOLERANCE
+from trimtab_adapter.solvers.exact import solve
+from trimtab_adapter.solvers.program import TIE_BREAK, TOLERANCE, Program, Solution, Weights
 from trimtab_adapter.solvers.time_limit import out_of_time
 from trimtab_pipelines.profile import ModelProfile
 from trimtab_pipelines.shared_capacity import Pool
 from trimtab_pipelines.spec import InferencePipeline
+
+COARSE = 0.9
+"""Factor on the previous step's cores once the time limit is reached."""
+STEP_CORES = 1e-6
+"""Below any difference between two choices, above the rounding that constraints allow."""
+
 
 _HALVINGS = 8
 
@@ -34,14 +40,48 @@ class PlanRequest:
     planning_inputs: PlanningInputs
 
 
+def frontier(program: Program) -> tuple[Solution, ...]:
+    """All solutions that are best for some budget within the program's own, fewest cores first."""
+    solutions = list(_solutions_by_gpus(program))
+    if not solutions:
+        return ()
+    criteria = np.array([(-solution.objective, solution.cores, solution.gpus) for solution in solutions])
+    kept = (solutions[n] for n in undominated(list(criteria.T)))
+    return tuple(sorted(kept, key=lambda solution: (solution.cores, solution.gpus)))
+
+
+def frontier_steps(program: Program) -> Iterator[Solution]:
+    """Yield the best solution of every amount of cores, from the whole budget down, with the program's GPUs."""
+    cores = program.cores
+    while (solution := solve(program)) is not None:
+        cores = solution.cores
+        yield solution
+        program = replace(program, cores=COARSE * cores if out_of_time() else cores - STEP_CORES)
+    if out_of_time():  # coarse steps may skip the solution with the fewest cores
+        fewest = Weights(TIE_BREAK, 1.0, 0.0)
+        cheapest = solve(replace(program, cores=cores - STEP_CORES, weights=fewest))
+        if cheapest is not None:
+            yield replace(cheapest, objective=program.objective(cheapest.choice))
+
+
+def _solutions_by_gpus(program: Program) -> Iterator[Solution]:
+    gpus = program.gpus
+    while gpus >= 0:
+        used = -1
+        for solution in frontier_steps(replace(program, gpus=gpus)):
+            used = max(used, solution.gpus)
+            yield solution
+        gpus = used - 1
+
+
 class PoolDemand:
     """The problem of one pipeline in a pool, with its solutions for parts of the load, each solved once."""
 
     def __init__(self, problem: PlanningProblem) -> None:
         self.problem = problem
-        self._found: dict[tuple[Pool, float], tuple[PlanSolution, tuple[FrontierPoint, ...]]] = {}
+        self._found: dict[tuple[Pool, float], tuple[PlanSolution, tuple[Solution, ...]]] = {}
 
-    def solve(self, pool: Pool, part: float = 1.0) -> tuple[PlanSolution, tuple[FrontierPoint, ...]]:
+    def solve(self, pool: Pool, part: float = 1.0) -> tuple[PlanSolution, tuple[Solution, ...]]:
         """Its solution for a part of its load with the whole pool, and its frontier within the pool.
 
         Raises PlanningError if its profiles do not fit it, or the pool cannot hold its smallest plan.
@@ -53,21 +93,12 @@ class PoolDemand:
         return self._found[pool, part]
 
 
-def allocate(name: str, pool: Pool, problems: Mapping[str, PlanningProblem]) -> dict[str, PlanSolution]:
+def split_pool(name: str, pool: Pool, demands: Mapping[str, PoolDemand]) -> dict[str, PlanSolution] | None:
     """Divide a pool among pipelines so that the sum of their objectives is greatest, and solve each within its part.
 
-    If the pool cannot carry all, every pipeline carries the same share of its load, the greatest that fits. Raises
-    PlanningError if the smallest plans do not fit together.
+    If the pool cannot carry all, every pipeline carries the same share of its load, the greatest that fits. None if the
+    smallest plans do not fit together.
     """
-    solutions = split_pool(name, pool, {key: PoolDemand(problem) for key, problem in problems.items()})
-    if solutions is None:
-        least = f"pool {name}, {pool.cores:g} cores and {pool.gpus} GPUs, cannot hold the smallest plans of"
-        raise PlanningError(f"{least} {', '.join(problems)}; raise it")
-    return solutions
-
-
-def split_pool(name: str, pool: Pool, demands: Mapping[str, PoolDemand]) -> dict[str, PlanSolution] | None:
-    """Like `allocate`, but return None if the smallest plans do not fit together."""
     full_load = _solve_jointly(name, pool, demands, 1.0)
     if full_load is not None:
         return full_load
@@ -114,24 +145,22 @@ def _limit_to_pool(problem: PlanningProblem, pool: Pool) -> PlanningProblem:
     return replace(problem, spec=problem.spec.model_copy(update={"budget": budget.model_copy(update=least)}))
 
 
-def _pool_share(
-    name: str, found: PlanSolution, point: FrontierPoint, spare_cores: float, spare_gpus: int
-) -> PlanSolution:
+def _pool_share(name: str, found: PlanSolution, point: Solution, spare_cores: float, spare_gpus: int) -> PlanSolution:
     """A pipeline's solution within what the others leave of the pool."""
     program = found.program
     cores, gpus = point.cores + spare_cores, point.gpus + spare_gpus
     return replace(
         found,
         program=replace(program, cores=min(program.cores, cores), gpus=min(program.gpus, gpus)),
-        solution=point.solution,
+        solution=point,
         cores_constraint=f"cores of pool {name}" if cores < program.cores else found.cores_constraint,
         gpus_constraint=f"gpus of pool {name}" if gpus < program.gpus else found.gpus_constraint,
     )
 
 
-def _pick_points(pool: Pool, frontiers: list[tuple[FrontierPoint, ...]]) -> list[FrontierPoint] | None:
+def _pick_points(pool: Pool, frontiers: list[tuple[Solution, ...]]) -> list[Solution] | None:
     """Pick one point of each frontier so that all fit and their objectives add up to the most; None if none fit."""
-    picked: list[tuple[FrontierPoint, ...]] = [()]
+    picked: list[tuple[Solution, ...]] = [()]
     figures = np.zeros((1, 3))  # −objective, cores, GPUs
     for points in frontiers:
         own = np.array([(-point.objective, point.cores, point.gpus) for point in points]).reshape(-1, 3)

@@ -6,16 +6,19 @@ violation use `exact`.
 """
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
+from typing import Literal
 
 from trimtab_adapter.planning.planning_problem import PlanningError, PlanningProblem
 from trimtab_adapter.planning.program_builder import NO_RELAXATION, Relaxation, build_program
 from trimtab_adapter.planning.slowdown_estimate import STEP
-from trimtab_adapter.solvers import exact
-from trimtab_adapter.solvers.program import TIE_BREAK, Program, Solution, Weights
-from trimtab_adapter.solvers.registry import get_solver
+from trimtab_adapter.solvers import exact, gurobi, highs
+from trimtab_adapter.solvers.program import TIE_BREAK, Program, Solution, Solver, SolverUnavailable, Weights
 from trimtab_adapter.solvers.time_limit import once_per_decision
+
+SOLVERS: Mapping[str, Solver] = {"Exact": exact.solve, "HiGHS": highs.solve, "Gurobi": gurobi.solve}
+
 
 _HALVINGS = 12
 SLACK = 0.97
@@ -64,8 +67,16 @@ def _carried_share(problem: PlanningProblem) -> float:
 def _solve(problem: PlanningProblem, relaxed: Relaxation) -> tuple[Program, Solution | None]:
     """The program of a problem and its optimum; None if no choice satisfies every constraint."""
     program = build_program(problem, relaxed)
-    solve = get_solver(problem.spec.adaptation.solver) if relaxed == NO_RELAXATION else exact.solve
-    return program, solve(program)
+    return program, solve(program, problem.spec.adaptation.solver) if relaxed == NO_RELAXATION else exact.solve(program)
+
+
+def solve(program: Program, solver: Literal["Exact", "HiGHS", "Gurobi"]) -> Solution | None:
+    """Solve by the given solver; if it is unavailable, `exact` solves and the solution notes the reason."""
+    try:
+        return SOLVERS[solver](program)
+    except SolverUnavailable as reason:
+        solution = exact.solve(program)
+        return solution and replace(solution, note="; ".join(filter(None, (str(reason), solution.note))))
 
 
 @once_per_decision

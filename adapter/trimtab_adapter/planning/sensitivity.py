@@ -8,7 +8,7 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
-from trimtab_adapter.planning.pareto_frontier import STEP_CORES
+from trimtab_adapter.planning.pool_allocation import STEP_CORES
 from trimtab_adapter.planning.relaxation import PlanSolution
 from trimtab_adapter.solvers.exact import solve
 from trimtab_adapter.solvers.program import TIE_BREAK, TOLERANCE, Option, Program, Weights

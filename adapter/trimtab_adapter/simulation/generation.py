@@ -6,8 +6,7 @@ from functools import partial
 
 import numpy as np
 
-from trimtab_adapter.simulation.replica import SimulatedReplica
-from trimtab_adapter.simulation.transport import SimulatedTransport, rows_of
+from trimtab_adapter.simulation.transport import SimulatedReplica, SimulatedTransport, rows_of
 from trimtab_pipelines.spec import InferencePipelineSpec
 from trimtab_pipelines.stages import EMBEDDINGS_INPUT, GENERATION_OUTPUTS, IMAGES_INPUT, MESSAGES_INPUT
 from trimtab_protocol.chat.internal_wire import Chunk, LastChunk, Usage, bytes_tensor

@@ -8,8 +8,7 @@ from functools import partial
 from itertools import chain, count
 
 from trimtab_adapter.simulation.event_queue import EventQueue
-from trimtab_adapter.simulation.replica import SimulatedReplica
-from trimtab_adapter.simulation.transport import SimulatedTransport
+from trimtab_adapter.simulation.transport import SimulatedReplica, SimulatedTransport
 from trimtab_pipelines.plan import PipelinePlan
 from trimtab_pipelines.replica_groups import ReplicaGroup, group_of
 from trimtab_pipelines.rollout import Capacity, ReplicaGroupState, Target, decide

@@ -22,11 +22,16 @@ from trimtab_adapter.simulation.generation import (
     placeholder_messages,
     typical_images,
 )
-from trimtab_adapter.simulation.replica import SimulatedMachine, SimulatedReplica
 from trimtab_adapter.simulation.replica_set import SimulatedReplicaSet
 from trimtab_adapter.simulation.result import SecondSample, SimulationResult
 from trimtab_adapter.simulation.sampling import ServiceTimeSampler, fan_outs
-from trimtab_adapter.simulation.transport import BatchTally, SimulatedTransport, rows_of
+from trimtab_adapter.simulation.transport import (
+    BatchTally,
+    SimulatedMachine,
+    SimulatedReplica,
+    SimulatedTransport,
+    rows_of,
+)
 from trimtab_pipelines.plan import PipelinePlan
 from trimtab_pipelines.profile import ModelProfile
 from trimtab_pipelines.request_outcome import FAILED, LATE, OK, RequestOutcome

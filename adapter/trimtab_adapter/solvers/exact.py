@@ -21,10 +21,9 @@ from numpy.typing import NDArray
 
 from trimtab_adapter.solvers.dominance import undominated
 from trimtab_adapter.solvers.enumeration import MAX_CHOICES, best_of_all, choices
-from trimtab_adapter.solvers.labels import Labels, root
-from trimtab_adapter.solvers.multipliers import Multipliers, optimize_multipliers
+from trimtab_adapter.solvers.lagrangian_bound import Multipliers, optimize_multipliers
 from trimtab_adapter.solvers.program import TOLERANCE, Option, Program, Solution
-from trimtab_adapter.solvers.program_arrays import Floats, ProgramArrays, to_arrays
+from trimtab_adapter.solvers.program_arrays import Floats, Labels, ProgramArrays, root, to_arrays
 from trimtab_adapter.solvers.resource_bound import MAX_COUNTED, resource_bound
 from trimtab_adapter.solvers.time_limit import SOLVE_SECONDS, seconds_left
 

@@ -10,9 +10,8 @@ from typing import Any
 
 import numpy as np
 
-from trimtab_adapter.solvers.interface import SolverUnavailable
 from trimtab_adapter.solvers.milp import SOLVER_TOLERANCE, MilpModel, solve_by
-from trimtab_adapter.solvers.program import Program, Solution
+from trimtab_adapter.solvers.program import Program, Solution, SolverUnavailable
 from trimtab_adapter.solvers.time_limit import SOLVE_SECONDS, seconds_left
 
 _TOO_LARGE = 10010

@@ -14,8 +14,7 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
-from trimtab_adapter.solvers.interface import SolverUnavailable
-from trimtab_adapter.solvers.program import TOLERANCE, Program, Solution
+from trimtab_adapter.solvers.program import TOLERANCE, Program, Solution, SolverUnavailable
 from trimtab_adapter.solvers.program_arrays import Floats, ProgramArrays, to_arrays
 
 SOLVER_TOLERANCE = 1e-9

@@ -4,7 +4,7 @@
 the problem is a multiple-choice knapsack over a DAG (IPA, section 4.2, eq. 5–10).
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 
 from trimtab_pipelines.accuracy import pipeline_accuracy
@@ -137,6 +137,14 @@ class Solution:
     note: str = ""
     """Why another solver than the requested one was used, or why there is a gap."""
 
+    @property
+    def cores(self) -> float:
+        return sum(option.cores for option in self.choice)
+
+    @property
+    def gpus(self) -> int:
+        return sum(option.gpus for option in self.choice)
+
 
 def models(choice: Iterable[Option]) -> tuple[tuple[str, str], ...]:
     """The model each stage runs."""
@@ -156,3 +164,10 @@ def objective_weights(objective: Objective) -> Weights:
             return Weights(core * TIE_BREAK, core, core * TIE_BREAK * 1e-3)
         case _:
             return Weights(objective.accuracy_weight, objective.cost_weight, objective.batch_weight)
+
+
+Solver = Callable[[Program], Solution | None]
+
+
+class SolverUnavailable(Exception):
+    """The solver cannot solve this program here; the message says why and what would help."""

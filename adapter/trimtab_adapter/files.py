@@ -1,13 +1,15 @@
-"""`PlanPublisher`: writes decisions to a plan file and a decision log, or to the cluster."""
+"""Files of one pipeline: `FileConfigSource` reads its documents, `FilePlanPublisher` writes plan and decisions."""
 
 import logging
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Protocol
 
-from trimtab_adapter.tick import Tick, actionable_fields
-from trimtab_pipelines.documents import DocumentError, load_published_plan, write_json
+from trimtab_adapter.controller import Tick, actionable_fields
+from trimtab_adapter.forecasting import file_stamp
+from trimtab_pipelines.documents import DocumentError, load_pipeline, load_profiles, load_published_plan, write_json
 from trimtab_pipelines.jsonl import JsonLinesFile
 from trimtab_pipelines.plan import PipelinePlan
+from trimtab_pipelines.profile import ModelProfile
 from trimtab_pipelines.spec import InferencePipeline
 
 log = logging.getLogger(__name__)
@@ -15,20 +17,32 @@ log = logging.getLogger(__name__)
 MAX_LOG_BYTES = 32 * 2**20
 
 
-class PlanPublisher(Protocol):
-    """Publishes plans and reports ticks."""
+class FileConfigSource:
+    """A pipeline file and a profile file, read again when they change."""
 
-    def adopt(self, pipeline: InferencePipeline, own: PipelinePlan | None) -> PipelinePlan | None:
-        """The plan to continue from: our own, unless there is none or another writer replaced it."""
+    remark = ""
 
-    async def publish(self, plan: PipelinePlan) -> None:
-        """Put a plan into force if it differs from the current one; a failure is retried at the next tick."""
+    def __init__(self, pipeline: Path, profiles: Path) -> None:
+        self._paths = (_file(pipeline, "pipeline.yaml"), _file(profiles, "profile.yaml"))
+        self._stamps = tuple(file_stamp(path) for path in self._paths)
+        self.pipeline: InferencePipeline = load_pipeline(self._paths[0])
+        self.profiles: Mapping[str, ModelProfile] = load_profiles(self._paths[1])
 
-    async def propose(self, plan: PipelinePlan) -> None:
-        """Publish a proposal that nothing acts on."""
+    def refresh(self) -> str | None:
+        stamps = tuple(file_stamp(path) for path in self._paths)
+        if stamps == self._stamps:
+            return None
+        self._stamps = stamps
+        try:
+            pipeline, profiles = load_pipeline(self._paths[0]), load_profiles(self._paths[1])
+        except DocumentError as error:
+            return f"{error}; the last valid pipeline and profiles stay in use"
+        self.pipeline, self.profiles = pipeline, profiles
+        return None
 
-    async def report(self, tick: Tick) -> None:
-        """Report a tick; never raises."""
+
+def _file(path: Path, name: str) -> Path:
+    return path / name if path.is_dir() else path
 
 
 class DecisionLog:

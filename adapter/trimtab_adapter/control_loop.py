@@ -90,7 +90,6 @@ class ControlLoop:
         forecaster: Forecaster,
         executors: Callable[[InferencePipeline], Executor] | None = None,
     ) -> None:
-        """Take the collaborators; `executors` returns the executor for a pipeline's decisions."""
         self._config, self._publisher, self._sources = config, publisher, sources
         self._executors = executors
         self.controller = Controller(forecaster)
@@ -104,7 +103,6 @@ class ControlLoop:
         self._adopt_plan()
 
     def wake(self) -> None:
-        """Trigger the next tick now."""
         self._woken.set()
 
     @property
@@ -227,7 +225,6 @@ class ControlLoop:
         self.current = plan
 
     async def _begin(self, now_seconds: float) -> None:
-        """Publish a first plan if there is none."""
         pipeline = self._config.pipeline
         if self.current is not None or self._paused:
             return
@@ -240,7 +237,6 @@ class ControlLoop:
         await self._publisher.report(Tick(now_seconds, pipeline, "changed", plan))
 
     async def _observe(self, now_seconds: float) -> Load:
-        """Read the load and update the routers' measurements."""
         # A paused pipeline is not forecast, so it needs no long history.
         seconds = HISTORY_SECONDS if self._paused else self.controller.lookback_seconds(now_seconds)
         load = await self._sources.loads.load(now_seconds, seconds)

@@ -80,11 +80,9 @@ class Controller:
         self._registered_accuracies: RegisteredAccuracies = {}
 
     def lookback_seconds(self, now_seconds: float) -> int:
-        """Seconds of load that the next forecast needs."""
         return lookback_seconds(now_seconds - self._forecast_at)
 
     def update(self, state: State) -> None:
-        """Update the measurements from the routers' state."""
         for stage, rows in state.rows_per_request.items():
             self._rows[stage] = limit_rate_of_change(self._rows.get(stage), rows, 0.0, MAX_ROWS, LEAP)
         for stage, tokens in state.prompt_tokens.items():

@@ -109,7 +109,6 @@ class FilePlanPublisher:
 
 
 def with_hold_reason(plan: PipelinePlan, tick: Tick) -> PipelinePlan:
-    """The plan in force with the reason why it was held."""
     explanation = plan.spec.explanation.model_copy(update={"change": f"held: {tick.problem}"})
     spec = plan.spec.model_copy(update={"explanation": explanation, "created_at": tick.now_seconds})
     return plan.model_copy(update={"spec": spec})

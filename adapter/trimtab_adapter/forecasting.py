@@ -74,7 +74,6 @@ class TrainedWeights:
         log.info("forecasting with the weights of %s", self._path)
 
     def forecaster(self, history: LoadHistory) -> Forecaster:
-        """A new forecaster with the current weights and a shared load history."""
         return shipped_forecaster(history=history) if self._lstm is None else FallbackForecaster(self._lstm, history)
 
 

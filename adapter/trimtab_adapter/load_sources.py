@@ -58,7 +58,6 @@ async def get_json(
     parameters: Mapping[str, str] | None = None,
     headers: Mapping[str, str] | None = None,
 ) -> object:
-    """The parsed JSON response of an address."""
     try:
         async with session.get(url, params=parameters, headers=headers, allow_redirects=False) as response:
             body = await _read_bounded(response, url)

@@ -57,11 +57,9 @@ class AdapterMetrics(Collector):
         self.registry.register(self)
 
     def take(self, key: Key, tick: Tick) -> None:
-        """Record a tick of a pipeline."""
         self._last_ticks.setdefault(key, _LastTick(tick)).take(tick)
 
     def forget(self, key: Key) -> None:
-        """Remove a pipeline."""
         self._last_ticks.pop(key, None)
 
     def describe(self) -> Iterable[Metric]:

@@ -40,6 +40,7 @@ LEAP = 0.5
 FALL = 0.25
 """Relative decrease below which it is replaced; wider, so that noise around one value does not change plans."""
 _Model = TypeVar("_Model", bound=StateModel)
+_Key = TypeVar("_Key")
 _MISSHAPEN = {"missing", "model_type", "dict_type", "is_instance_of", "sequence_str"}
 _EXPECTED = {"float_type": "a finite number", "finite_number": "a finite number", "int_type": "a whole number"}
 
@@ -82,7 +83,6 @@ class Load:
 
     @property
     def mean_rps(self) -> float:
-        """Arrivals per second over the last ten seconds."""
         newest = [rps for rps in self.history_rps[-10:] if math.isfinite(rps)]
         return math.fsum(newest) / len(newest) if newest else 0.0
 
@@ -156,15 +156,16 @@ def read_state(content: object) -> State:
 
 
 def _drifted(name: str, stage: StageState, where: str) -> dict[AccuracyKey, float]:
-    found = {}
-    for point, accuracy in stage.drifted_accuracies.items():
-        document = _within(accuracy, f"{where}.drifted_accuracies.{point}", 0.0, 1.0)
-        found[name, stage.variant, point, ""] = document
-    for point, by_task in stage.drifted_by_task.items():
-        for task, accuracy in by_task.items():
-            document = _within(accuracy, f"{where}.drifted_by_task.{point}.{task}", 0.0, 1.0)
-            found[name, stage.variant, point, task] = document
-    return found
+    reported = [(p, "", f"drifted_accuracies.{p}", accuracy) for p, accuracy in stage.drifted_accuracies.items()]
+    reported += [
+        (p, task, f"drifted_by_task.{p}.{task}", accuracy)
+        for p, by_task in stage.drifted_by_task.items()
+        for task, accuracy in by_task.items()
+    ]
+    return {
+        (name, stage.variant, point, task): _within(accuracy, f"{where}.{field}", 0.0, 1.0)
+        for point, task, field, accuracy in reported
+    }
 
 
 def _registered_accuracies(
@@ -172,7 +173,7 @@ def _registered_accuracies(
 ) -> dict[tuple[str, str, str], Mapping[str, Accuracy]]:
     return {
         (stage, variant, point): {
-            task: _accuracy(document, f"{where}.{variant}.{point}.{task}") for task, document in by_task.items()
+            task: _accuracy(accuracy, f"{where}.{variant}.{point}.{task}") for task, accuracy in by_task.items()
         }
         for variant, by_point in document.items()
         for point, by_task in by_point.items()
@@ -191,32 +192,27 @@ def _accuracy(document: RegisteredAccuracy, where: str) -> Accuracy:
 def merge_states(states: Iterable[State]) -> State:
     """Combine the states of several routers of one pipeline: means, and the worst 99th percentile."""
     known = list(states)
-    rows: dict[str, list[float]] = {}
-    tokens: dict[str, list[float]] = {}
-    ratios: dict[tuple[str, str], list[float]] = {}
-    for state in known:
-        for stage, value in state.rows_per_request.items():
-            rows.setdefault(stage, []).append(value)
-        for stage, value in state.prompt_tokens.items():
-            tokens.setdefault(stage, []).append(value)
-        for key, value in state.service_ratios.items():
-            ratios.setdefault(key, []).append(value)
-    accuracies: dict[AccuracyKey, list[float]] = {}
-    for state in known:
-        for which, value in state.accuracies.items():
-            accuracies.setdefault(which, []).append(value)
     served = [state.served for state in known if state.served is not None]
+    registered: dict[tuple[str, str, str], dict[str, Accuracy]] = {}
+    for state in known:
+        for which, by_task in state.registered_accuracies.items():
+            registered.setdefault(which, {}).update(by_task)
     return State(
-        {stage: math.fsum(values) / len(values) for stage, values in rows.items()},
-        {key: math.fsum(values) / len(values) for key, values in ratios.items()},
-        _summed(served) if served else None,
-        {which: math.fsum(values) / len(values) for which, values in accuracies.items()},
-        {
-            which: {task: one for state in known for task, one in state.registered_accuracies.get(which, {}).items()}
-            for which in dict.fromkeys(which for state in known for which in state.registered_accuracies)
-        },
-        {stage: math.fsum(values) / len(values) for stage, values in tokens.items()},
+        rows_per_request=_means(state.rows_per_request for state in known),
+        service_ratios=_means(state.service_ratios for state in known),
+        served=_summed(served) if served else None,
+        accuracies=_means(state.accuracies for state in known),
+        registered_accuracies=registered,
+        prompt_tokens=_means(state.prompt_tokens for state in known),
     )
+
+
+def _means(reports: Iterable[Mapping[_Key, float]]) -> dict[_Key, float]:
+    values: dict[_Key, list[float]] = {}
+    for report in reports:
+        for key, value in report.items():
+            values.setdefault(key, []).append(value)
+    return {key: math.fsum(reported) / len(reported) for key, reported in values.items()}
 
 
 def _summed(parts: list[RecentRequests]) -> RecentRequests:

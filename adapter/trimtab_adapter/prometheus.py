@@ -34,7 +34,6 @@ class Server:
     token_file: Path | None = None
 
     def headers(self) -> dict[str, str]:
-        """The authorization header."""
         if self.token_file is None:
             return {}
         try:
@@ -44,7 +43,6 @@ class Server:
 
 
 def tls_context(authorities: Path | None) -> ssl.SSLContext | bool:
-    """The TLS trust: the file's certificate authorities, or the system's."""
     if authorities is None:
         return True
     try:
@@ -128,7 +126,6 @@ class PrometheusSource:
 
 
 def _value(sample: object, metric: str) -> tuple[float, float]:
-    """Parse a [time, "value"] pair."""
     if not isinstance(sample, list) or len(sample) != 2:
         raise ObservationError(f"{metric}: {str(sample)[:80]!r} is not a sample")
     try:

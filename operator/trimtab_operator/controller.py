@@ -15,8 +15,7 @@ from trimtab_operator.manifests.objects import SELECTOR
 from trimtab_operator.metrics import Metrics
 from trimtab_operator.pipeline_cache import PipelineCache
 from trimtab_operator.reconcile import reconcile
-from trimtab_operator.reconciliation.observed_state import ObservedState, live_sets, replica_group_states
-from trimtab_operator.reconciliation.pod_state import pod_states
+from trimtab_operator.reconciliation.observed_state import ObservedState, live_sets, pod_states, replica_group_states
 from trimtab_operator.settings import Settings
 
 log = logging.getLogger(__name__)

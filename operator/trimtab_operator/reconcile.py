@@ -9,13 +9,12 @@ from dataclasses import dataclass
 from trimtab_kubernetes.objects import Object
 from trimtab_operator.manifests.network_policies import network_policies
 from trimtab_operator.manifests.objects import Ref, ref_of
-from trimtab_operator.manifests.pod_monitors import replica_monitors
+from trimtab_operator.manifests.replica_groups import replica_monitors
 from trimtab_operator.manifests.routers import router_objects
 from trimtab_operator.reconciliation import plan_history as planning
 from trimtab_operator.reconciliation.object_diff import is_replaced, with_fingerprint
-from trimtab_operator.reconciliation.observed_state import ObservedState
+from trimtab_operator.reconciliation.observed_state import ObservedState, pod_states
 from trimtab_operator.reconciliation.plan_selection import PlanSelection, select_plan
-from trimtab_operator.reconciliation.pod_state import pod_states
 from trimtab_operator.reconciliation.profiling import profiling
 from trimtab_operator.reconciliation.replica_rollout import ClusterSite, decide_replicas, stage_states
 from trimtab_operator.reconciliation.status import StatusInputs, invalid_status, pipeline_status, plan_status

@@ -9,8 +9,7 @@ from tests.builders import a_pipeline
 from tests.operator_.scene import SETTINGS
 from tests.router.chats import a_chat_pipeline
 from tests.router.engines import an_engine_pipeline
-from trimtab_operator.manifests.pod_monitors import replica_monitors
-from trimtab_operator.manifests.replica_groups import deployment, service
+from trimtab_operator.manifests.replica_groups import replica_group, replica_monitors, service
 from trimtab_operator.reconcile import reconcile
 from trimtab_operator.reconciliation.observed_state import ObservedState
 from trimtab_pipelines.replica_groups import replica_groups
@@ -25,7 +24,7 @@ def engine() -> list[dict[str, Any]]:
     (stage,) = pipeline.spec.stages
     (group,) = replica_groups(stage)
     return [
-        deployment(pipeline, stage, group, SETTINGS, replicas=1, surge=True),
+        replica_group(pipeline, stage, group, SETTINGS, replicas=1, surge=True),
         service(pipeline, stage, group, SETTINGS),
     ]
 
@@ -37,7 +36,7 @@ def chatting() -> list[dict[str, Any]]:
     pipeline = InferencePipeline.model_validate(document)
     (stage,) = pipeline.spec.stages
     (group,) = replica_groups(stage)
-    return [deployment(pipeline, stage, group, SETTINGS, replicas=1, surge=True), *replica_monitors(pipeline)]
+    return [replica_group(pipeline, stage, group, SETTINGS, replicas=1, surge=True), *replica_monitors(pipeline)]
 
 
 def test_pod_monitor_selects_the_metrics_port_of_the_pods() -> None:

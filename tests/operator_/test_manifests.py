@@ -16,9 +16,13 @@ from tests.operator_.test_chat_manifests import chatting, engine
 from trimtab_kubernetes import Cluster
 from trimtab_operator.manifests.network_policies import network_policies
 from trimtab_operator.manifests.profile_jobs import profile_job, profiler_account
-from trimtab_operator.manifests.replica_groups import deployment, memory_bytes, replica_group_budget, service
+from trimtab_operator.manifests.replica_groups import (
+    memory_bytes,
+    replica_group,
+    replica_group_budget,
+    service,
+)
 from trimtab_operator.manifests.routers import router_objects, router_pipeline
-from trimtab_operator.manifests.seldon import seldon_deployment
 from trimtab_operator.reconciliation.object_diff import contains
 from trimtab_operator.settings import Settings
 from trimtab_pipelines.edge_settings import EdgeSettings, EdgeTls, ReplicaIdentity
@@ -52,6 +56,7 @@ def a_document() -> dict[str, Any]:
 
 
 PIPELINE = InferencePipeline.model_validate(a_document())
+SELDON = PIPELINE.model_copy(update={"spec": PIPELINE.spec.model_copy(update={"deployer": "SeldonDeployment"})})
 STAGE = PIPELINE.spec.stages[0]
 GROUPS = {variant.name: group for group in replica_groups(STAGE) for variant in group.variants}
 
@@ -78,7 +83,7 @@ SECURE = replace(
 def hosting_set(variant: str, settings: Settings = SETTINGS) -> list[dict[str, Any]]:
     group = GROUPS[variant]
     return [
-        deployment(PIPELINE, STAGE, group, settings, replicas=2, surge=True),
+        replica_group(PIPELINE, STAGE, group, settings, replicas=2, surge=True),
         service(PIPELINE, STAGE, group, settings),
         replica_group_budget(PIPELINE, STAGE, group),
     ]
@@ -115,8 +120,8 @@ def profiling() -> list[dict[str, Any]]:
         ("isolation", network_policies(PIPELINE, SETTINGS)),
         ("isolation-secure", network_policies(PIPELINE, SECURE)),
         ("profiling", profiling()),
-        ("seldon", [seldon_deployment(PIPELINE, STAGE, GROUPS["small"], SETTINGS, replicas=2)]),
-        ("seldon-gpu", [seldon_deployment(PIPELINE, STAGE, GROUPS["large"], SETTINGS, replicas=1)]),
+        ("seldon", [replica_group(SELDON, STAGE, GROUPS["small"], SETTINGS, replicas=2, surge=True)]),
+        ("seldon-gpu", [replica_group(SELDON, STAGE, GROUPS["large"], SETTINGS, replicas=1, surge=True)]),
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )
@@ -152,7 +157,7 @@ def test_termination_grace_period_follows_the_slo(latency: str, seconds: int) ->
     pipeline = InferencePipeline.model_validate(document)
     written = router_objects(pipeline, None, SETTINGS, pod_monitor=False)
     for group in replica_groups(pipeline.spec.stages[0]):
-        written.append(deployment(pipeline, pipeline.spec.stages[0], group, SETTINGS, replicas=1, surge=True))
+        written.append(replica_group(pipeline, pipeline.spec.stages[0], group, SETTINGS, replicas=1, surge=True))
     pods = [one["spec"]["template"]["spec"] for one in written if one["kind"] == "Deployment"]
 
     assert {pod["containers"][0]["name"] for pod in pods} == {"router", "model-server"}
@@ -171,7 +176,7 @@ def test_pipeline_image_replaces_the_model_server_image() -> None:
     (stage,) = theirs.spec.stages
     (group,) = replica_groups(stage)
     (before,), (task,) = profile_tasks(ours), profile_tasks(theirs)
-    pods = (deployment(theirs, stage, group, SETTINGS, replicas=1, surge=True), profile_job(theirs, task, SETTINGS))
+    pods = (replica_group(theirs, stage, group, SETTINGS, replicas=1, surge=True), profile_job(theirs, task, SETTINGS))
     images = [pod["spec"]["template"]["spec"]["containers"][0]["image"] for pod in pods]
 
     assert images == ["registry/acme:1"] * 2
@@ -253,7 +258,7 @@ async def test_api_server_stores_every_manifest_as_written(cluster: Cluster, nam
     ]
     for group in replica_groups(stage):
         manifests += [
-            deployment(pipeline, stage, group, SETTINGS, replicas=1, surge=True),
+            replica_group(pipeline, stage, group, SETTINGS, replicas=1, surge=True),
             service(pipeline, stage, group, SETTINGS),
         ]
     manifests += [profile_job(pipeline, task, SETTINGS) for task in profile_tasks(pipeline)]
@@ -404,7 +409,7 @@ def test_added_task_changes_the_pod_template():
         document = a_pipeline_document([a_stage(variants=[a_variant(**changes)])])
         pipeline = InferencePipeline.model_validate(document)
         (stage,) = pipeline.spec.stages
-        return deployment(pipeline, stage, replica_groups(stage)[0], SETTINGS, replicas=1, surge=False)
+        return replica_group(pipeline, stage, replica_groups(stage)[0], SETTINGS, replicas=1, surge=False)
 
     task = {"name": "late", "storageUri": "s3://models/late.safetensors", "utility": 0.5}
     before, after = deployed(), deployed(tasks=[task])

@@ -10,7 +10,7 @@ from tests.operator_.scene import Site as Scene
 from trimtab_kubernetes import Cluster
 from trimtab_operator.manifests.objects import Ref
 from trimtab_operator.manifests.routers import router_objects
-from trimtab_operator.reconciliation.pod_state import PodState
+from trimtab_operator.reconciliation.observed_state import PodState
 from trimtab_operator.reconciliation.replica_rollout import ClusterSite, has_new_routes
 from trimtab_pipelines.kubernetes_names import REPLICA_GROUP_LABEL, STAGE_LABEL
 from trimtab_pipelines.rollout import Capacity

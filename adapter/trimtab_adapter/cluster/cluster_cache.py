@@ -17,7 +17,6 @@ class ClusterCache(Cache[OwnerKey]):
         super().__init__(owner_key)
 
     def owned_by(self, kind: str, namespace: str, owner: str) -> list[Object]:
-        """The profiles of a pipeline, or the slices of a Service."""
         return self.group((kind, namespace, owner))
 
 

@@ -33,7 +33,6 @@ class ClusterConfigSource:
 
     @property
     def uid(self) -> str:
-        """UID of the pipeline's object."""
         return str((self._cache.get(PIPELINE, self._key) or {"metadata": {}})["metadata"].get("uid", ""))
 
     def refresh(self) -> str | None:

@@ -38,7 +38,6 @@ async def adapt_cluster(options: argparse.Namespace) -> str:
 
 
 def adapter_lease(cluster: Cluster, namespace: str, identity: str) -> Lease:
-    """The lease for leader election among adapters."""
     return Lease(cluster, namespace, ADAPTER_MANAGER, identity, LEASE)
 
 

@@ -158,7 +158,7 @@ class PipelineLoops:
 
     def _start(self, key: Key) -> None:
         """Start a loop if the pipeline exists and its previous loop has ended."""
-        found, rounding_weights = self._cache.get(PIPELINE, key), self._dependencies
+        found, dependencies = self._cache.get(PIPELINE, key), self._dependencies
         if self._closing or key in self._ending or found is None or found["metadata"].get("deletionTimestamp"):
             return
         try:
@@ -166,23 +166,23 @@ class PipelineLoops:
         except DocumentError as error:
             log.warning("%s", error)
             return
-        status_writer = StatusWriter(rounding_weights.cluster, self._cache, key)
+        status_writer = StatusWriter(dependencies.cluster, self._cache, key)
 
         async def report(tick: Tick) -> None:
-            rounding_weights.metrics.take(key, tick)
+            dependencies.metrics.take(key, tick)
             status_writer.report(tick)
 
-        routers = RouterMetricsSource(rounding_weights.routers, self._cache, key)
+        routers = RouterMetricsSource(dependencies.routers, self._cache, key)
         loads = (
             routers
-            if rounding_weights.prometheus is None
-            else PrometheusSource(rounding_weights.prometheus, *key, routers.ready)
+            if dependencies.prometheus is None
+            else PrometheusSource(dependencies.prometheus, *key, routers.ready)
         )
         loop = ControlLoop(
             config,
-            ClusterPlanPublisher(rounding_weights.cluster, self._cache, key, report),
+            ClusterPlanPublisher(dependencies.cluster, self._cache, key, report),
             LoadSources(loads, routers, self._check_seconds),
-            CurrentForecaster(lambda: config.pipeline.spec.adaptation, rounding_weights.weights),
+            CurrentForecaster(lambda: config.pipeline.spec.adaptation, dependencies.weights),
             self._executors.threads,
         )
         if self._pools is not None:
@@ -239,7 +239,6 @@ class PipelineLoops:
 
 
 def _wake_threadsafe(running: asyncio.AbstractEventLoop, loop: ControlLoop) -> None:
-    """Wake a loop from a solver thread."""
     running.call_soon_threadsafe(loop.wake)
 
 

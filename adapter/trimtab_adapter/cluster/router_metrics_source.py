@@ -37,7 +37,6 @@ class RouterMetricsSource:
         self._last: dict[str, Load] = {}  # by address, on our own clock
 
     def ready(self) -> int:
-        """The number of ready routers."""
         return sum(address.ready for address in self._addresses())
 
     async def load(self, now_seconds: float, seconds: int = HISTORY_SECONDS) -> Load:
@@ -97,7 +96,6 @@ def addresses(slices: Iterable[Object]) -> list[Address]:
 
 
 def recent(loads: Mapping[str, Load], now_seconds: float) -> dict[str, Load]:
-    """Drop loads that ended before the history begins."""
     return {url: load for url, load in loads.items() if load.now_seconds > now_seconds - HISTORY_SECONDS}
 
 

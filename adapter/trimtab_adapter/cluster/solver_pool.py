@@ -19,7 +19,6 @@ class SolverPool:
         self._pools = {name: ThreadPoolExecutor(1, thread_name_prefix=f"solve-{name}") for name in pools}
 
     def threads(self, pipeline: InferencePipeline) -> Executor:
-        """The executor of a pipeline's decisions."""
         return self._pools.get(pipeline.spec.budget.pool or "", self._shared)
 
     def close(self) -> None:

@@ -155,7 +155,6 @@ def _decision(plan: PipelinePlan, now_seconds: float) -> Decision:
 
 
 def plan_changed_event(tick: Tick, pipeline: Object) -> Object | None:
-    """The Event of a tick, or None if no plan in force changed."""
     if tick.decided != "changed" or tick.plan is None or tick.pipeline.spec.mode != "Auto":
         return None
     spec, now_seconds = tick.plan.spec, tick.now_seconds

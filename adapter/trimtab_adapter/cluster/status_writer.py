@@ -44,7 +44,6 @@ class StatusWriter:
             self._writing = asyncio.create_task(self._write())
 
     async def close(self) -> None:
-        """Finish pending writes."""
         if self._writing is not None:
             await self._writing
 

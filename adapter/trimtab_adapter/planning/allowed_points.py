@@ -51,7 +51,6 @@ def allowed_points(
 
 
 def _with_escalations_to(point: PointPlan, names: Container[str]) -> PointPlan:
-    """A point with only the escalations to these points."""
     return point.model_copy(
         update={"escalations": tuple(escalation for escalation in point.escalations if escalation.to in names)}
     )
@@ -71,7 +70,6 @@ def _point_plan(
 
 
 def _exclusion_reason(point: PointPlan, points: Sequence[PointPlan], variant: Variant) -> str:
-    """The reason to exclude a point; empty if it is allowed."""
     if not point.service_seconds:
         return f"not profiled with {variant.resources.cpu:g} cores"
     position = points.index(point)

@@ -120,7 +120,6 @@ def initial_plan(
 
 
 def initial_inputs(load_rps: float = 1.0, now_seconds: float = 0.0) -> PlanningInputs:
-    """The inputs before any load was observed."""
     return PlanningInputs(
         ForecastRecord(peak_rps=load_rps, source="initial", reason="no load observed yet"), now_seconds
     )
@@ -133,7 +132,6 @@ def build_plan(
     forecast: ForecastRecord,
     now_seconds: float,
 ) -> PipelinePlan:
-    """Convert a solution into a plan with its explanation."""
     current = problem.current
     choice = with_enlarged_batches(problem, solved.program, solved.solution.choice)
     by_name = {

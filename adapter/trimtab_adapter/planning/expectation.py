@@ -41,7 +41,6 @@ def _accuracy(problem: PlanningProblem, plan: StagePlan) -> float:
 
 
 def _ratio(problem: PlanningProblem, plan: StagePlan) -> float:
-    """Factor on the profiled service time."""
     stage = problem.spec.stage(plan.name)
     variant = stage.variant(plan.variant)
     profile = point_profile(problem, stage, variant, variant.point(plan.operating_point))

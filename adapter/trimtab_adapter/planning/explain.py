@@ -15,7 +15,6 @@ _MIN_REPORTED_GAIN = 1e-5
 
 
 def explain(solved: PlanSolution, stages: Sequence[StagePlan], current: PipelinePlan | None, cause: str) -> Explanation:
-    """Explain a solution in comparison to the current plan."""
     return Explanation(
         change=_change(stages, current, cause),
         placement=encoder_placement(solved),

@@ -86,6 +86,5 @@ class PlanningProblem:
         return profile is not None and all(point.chats is not None for point in profile.spec.points)
 
     def running(self, stage: str) -> StagePlan | None:
-        """The stage's plan in force, if any."""
         plans = () if self.current is None else self.current.spec.stages
         return next((plan for plan in plans if plan.name == stage), None)

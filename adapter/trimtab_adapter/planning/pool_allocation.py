@@ -115,7 +115,6 @@ def split_pool(name: str, pool: Pool, demands: Mapping[str, PoolDemand]) -> dict
 def _solve_share(
     name: str, pool: Pool, demands: Mapping[str, PoolDemand], part: float
 ) -> dict[str, PlanSolution] | None:
-    """Solve for a part of every pipeline's load."""
     found = _solve_jointly(name, pool, demands, part)
     if found is None:
         return None

@@ -51,7 +51,6 @@ class PoolLedger:
         )
 
     def allocated(self, key: str) -> ResourceAmount:
-        """The allocation of a pipeline; nothing if it is not in the pool."""
         return self.members[key].allocated if key in self.members else NO_RESOURCES
 
     def room(self, key: str) -> ResourceAmount:
@@ -62,7 +61,6 @@ class PoolLedger:
         return cores, max(self.pool.gpus - sum(held[1] for held in others), own_gpus)
 
     def demands(self) -> dict[str, PoolDemand]:
-        """The demands of the pipelines that decide."""
         return {key: member.demand for key, member in self.members.items() if member.demand is not None}
 
     def record_usage(self, key: str, held: ResourceAmount, wake: Callable[[], None]) -> None:
@@ -88,7 +86,6 @@ class PoolLedger:
 
 
 def may_join(pool: Pool, pipeline: InferencePipeline) -> bool:
-    """Whether a pool admits the namespace of a pipeline."""
     return not pool.namespaces or pipeline.metadata.namespace in pool.namespaces
 
 
@@ -253,7 +250,6 @@ class PoolPlanner:
 
 
 def _unplannable(left: Pool, demands: Mapping[str, PoolDemand]) -> dict[str, PlanningError]:
-    """The demands that cannot be solved, with their errors."""
     broken = {}
     for key, demand in demands.items():
         try:

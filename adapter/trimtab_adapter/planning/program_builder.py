@@ -141,7 +141,6 @@ def batch_sizes(spec: InferencePipelineSpec, stage: Stage, pin: Pin) -> list[int
 
 
 def capped_batch_sizes(spec: InferencePipelineSpec) -> tuple[str, ...]:
-    """Describe the stages whose batches the scheduling policy limits."""
     return tuple(
         f"{stage.name}: batches of at most {limit} rows instead of {largest}: the limit of {spec.scheduling_policy}"
         for stage in spec.stages

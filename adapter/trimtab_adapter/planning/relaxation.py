@@ -40,7 +40,6 @@ class PlanSolution:
 
     @property
     def feasible(self) -> bool:
-        """Whether every constraint is satisfied."""
         return self.reason == "Optimal"
 
 

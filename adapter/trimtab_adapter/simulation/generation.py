@@ -42,7 +42,6 @@ def text_tokens_in(inputs: Mapping[str, Array]) -> int:
 
 
 def images_in(inputs: Mapping[str, Array]) -> int:
-    """Images in the chat of a row."""
     if IMAGES_INPUT in inputs:
         return int(inputs[IMAGES_INPUT].shape[1])
     return len(json.loads(inputs[EMBEDDINGS_INPUT][0])) if EMBEDDINGS_INPUT in inputs else 0
@@ -56,7 +55,6 @@ class SimulatedGenerationTransport(SimulatedTransport):
     """
 
     def stream(self, batch: Batch, on_chunk: OnChunk, on_end: OnEnd) -> None:
-        """Sample when a row gets its first token and when it is complete."""
         replica = self._replicas_by_slot[batch.replica]
         replica.in_flight.append((batch, on_end))
         self._machine.busy += len(replica.in_flight) == 1

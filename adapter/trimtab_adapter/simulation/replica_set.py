@@ -33,14 +33,12 @@ class SimulatedReplicaSet:
         self._processors = count()
 
     def begin(self, plan: PipelinePlan) -> None:
-        """Start with the first plan's replicas ready."""
         self._aim(plan)
         for name, (group, replicas) in self._targets.items():
             for _ in range(replicas):
                 self._ready(self._add(name, group))
 
     def follow(self, plan: PipelinePlan) -> None:
-        """Apply another plan."""
         self._aim(plan)
         self.step()
 
@@ -90,7 +88,6 @@ class SimulatedReplicaSet:
         self._events.call_at(self._events.now, self.step)
 
     def settle(self) -> None:
-        """Account the cores reserved until now."""
         self.core_seconds += self.cores * (self._events.now - self._counted_at)
         self._counted_at = self._events.now
 

@@ -58,12 +58,10 @@ class SimulationResult:
     """By stage: escalated rows."""
 
     def share(self, end: RequestOutcome) -> float:
-        """Share of the requests with this outcome; 0 without any request."""
         return float((self.outcomes == end).mean()) if self.outcomes.size else 0.0
 
     @property
     def violations(self) -> float:
-        """Share of the requests without a response within the SLO."""
         return 1.0 - self.share(OK) if self.outcomes.size else 0.0
 
     def latency(self, quantile: float) -> float:

@@ -35,7 +35,6 @@ class ServiceTimeSampler:
         self._distributions: dict[tuple[str, str, int], tuple[float, float]] = {}
 
     def draw(self, variant: str, point: str, rows: int) -> float:
-        """The service time of a batch."""
         law = self._distributions.get((variant, point, rows))
         if law is None:
             law = self._distributions[variant, point, rows] = self._distribution(variant, point, rows)
@@ -147,7 +146,6 @@ class FanOut:
         self._draws = cycle(random.choice(len(weights), size=_BLOCK, p=shares).tolist())
 
     def draw(self, rows: int) -> int:
-        """The output rows of these input rows together."""
         return sum(islice(self._draws, rows))
 
 

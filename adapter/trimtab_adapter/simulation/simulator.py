@@ -209,7 +209,6 @@ class Simulator:
         return self._outcome(mean_cores)
 
     def _mark_unanswered(self) -> None:
-        """Record the reason of requests without a response."""
         for index, end in enumerate(self.outcomes):
             if end is FAILED:
                 self.reasons.setdefault(index, _UNANSWERED)

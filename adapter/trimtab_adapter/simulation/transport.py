@@ -32,7 +32,6 @@ class SimulatedMachine:
     busy: int = 0
 
     def finish(self, begin_seconds: float, work_seconds: float, others: int, processor: int) -> float:
-        """The completion time of a batch alongside `others` busy replicas."""
         work_seconds *= 1.0 + self.contention * others
         if not self.speeds:
             return begin_seconds + work_seconds
@@ -61,7 +60,6 @@ class SimulatedReplica:
         return len(self.in_flight)
 
     def become_ready(self) -> None:
-        """Every model of its group is loaded."""
         self.state = "ready"
         self.slots.set_ready_variants(self.group.names)
 
@@ -169,7 +167,6 @@ class SimulatedTransport:
         self.scheduler.set_replicas(list(self._replicas_by_slot))
 
     def send(self, batch: Batch, on_end: OnEnd) -> None:
-        """Sample the completion time of a batch."""
         replica = self._replicas_by_slot[batch.replica]
         one_way, others = self._transfer_seconds / 2.0, self._machine.busy - (not batch.found_idle)
         seconds = self._draws.draw(*batch.key, batch.rows) - self._transfer_seconds

@@ -16,7 +16,6 @@ MAX_CHOICES = 20_000
 
 
 def choices(arrays: ProgramArrays) -> int:
-    """The number of choices."""
     return math.prod(column.index.size for column in arrays.columns)
 
 
@@ -39,7 +38,7 @@ def best_of_all(program: Program, arrays: ProgramArrays) -> list[int] | None:
     best = int(np.where(possible, objective, -math.inf).argmax())
     if not possible.ravel()[best]:
         return None
-    return [int(pin_extreme) for pin_extreme in np.unravel_index(best, possible.shape)]
+    return [int(pick) for pick in np.unravel_index(best, possible.shape)]
 
 
 def _axes(columns: Sequence[NDArray[Any]]) -> Iterator[NDArray[Any]]:

@@ -110,8 +110,8 @@ def _bounds(program: Program, arrays: ProgramArrays, multipliers: Multipliers, t
 
 def _options(program: Program, arrays: ProgramArrays, picks: Sequence[int]) -> list[Option]:
     return [
-        stage.options[column.index[pin_extreme]]
-        for stage, column, pin_extreme in zip(program.stages, arrays.columns, picks, strict=True)
+        stage.options[column.index[pick]]
+        for stage, column, pick in zip(program.stages, arrays.columns, picks, strict=True)
     ]
 
 

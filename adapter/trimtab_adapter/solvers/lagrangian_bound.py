@@ -45,7 +45,6 @@ class Prices:
     floor: float = 0.0
 
     def of(self, cost: Amount, seconds: Amount, cores: Amount, gpus: Amount) -> Amount:
-        """A cost plus the priced seconds, cores and GPUs."""
         priced = cost + self.second * seconds + self.core * cores
         return priced + self.gpu * gpus if self.gpu else priced
 
@@ -83,11 +82,11 @@ class LagrangianBounds:
     def greedy(self) -> tuple[list[int], float]:
         """The choice that reaches the bound at the root, and the bound."""
         at = self.accuracy_weight if self.is_product else 0.0
-        slope, intercept, pin_extreme, rest = max(self.suffixes[0], key=lambda line: line[0] * at + line[1])
+        slope, intercept, pick, rest = max(self.suffixes[0], key=lambda line: line[0] * at + line[1])
         bound, picks = slope * at + intercept, []
         while rest is not None:
-            picks.append(pin_extreme)
-            *_, pin_extreme, rest = rest
+            picks.append(pick)
+            *_, pick, rest = rest
         return picks, bound
 
 
@@ -104,15 +103,13 @@ def suffixes(
             # An option that is nowhere highest before any of the suffix's lines is nowhere highest with it.
             options = _upper(own, least[k] * lines[0][0], most[k] * lines[-1][0])
             put_before = [
-                (value * line[0], gain + line[1], pin_extreme, line)
-                for value, gain, pin_extreme, _ in options
-                for line in lines
+                (value * line[0], gain + line[1], pick, line) for value, gain, pick, _ in options for line in lines
             ]
             lines = _upper(put_before, least[k], most[k])
         else:
             reach = accuracy_weight * values[k] - priced[k]
-            pin_extreme = int(reach.argmax())
-            lines = [(1.0, lines[0][1] + float(reach[pin_extreme]), pin_extreme, lines[0])]
+            pick = int(reach.argmax())
+            lines = [(1.0, lines[0][1] + float(reach[pick]), pick, lines[0])]
         parts.append(lines)
     return tuple(reversed(parts))
 
@@ -273,16 +270,15 @@ def _probe(program: Program, arrays: ProgramArrays, prices: Prices) -> _Probe:
     lines = suffixes(accuracy_weight, priced, values, prices.unused(program), is_product=arrays.is_product)
     bounds = LagrangianBounds(prices, accuracy_weight, lines, arrays.is_product)
     picks, bound = bounds.greedy()
-    picked = [column.value[pin_extreme] for column, pin_extreme in zip(arrays.columns, picks, strict=True)]
+    picked = [column.value[pick] for column, pick in zip(arrays.columns, picks, strict=True)]
     value = float(np.prod(picked) if arrays.is_product else np.sum(picked))
     at = list(zip(arrays.columns, picks, arrays.flow, strict=True))
     return _Probe(
         bounds,
         picks,
         bound,
-        seconds_over=sum(share * float(column.seconds[pin_extreme]) for column, pin_extreme, share in at)
-        - program.slo_seconds,
-        cores_over=sum(float(column.cores[pin_extreme]) for column, pin_extreme, _ in at) - program.cores,
-        gpus_over=sum(float(column.gpus[pin_extreme]) for column, pin_extreme, _ in at) - program.gpus,
+        seconds_over=sum(share * float(column.seconds[pick]) for column, pick, share in at) - program.slo_seconds,
+        cores_over=sum(float(column.cores[pick]) for column, pick, _ in at) - program.cores,
+        gpus_over=sum(float(column.gpus[pick]) for column, pick, _ in at) - program.gpus,
         value_short=program.accuracy_floor - value,
     )

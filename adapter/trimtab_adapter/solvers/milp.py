@@ -74,7 +74,7 @@ class MilpModel:
 
     def forbid(self, picks: Sequence[int]) -> None:
         """Exclude one choice that violates a constraint within the solver's tolerance."""
-        chosen = {stage[pin_extreme]: 1.0 for stage, pin_extreme in zip(self.stages, picks, strict=True)}
+        chosen = {stage[pick]: 1.0 for stage, pick in zip(self.stages, picks, strict=True)}
         self.rows.add(chosen, upper=len(picks) - 1.0)
 
 
@@ -93,7 +93,7 @@ def solve_by(
         values, bound = found
         picks = milp.picks(values)
         listed = zip(program.stages, arrays.columns, picks, strict=True)
-        choice = tuple(stage.options[column.index[pin_extreme]] for stage, column, pin_extreme in listed)
+        choice = tuple(stage.options[column.index[pick]] for stage, column, pick in listed)
         if program.is_feasible(choice):
             objective = program.objective(choice)
             return Solution(choice, objective, gap=max(0.0, bound - objective), solver=name)
@@ -102,7 +102,6 @@ def solve_by(
 
 
 def build_milp(program: Program, arrays: ProgramArrays) -> MilpModel:
-    """The mixed-integer linear form of a program."""
     sizes = np.cumsum([0, *(column.index.size for column in arrays.columns)])
     stages = tuple(range(int(a), int(b)) for a, b in itertools.pairwise(sizes))
     milp = MilpModel([], [], Rows(), stages)

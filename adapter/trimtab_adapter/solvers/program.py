@@ -98,7 +98,6 @@ class Program:
         return max(finish)
 
     def is_feasible(self, choice: Sequence[Option]) -> bool:
-        """Whether a choice satisfies every constraint."""
         return (
             self.latency_seconds(choice) <= self.slo_seconds + TOLERANCE
             and sum(option.cores for option in choice) <= self.cores + TOLERANCE
@@ -147,7 +146,6 @@ class Solution:
 
 
 def models(choice: Iterable[Option]) -> tuple[tuple[str, str], ...]:
-    """The model each stage runs."""
     return tuple(option.model for option in choice)
 
 

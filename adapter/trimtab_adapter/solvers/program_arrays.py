@@ -169,7 +169,6 @@ class Labels:
     option: NDArray[np.intp]
 
     def take(self, which: NDArray[np.intp]) -> "Labels":
-        """Select labels by index."""
         return Labels(
             value=self.value[which],
             cost=self.cost[which],

@@ -64,7 +64,6 @@ class Discretization:
 
 
 def discretize(program: Program, arrays: ProgramArrays, resource: Resource, cells: int) -> Discretization:
-    """Discretize one resource of a program."""
     is_product = arrays.is_product
     values = [_additive(column.value, is_product=is_product) for column in arrays.columns]
     heads = [0.0, *np.cumsum([value.max() for value in values]).tolist()]
@@ -109,7 +108,6 @@ class _Axis:
         return knot, np.asarray(place - knot)
 
     def knots(self) -> Floats:
-        """The value of each knot."""
         return np.asarray(self.least + self.spacing * np.arange(KNOTS))
 
 

@@ -58,5 +58,4 @@ def seconds_left(at_most: float = SOLVE_SECONDS) -> float:
 
 
 def out_of_time() -> bool:
-    """Whether the decision's time is up."""
     return seconds_left() <= 0.0

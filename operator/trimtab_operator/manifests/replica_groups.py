@@ -5,7 +5,7 @@ sizes, operating points and replicas are not part of it.
 """
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path, PurePosixPath
 
 from trimtab_kubernetes.objects import Object, fingerprint
@@ -36,6 +36,7 @@ from trimtab_operator.manifests.pod_spec import (
 )
 from trimtab_operator.settings import Settings
 from trimtab_pipelines.kubernetes_names import (
+    COMPONENT,
     DATA_PORT,
     METRICS_PORT,
     METRICS_PORT_NAME,
@@ -44,6 +45,7 @@ from trimtab_pipelines.kubernetes_names import (
     STAGE_LABEL,
     VARIANT_LABEL_PREFIX,
     replica_group_name,
+    router_name,
 )
 from trimtab_pipelines.model_spec import CACHE_TENANT_VARIABLE, model_spec
 from trimtab_pipelines.replica_groups import ReplicaGroup
@@ -64,30 +66,50 @@ def group_labels(pipeline: InferencePipeline, stage: Stage, group: ReplicaGroup)
     return pipeline_labels(pipeline, MODEL_SERVER, **{STAGE_LABEL: stage.name, REPLICA_GROUP_LABEL: group.name})
 
 
-def deployment(
+def replica_group(
     pipeline: InferencePipeline, stage: Stage, group: ReplicaGroup, settings: Settings, *, replicas: int, surge: bool
 ) -> Object:
-    """The Deployment; without `surge`, rollouts replace pods one by one, deleting first."""
-    labels = group_labels(pipeline, stage, group)
+    """The Deployment, or the SeldonDeployment if the pipeline asks for one."""
+    labels, pods = group_labels(pipeline, stage, group), template(pipeline, stage, group, settings)
+    variants, kind = variant_labels(group), pipeline.spec.deployer
+    if kind == "SeldonDeployment":
+        spec = _seldon_spec(labels | variants, pods)
+    else:
+        spec = _deployment_spec(labels, pods, surge=surge)
     name = replica_group_name(pipeline.name, stage.name, group.name)
-    selector = {key: labels[key] for key in (PIPELINE_LABEL, STAGE_LABEL, REPLICA_GROUP_LABEL)}
-    limits = {"maxSurge": 1, "maxUnavailable": 0} if surge else {"maxSurge": 0, "maxUnavailable": 1}
-    pods = template(pipeline, stage, group, settings)
-    written = owned(
-        "Deployment",
-        name,
-        pipeline,
-        labels | variant_labels(group),
-        spec={
-            "replicas": replicas,
-            "revisionHistoryLimit": 1,
-            "selector": {"matchLabels": selector},
-            "strategy": {"type": "RollingUpdate", "rollingUpdate": limits},
-            "template": pods,
-        },
-    )
+    written = owned(kind, name, pipeline, labels | variants, spec={"replicas": replicas, **spec})
     written["metadata"]["annotations"] = {TEMPLATE_HASH: fingerprint(pods)}
     return written
+
+
+def _deployment_spec(labels: Mapping[str, str], pods: Object, *, surge: bool) -> Object:
+    """Without `surge`, rollouts replace pods one by one, deleting first."""
+    limits = {"maxSurge": 1, "maxUnavailable": 0} if surge else {"maxSurge": 0, "maxUnavailable": 1}
+    return {
+        "revisionHistoryLimit": 1,
+        "selector": {"matchLabels": _selector(labels)},
+        "strategy": {"type": "RollingUpdate", "rollingUpdate": limits},
+        "template": pods,
+    }
+
+
+def _seldon_spec(labels: Mapping[str, str], pods: Object) -> Object:
+    """Seldon Core 1 creates a Deployment for each component, here without its orchestrator.
+
+    Uses documented fields only; routers find the pods by their labels.
+    """
+    predictor = {
+        "name": "default",
+        "annotations": {"seldon.io/no-engine": "true"},
+        "graph": {"name": pods["spec"]["containers"][0]["name"], "type": "MODEL", "children": []},
+        "componentSpecs": [{"metadata": pods["metadata"], "spec": pods["spec"]}],
+        "labels": labels,
+    }
+    return {"protocol": "v2", "predictors": [predictor]}
+
+
+def _selector(labels: Mapping[str, str]) -> dict[str, str]:
+    return {key: labels[key] for key in (PIPELINE_LABEL, STAGE_LABEL, REPLICA_GROUP_LABEL)}
 
 
 def service(pipeline: InferencePipeline, stage: Stage, group: ReplicaGroup, settings: Settings) -> Object:
@@ -96,7 +118,6 @@ def service(pipeline: InferencePipeline, stage: Stage, group: ReplicaGroup, sett
     It refers to the pods' port by name, so that pods of an older template with another port number remain reachable.
     """
     labels = group_labels(pipeline, stage, group)
-    selector = {key: labels[key] for key in (PIPELINE_LABEL, STAGE_LABEL, REPLICA_GROUP_LABEL)}
     guarded = group.variants[0].container is not None and settings.edge.replicas is not None
     named = TLS_PORT_NAME if guarded else DATA_PORT_NAME
     port = {"port": data_port(group, settings), "targetPort": named, "protocol": "TCP"}
@@ -107,7 +128,7 @@ def service(pipeline: InferencePipeline, stage: Stage, group: ReplicaGroup, sett
         labels | variant_labels(group),
         spec={
             "clusterIP": "None",
-            "selector": selector,
+            "selector": _selector(labels),
             "ports": [{"name": DATA_PORT_NAME, **port}],
         },
     )
@@ -129,10 +150,8 @@ def disruption_budget(
 def replica_group_budget(pipeline: InferencePipeline, stage: Stage, group: ReplicaGroup) -> Object:
     """Disruption budget of a replica group."""
     labels = group_labels(pipeline, stage, group)
-    selector = {key: labels[key] for key in (PIPELINE_LABEL, STAGE_LABEL, REPLICA_GROUP_LABEL)}
-    return disruption_budget(
-        replica_group_name(pipeline.name, stage.name, group.name), pipeline, labels | variant_labels(group), selector
-    )
+    name = replica_group_name(pipeline.name, stage.name, group.name)
+    return disruption_budget(name, pipeline, labels | variant_labels(group), _selector(labels))
 
 
 def data_port(group: ReplicaGroup, settings: Settings) -> int:
@@ -248,3 +267,28 @@ def _cache(settings: Settings) -> Object:
     if settings.node_cache:
         return {"name": "weights", "hostPath": {"path": settings.node_cache, "type": "DirectoryOrCreate"}}
     return scratch("weights")[0]
+
+
+INTERVAL = "5s"
+_LABELS = {"pipeline": PIPELINE_LABEL, "stage": STAGE_LABEL}
+
+
+def replica_monitors(pipeline: InferencePipeline) -> list[Object]:
+    """The PodMonitor of a pipeline's replicas; none if they do not serve chats.
+
+    Replicas report model names only; pipeline and stage are added from pod labels, as in the router's metrics.
+    """
+    if not any(stage.serves_chats for stage in pipeline.spec.stages):
+        return []
+    named = [{"sourceLabels": ["__meta_kubernetes_namespace"], "targetLabel": "namespace"}]
+    named += [{"sourceLabels": [_of_pod(label)], "targetLabel": name} for name, label in _LABELS.items()]
+    endpoint = {"port": METRICS_PORT_NAME, "path": "/metrics", "interval": INTERVAL, "relabelings": named}
+    selector = {"matchLabels": {PIPELINE_LABEL: pipeline.name, COMPONENT: MODEL_SERVER}}
+    spec = {"selector": selector, "podMetricsEndpoints": [endpoint]}
+    name = f"{router_name(pipeline.name)}-only"  # as the NetworkPolicy of the same pods
+    return [owned("PodMonitor", name, pipeline, pipeline_labels(pipeline, MODEL_SERVER), spec=spec)]
+
+
+def _of_pod(label: str) -> str:
+    """Prometheus label of a pod label before relabelling."""
+    return "__meta_kubernetes_pod_label_" + "".join(c if c.isalnum() or c == "_" else "_" for c in label)

@@ -5,16 +5,9 @@ They restart if their configuration changes, but not for a new plan, which they 
 
 import json
 from collections.abc import Iterable
+from pathlib import Path
 
 from trimtab_kubernetes.objects import Object, fingerprint
-from trimtab_operator.manifests.envoy_sidecar import (
-    JWKS_FOLDER,
-    SETTINGS_FILE,
-    SOCKETS,
-    edge_container,
-    edge_files,
-    edge_volumes,
-)
 from trimtab_operator.manifests.mutual_tls import identity_mounts, identity_volumes, tls_sidecar_files
 from trimtab_operator.manifests.objects import ROUTER, owned, pipeline_labels, uid_of
 from trimtab_operator.manifests.pod_spec import (
@@ -47,6 +40,11 @@ from trimtab_pipelines.plan import PipelinePlan
 from trimtab_pipelines.router_state import LIVE_PATH, READY_PATH
 from trimtab_pipelines.spec import InferencePipeline
 from trimtab_pipelines.synthetic_inputs import INPUT_ANNOTATIONS
+from trimtab_router.envoy.bootstrap import bootstrap
+from trimtab_router.envoy.certificates import discovery_files
+from trimtab_router.envoy.process import command
+from trimtab_router.envoy.sockets import SocketFolder, Sockets
+from trimtab_router.limits import payload_bytes
 
 ROUTER_ROLE = "trimtab-router"
 FOLDER = "/etc/trimtab"
@@ -56,6 +54,73 @@ PIPELINE_HASH = f"{GROUP}/pipeline-hash"
 _UNUSED_FIELDS = {"mode", "objective", "budget", "adaptation", "router", "rollout", "deployer", "service_account_name"}
 """Pipeline fields that routers do not use; changes do not restart them."""
 _CLIENT_PORTS = (("rest", ROUTER_REST_PORT), ("grpc", ROUTER_GRPC_PORT))
+EDGE = "edge"
+SETTINGS_FILE = "edge.json"
+ENVOY_FILE = "envoy.json"
+SOCKETS = "/run/trimtab"
+TLS_FOLDER = "/etc/trimtab-tls"
+JWKS_FOLDER = "/etc/trimtab-jwks"
+
+
+def edge_files(pipeline: InferencePipeline, settings: Settings) -> dict[str, str]:
+    """Files of the router and Envoy by name; they are mounted at `FOLDER`."""
+    sockets = SocketFolder(
+        Sockets(Path(SOCKETS)),
+        host="0.0.0.0",  # noqa: S104
+        rest_port=ROUTER_REST_PORT,
+        grpc_port=ROUTER_GRPC_PORT,
+        max_payload_bytes=payload_bytes(pipeline, settings.edge),
+        folder=Path(FOLDER),
+        chats=pipeline.spec.chat_settings is not None,
+    )
+    tls = settings.edge.tls
+    certificates = {} if tls is None else {name: json.dumps(content) for name, content in discovery_files(tls).items()}
+    config = bootstrap(settings.edge, sockets, pipeline=pipeline.name, otlp=settings.otlp_collector)
+    return {
+        SETTINGS_FILE: settings.edge.model_dump_json(by_alias=True, exclude_none=True),
+        ENVOY_FILE: json.dumps(config),
+        **certificates,
+    }
+
+
+def edge_container(settings: Settings) -> Object:
+    """Envoy; it starts before and ends after the router, so that clients see no gap."""
+    mounts = [
+        {"name": "config", "mountPath": FOLDER, "readOnly": True},
+        {"name": "sockets", "mountPath": SOCKETS},
+    ]
+    if settings.edge_tls_secret:
+        mounts.append({"name": "tls", "mountPath": TLS_FOLDER, "readOnly": True})
+    return {
+        "name": EDGE,
+        "image": settings.edge_image or settings.control_image,
+        "imagePullPolicy": settings.image_pull_policy,
+        "restartPolicy": "Always",
+        "command": command("envoy", "--config-path", f"{FOLDER}/{ENVOY_FILE}"),
+        "ports": [
+            {"name": "rest", "containerPort": ROUTER_REST_PORT, "protocol": "TCP"},
+            {"name": "grpc", "containerPort": ROUTER_GRPC_PORT, "protocol": "TCP"},
+        ],
+        "resources": resources(settings.edge_cores, settings.edge.memory),
+        "securityContext": security_of_container(),
+        "readinessProbe": {
+            "tcpSocket": {"port": "rest"},
+            "periodSeconds": 2,
+            "timeoutSeconds": 5,
+            "failureThreshold": 2,
+        },
+        "volumeMounts": mounts,
+    }
+
+
+def edge_volumes(settings: Settings) -> list[Object]:
+    """Volumes for sockets and certificates."""
+    volumes: list[Object] = [{"name": "sockets", "emptyDir": {"medium": "Memory", "sizeLimit": "1Mi"}}]
+    if settings.edge_tls_secret:
+        volumes.append({"name": "tls", "secret": {"secretName": settings.edge_tls_secret}})
+    if settings.edge_jwks_config_map:
+        volumes.append({"name": "jwks", "configMap": {"name": settings.edge_jwks_config_map}})
+    return volumes
 
 
 def router_objects(
@@ -88,7 +153,7 @@ def router_objects(
 
 def config_map(pipeline: InferencePipeline, plan: PipelinePlan | None, settings: Settings) -> Object:
     """Configuration of a router and its proxy: the pipeline, the last applied plan, and Envoy's files."""
-    data = {PIPELINE_FILE: dump_yaml(router_pipeline(pipeline)), **edge_files(pipeline, settings, FOLDER)}
+    data = {PIPELINE_FILE: dump_yaml(router_pipeline(pipeline)), **edge_files(pipeline, settings)}
     data |= tls_sidecar_files(pipeline, settings)
     if plan is not None:
         data[PLAN_FILE] = json.dumps(plan_document(plan), indent=1)
@@ -138,7 +203,7 @@ def _selector(pipeline: InferencePipeline) -> dict[str, str]:
 def pipeline_hash(pipeline: InferencePipeline, settings: Settings) -> str:
     """Hash of a router's configuration; pods carry it as PIPELINE_HASH."""
     spec = pipeline.spec.model_dump(mode="json", exclude=_UNUSED_FIELDS)
-    return fingerprint([spec, uid_of(pipeline), edge_files(pipeline, settings, FOLDER)])
+    return fingerprint([spec, uid_of(pipeline), edge_files(pipeline, settings)])
 
 
 def _deployment(pipeline: InferencePipeline, settings: Settings) -> Object:
@@ -146,7 +211,7 @@ def _deployment(pipeline: InferencePipeline, settings: Settings) -> Object:
     template = pod(
         labels,
         [_container(pipeline, settings)],
-        initContainers=[edge_container(settings, FOLDER)],
+        initContainers=[edge_container(settings)],
         serviceAccountName=name,
         automountServiceAccountToken=True,
         securityContext=security_of_pod(),

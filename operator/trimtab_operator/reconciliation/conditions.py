@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from trimtab_kubernetes.conditions import ConditionState, failing, ok
-from trimtab_operator.reconciliation.pod_state import PodState, Problem
+from trimtab_operator.reconciliation.observed_state import PodState, Problem
 from trimtab_pipelines.status import ADAPTER_CONDITIONS
 
 ORDER = (

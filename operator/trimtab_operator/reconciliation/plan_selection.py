@@ -10,8 +10,8 @@ from typing import Any
 
 from trimtab_kubernetes.objects import parse_rfc3339, rfc3339
 from trimtab_operator.manifests.objects import MODEL_SERVER
+from trimtab_operator.reconciliation.observed_state import Problem
 from trimtab_operator.reconciliation.plan_history import RETRY_SECONDS, PlanHistory, plan_capacity, rollout_targets
-from trimtab_operator.reconciliation.pod_state import Problem
 from trimtab_operator.reconciliation.replica_rollout import ClusterSite, pods_of
 from trimtab_pipelines.plan import PipelinePlan
 from trimtab_pipelines.quantity import parse_quantity

@@ -6,17 +6,15 @@ from dataclasses import dataclass
 from trimtab_kubernetes.objects import Object, fingerprint
 from trimtab_operator.manifests.objects import MODEL_SERVER, ROUTER, TEMPLATE_HASH, Ref
 from trimtab_operator.manifests.replica_groups import (
-    deployment,
+    replica_group,
     replica_group_budget,
     service,
     template,
 )
 from trimtab_operator.manifests.routers import PIPELINE_HASH, pipeline_hash
-from trimtab_operator.manifests.seldon import seldon_deployment
 from trimtab_operator.reconciliation.conditions import StageProgress
-from trimtab_operator.reconciliation.observed_state import live_sets, replica_group_states, rolling
+from trimtab_operator.reconciliation.observed_state import PodState, Problem, live_sets, replica_group_states, rolling
 from trimtab_operator.reconciliation.plan_history import rollout_targets
-from trimtab_operator.reconciliation.pod_state import PodState, Problem
 from trimtab_operator.settings import Settings
 from trimtab_pipelines.kubernetes_names import replica_group_name, router_name
 from trimtab_pipelines.plan import PipelinePlan
@@ -171,10 +169,11 @@ def _may_surge(name: str, sets: Mapping[str, ReplicaGroupState], limit: Capacity
 
 def _objects(site: ClusterSite, name: str, count: int, *, surge: bool) -> list[Object]:
     stage, group = site.groups[name]
-    rest = [service(site.pipeline, stage, group, site.settings), replica_group_budget(site.pipeline, stage, group)]
-    if site.pipeline.spec.deployer == "SeldonDeployment":
-        return [seldon_deployment(site.pipeline, stage, group, site.settings, replicas=count), *rest]
-    return [deployment(site.pipeline, stage, group, site.settings, replicas=count, surge=surge), *rest]
+    return [
+        replica_group(site.pipeline, stage, group, site.settings, replicas=count, surge=surge),
+        service(site.pipeline, stage, group, site.settings),
+        replica_group_budget(site.pipeline, stage, group),
+    ]
 
 
 def _scaled(found: Object, count: int) -> Object:

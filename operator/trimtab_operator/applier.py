@@ -189,12 +189,10 @@ class Applier:
 
 
 def _status_fingerprint(live: Object, wanted: Object) -> str:
-    """Fingerprint of the current and the desired status."""
     return fingerprint([live.get("status"), wanted["status"]])
 
 
 def _with_uid(found: Object, manifest: Object) -> Object:
-    """The manifest bound to the uid of an object."""
     return {**manifest, "metadata": {**manifest["metadata"], "uid": found["metadata"]["uid"]}}
 
 

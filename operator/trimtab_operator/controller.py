@@ -133,7 +133,6 @@ class Controller:
         return outcome.requeue_after_seconds
 
     async def reconcile(self, key: Key) -> ReconcileResult:
-        """Reconcile one pipeline with its known state."""
         observed = self.store.observe(key)
         if observed is None:
             self._metrics.forget(key)

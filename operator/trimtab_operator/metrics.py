@@ -73,6 +73,5 @@ class Metrics:
         self._shown[key] = set(values)
 
     def forget(self, key: tuple[str, str]) -> None:
-        """Remove the series of a deleted pipeline."""
         self.show(key, (), {})
         self._shown.pop(key, None)

@@ -15,7 +15,6 @@ _CUSTOM_KINDS = {"InferencePipeline", "PipelinePlan", "ModelProfile"}
 
 
 def pipeline_of(found: Object) -> Key | None:
-    """The pipeline of an object, or None."""
     metadata, spec = found["metadata"], found.get("spec") or {}
     namespace, name = key_of(found)
     match found["kind"]:
@@ -37,7 +36,6 @@ class PipelineCache:
     kinds: frozenset[str] = frozenset()
 
     def get(self, key: Key, ref: Ref) -> Object | None:
-        """An object of a pipeline's namespace, or None."""
         return self.objects.get(ref.kind, (key[0], ref.name))
 
     def prune_rejected_writes(self, key: Key, wanted: Container[Ref]) -> None:

@@ -56,7 +56,6 @@ class Reconciliation:
 
 
 def reconcile(observed: ObservedState, settings: Settings, now: float) -> Reconciliation:
-    """The desired objects of a pipeline."""
     if "deletionTimestamp" in observed.pipeline["metadata"]:
         return Reconciliation()  # owned objects are garbage-collected
     try:

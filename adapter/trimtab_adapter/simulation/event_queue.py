@@ -33,7 +33,6 @@ class EventQueue:
             self.call_at(self.now, callback)
 
     def run(self, until_seconds: float) -> None:
-        """Run all events until then, including events added meanwhile."""
         heap, pop = self._heap, heapq.heappop
         while heap and heap[0][0] <= until_seconds:
             self.now, _, callback = pop(heap)

@@ -47,7 +47,6 @@ def identity_arguments(settings: Settings) -> list[str]:
 
 
 def probed_port(settings: Settings, data_port: int) -> int:
-    """Port of a model server's probes."""
     return data_port if settings.edge.replicas is None else HEALTH_PORT
 
 
@@ -93,7 +92,6 @@ def tls_sidecar_containers(container: Container, settings: Settings) -> list[Obj
 
 
 def tls_sidecar_volumes(pipeline: InferencePipeline, settings: Settings) -> list[Object]:
-    """Volumes of a pod with a TLS sidecar."""
     identity = settings.edge.replicas
     if identity is None:
         return []

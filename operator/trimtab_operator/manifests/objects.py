@@ -60,5 +60,4 @@ def uid_of(pipeline: InferencePipeline) -> str:
 
 
 def generation_of(pipeline: InferencePipeline) -> int:
-    """Generation of the pipeline's spec."""
     return int((pipeline.metadata.model_extra or {}).get("generation", 0))

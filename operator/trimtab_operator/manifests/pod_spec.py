@@ -58,7 +58,6 @@ def image_pull_secrets(settings: Settings) -> Object:
 
 
 def node_placement(variant: Variant) -> Object:
-    """Pod fields that select its node."""
     fields: Object = {}
     if variant.node_selector:
         fields["nodeSelector"] = dict(variant.node_selector)
@@ -81,7 +80,6 @@ def credentials(secret: str | None) -> Object:
 
 
 def probe(path: str, port: int | str, **timing: int) -> Object:
-    """An HTTP probe; `timing` has the probe's fields."""
     return {"httpGet": {"path": path, "port": port}, **timing}
 
 
@@ -97,7 +95,6 @@ def termination_grace(slo: ServiceLevel) -> Object:
 
 
 def scratch(*names: str) -> list[Object]:
-    """`emptyDir` volumes."""
     return [{"name": name, "emptyDir": {}} for name in names]
 
 

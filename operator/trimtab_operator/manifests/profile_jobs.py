@@ -34,7 +34,6 @@ TTL_SECONDS = 300
 
 
 def profiler_account(pipeline: InferencePipeline, settings: Settings) -> list[Object]:
-    """ServiceAccount and RoleBinding of the profile Jobs."""
     name, labels = profiler_name(pipeline.name), pipeline_labels(pipeline, PROFILER)
     return [
         owned("ServiceAccount", name, pipeline, labels, automountServiceAccountToken=False),

@@ -62,7 +62,6 @@ LONGEST_START_SECONDS = 1800
 
 
 def group_labels(pipeline: InferencePipeline, stage: Stage, group: ReplicaGroup) -> dict[str, str]:
-    """Labels of a replica group's objects and pods."""
     return pipeline_labels(pipeline, MODEL_SERVER, **{STAGE_LABEL: stage.name, REPLICA_GROUP_LABEL: group.name})
 
 
@@ -148,7 +147,6 @@ def disruption_budget(
 
 
 def replica_group_budget(pipeline: InferencePipeline, stage: Stage, group: ReplicaGroup) -> Object:
-    """Disruption budget of a replica group."""
     labels = group_labels(pipeline, stage, group)
     name = replica_group_name(pipeline.name, stage.name, group.name)
     return disruption_budget(name, pipeline, labels | variant_labels(group), _selector(labels))
@@ -161,12 +159,10 @@ def data_port(group: ReplicaGroup, settings: Settings) -> int:
 
 
 def variant_labels(group: ReplicaGroup) -> dict[str, str]:
-    """One label for each hosted variant."""
     return {f"{VARIANT_LABEL_PREFIX}{variant.name}": "true" for variant in group.variants}
 
 
 def template(pipeline: InferencePipeline, stage: Stage, group: ReplicaGroup, settings: Settings) -> Object:
-    """Pod template of a replica group."""
     first = group.variants[0]
     account = {"serviceAccountName": a} if (a := pipeline.spec.service_account_name) else {}
     shared = {

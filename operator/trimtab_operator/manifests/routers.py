@@ -114,7 +114,6 @@ def edge_container(settings: Settings) -> Object:
 
 
 def edge_volumes(settings: Settings) -> list[Object]:
-    """Volumes for sockets and certificates."""
     volumes: list[Object] = [{"name": "sockets", "emptyDir": {"medium": "Memory", "sizeLimit": "1Mi"}}]
     if settings.edge_tls_secret:
         volumes.append({"name": "tls", "secret": {"secretName": settings.edge_tls_secret}})
@@ -161,7 +160,6 @@ def config_map(pipeline: InferencePipeline, plan: PipelinePlan | None, settings:
 
 
 def plan_document(plan: PipelinePlan) -> Object:
-    """A plan without server-side metadata."""
     document = plan.model_dump(mode="json", by_alias=True, exclude_none=True)
     document["metadata"] = {"name": plan.metadata.name, "namespace": plan.metadata.namespace}
     return document

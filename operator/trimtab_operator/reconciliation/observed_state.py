@@ -45,7 +45,6 @@ class PodState:
 
     @property
     def group_key(self) -> tuple[str, str]:
-        """Stage and replica group."""
         return self.stage, self.replica_group
 
     def may_belong_to(self, kind: str, name: str) -> bool:
@@ -181,7 +180,6 @@ def _replica_group_state(found: Object, pods: Sequence[PodState], changing: bool
 
 
 def desired_replicas(found: Object) -> int:
-    """Replicas in the spec of a replica group."""
     if found["kind"] == "SeldonDeployment":
         return int(found["spec"].get("replicas", 0))
     return int(found["spec"].get("replicas", 1))
@@ -199,7 +197,6 @@ def _surges(found: Object) -> bool:
 
 
 def pod_spec(found: Object) -> Mapping[str, Any]:
-    """Pod spec of a Deployment or SeldonDeployment."""
     if found["kind"] == "SeldonDeployment":
         spec: Mapping[str, Any] = found["spec"]["predictors"][0]["componentSpecs"][0]["spec"]
     else:

@@ -82,7 +82,6 @@ def rollout_targets(plan: PipelinePlan, pipeline: InferencePipeline) -> tuple[Ta
 
 
 def plan_capacity(plan: PipelinePlan, pipeline: InferencePipeline) -> Capacity:
-    """Resources of all replicas of a plan."""
     return total(target.requested for target in rollout_targets(plan, pipeline))
 
 

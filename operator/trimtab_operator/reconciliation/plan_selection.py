@@ -40,7 +40,6 @@ class PlanSelection:
 
 
 def select_plan(site: ClusterSite, plans: PlanHistory, now: float) -> PlanSelection:
-    """Choose between the newest and the last applied plan."""
     spec = site.pipeline.spec
     schedulable = _schedulable(site, now)
     limit = Capacity(spec.budget.cores + spec.budget.surge_cores, spec.budget.gpus)
@@ -58,7 +57,6 @@ def select_plan(site: ClusterSite, plans: PlanHistory, now: float) -> PlanSelect
 
 
 def is_applied(site: ClusterSite, plan: PipelinePlan) -> bool:
-    """Whether every replica of a plan is ready."""
     sets = {each.name: each for each in site.sets}
     return all(t.name in sets and sets[t.name].ready >= t.replicas for t in rollout_targets(plan, site.pipeline))
 

@@ -113,7 +113,6 @@ def has_new_routes(site: ClusterSite) -> bool:
 
 
 def stage_states(site: ClusterSite, plan: PipelinePlan | None) -> tuple[StageProgress, ...]:
-    """Progress of each stage towards a plan."""
     if plan is None:
         return ()
     sets, live = site.sets, site.live
@@ -146,7 +145,6 @@ def _pod_problem(target: Target, site: ClusterSite) -> Problem | None:
 
 
 def pods_of(target: Target, site: ClusterSite) -> list[PodState]:
-    """Pods of a target's replica group that are not terminating."""
     (stage, group), kind = site.groups[target.name], site.pipeline.spec.deployer
     own = [
         pod for pod in site.pods if pod.group_key == (stage.name, group.name) and pod.may_belong_to(kind, target.name)
@@ -177,7 +175,6 @@ def _objects(site: ClusterSite, name: str, count: int, *, surge: bool) -> list[O
 
 
 def _scaled(found: Object, count: int) -> Object:
-    """The new number of replicas of a replica group."""
     identity = {key: found["metadata"][key] for key in ("name", "namespace")}
     return {
         "apiVersion": found["apiVersion"],

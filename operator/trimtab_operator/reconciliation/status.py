@@ -38,7 +38,6 @@ class StatusInputs:
 
     @property
     def before(self) -> dict[str, Any]:
-        """The pipeline's current status."""
         return self.observed.pipeline.get("status") or {}
 
 

@@ -39,7 +39,6 @@ class RejectedWrite:
         return self.at + pause_seconds(self.attempts, INITIAL_BACKOFF_SECONDS, MAX_BACKOFF_SECONDS)
 
     def is_waiting(self, version: str, now: float) -> bool:
-        """Whether it is too early to retry."""
         return version == self.version and now < self.until
 
     def following(self, before: "RejectedWrite | None") -> "RejectedWrite":
@@ -48,7 +47,6 @@ class RejectedWrite:
 
 
 def is_owned_by(found: Object, uid: str | None) -> bool:
-    """Whether an object is owned by the pipeline with that uid."""
     return any(owner.get("uid") == uid for owner in found["metadata"].get("ownerReferences", []))
 
 
@@ -69,14 +67,12 @@ def may_overwrite(found: Object, manifest: Object) -> bool:
 
 
 def not_owned_message(found: Object) -> str:
-    """Message for an existing object with another owner."""
     ref = ref_of(found)
     hint = "rename or delete it, or rename the pipeline"
     return f"{ref.kind} {ref.name} belongs to {_owner(found)}, not to this pipeline: {hint}"
 
 
 def field_not_applied(ref: Ref, path: str) -> str:
-    """Message for an object that the cluster altered."""
     return f"{ref.kind} {ref.name}: the cluster altered {path}; check for admission webhooks that change it"
 
 

@@ -20,7 +20,7 @@ import psutil
 from numpy.typing import NDArray
 
 from benchmarks.cores import usable
-from trimtab_adapter.simulation.machine_speed import MachineSpeed
+from trimtab_adapter.simulation.environment import MachineSpeed
 from trimtab_pipelines.processes.parent_death import command_tied_to_parent
 
 WINDOW_SECONDS = 0.25

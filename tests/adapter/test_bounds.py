@@ -26,13 +26,13 @@ def labels_of(program: Program, table: ProgramArrays, picks: np.ndarray) -> Labe
     """The partial choices of these options, of shape [labels, stages so far]."""
     chosen = list(zip(table.columns, picks.T, table.flow, strict=False))
     nothing = np.zeros(len(picks))
-    values = [column.value[pin_extreme] for column, pin_extreme, _ in chosen]
+    values = [column.value[pick] for column, pick, _ in chosen]
     return Labels(
         value=np.prod(values, axis=0) if table.is_product else np.sum(values, axis=0),
-        cost=np.sum([column.cost[pin_extreme] for column, pin_extreme, _ in chosen], axis=0),
-        cores=np.sum([column.cores[pin_extreme] for column, pin_extreme, _ in chosen], axis=0),
-        gpus=np.sum([column.gpus[pin_extreme] for column, pin_extreme, _ in chosen], axis=0),
-        flow_seconds=np.sum([share * column.seconds[pin_extreme] for column, pin_extreme, share in chosen], axis=0),
+        cost=np.sum([column.cost[pick] for column, pick, _ in chosen], axis=0),
+        cores=np.sum([column.cores[pick] for column, pick, _ in chosen], axis=0),
+        gpus=np.sum([column.gpus[pick] for column, pick, _ in chosen], axis=0),
+        flow_seconds=np.sum([share * column.seconds[pick] for column, pick, share in chosen], axis=0),
         same=nothing.astype(np.bool_),
         disaggregated=np.full(len(picks), -1, dtype=np.int8),
         finish=np.zeros((0, len(picks))),
@@ -44,13 +44,12 @@ def labels_of(program: Program, table: ProgramArrays, picks: np.ndarray) -> Labe
 def feasible_choices(program: Program, table: ProgramArrays) -> tuple[np.ndarray, np.ndarray]:
     """All choices within the constraints, of shape [choices, stages], and what they reach."""
     picks, objectives = [], []
-    for pin_extreme in itertools.product(*(range(column.index.size) for column in table.columns)):
+    for pick in itertools.product(*(range(column.index.size) for column in table.columns)):
         choice = [
-            stage.options[column.index[n]]
-            for stage, column, n in zip(program.stages, table.columns, pin_extreme, strict=True)
+            stage.options[column.index[n]] for stage, column, n in zip(program.stages, table.columns, pick, strict=True)
         ]
         if program.is_feasible(choice):
-            picks.append(pin_extreme)
+            picks.append(pick)
             objectives.append(program.objective(choice))
     return np.array(picks, dtype=np.intp), np.array(objectives)
 

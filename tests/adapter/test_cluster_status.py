@@ -7,7 +7,9 @@ from typing import Any, cast
 import pytest
 
 from tests.adapter.scenes import a_ladder, plan_for
+from tests.builders import a_pipeline
 from trimtab_adapter.cluster.cluster_cache import ClusterCache
+from trimtab_adapter.cluster.config_source import limit_to_schedulable
 from trimtab_adapter.cluster.status import MAX_HISTORY, build_status, plan_changed_event, significant_fields
 from trimtab_adapter.cluster.status_writer import MAX_QUEUED_EVENTS, StatusWriter
 from trimtab_adapter.controller import Tick
@@ -17,6 +19,7 @@ from trimtab_kubernetes.events import MAX_MESSAGE
 from trimtab_kubernetes.objects import rfc3339
 from trimtab_pipelines.plan import ForecastRecord
 from trimtab_pipelines.router_state import RecentRequests
+from trimtab_pipelines.status import Schedulable
 
 PIPELINE = a_ladder()
 NOW = 1_700_000_000.0
@@ -174,3 +177,43 @@ async def test_report_during_a_write_does_not_wait_for_the_next_tick():
 
     assert cluster.statuses[-1]["history"][0]["generation"] == MAX_QUEUED_EVENTS + 3
     assert cluster.events == [f"Plan {n}" for n in range(4, MAX_QUEUED_EVENTS + 4)]
+
+
+ROOM = Schedulable(cores="2", since="2026-01-01T00:00:00Z").model_dump(mode="json", by_alias=True)
+
+
+def limited_pipeline(schedulable):
+    pipeline = a_pipeline(1, budget={"cores": "8", "gpus": 1})
+    return limit_to_schedulable(pipeline.model_copy(update={"status": {"schedulable": schedulable}}))
+
+
+def test_schedulable_capacity_limits_the_budget():
+    pipeline, remark = limited_pipeline(ROOM)
+    assert (pipeline.spec.budget.cores, pipeline.spec.budget.gpus) == (2.0, 0)
+    assert remark == "the nodes can schedule 2 cores and 0 GPUs of the budget's 8 cores and 1 GPUs"
+
+
+def test_unknown_status_field_is_ignored():
+    pipeline, remark = limited_pipeline(ROOM | {"memory": "4Gi"})
+    assert (pipeline.spec.budget.cores, remark) == (2.0, limited_pipeline(ROOM)[1])
+
+
+def test_missing_status_gives_no_remark():
+    assert limited_pipeline(None)[1] == ""
+
+
+@pytest.mark.parametrize(
+    ("wrong", "detail"),
+    [
+        (ROOM | {"cores": "two"}, "'two' is not a quantity"),
+        (ROOM | {"cores": 2}, "cores"),
+        (ROOM | {"gpus": "one"}, "gpus"),
+        ({}, "cores"),
+        (["2"], "cores"),
+    ],
+)
+def test_invalid_status_is_named_and_limits_nothing(wrong, detail):
+    pipeline, remark = limited_pipeline(wrong)
+    assert pipeline.spec.budget.cores == 8.0
+    assert remark.startswith("status.schedulable cannot be read, so the whole budget is used: ")
+    assert detail in remark

@@ -2,12 +2,10 @@
 
 from dataclasses import replace
 from functools import cache
-from math import ceil
 
 import numpy as np
 import pytest
 
-from benchmarks.papers.token_pools import CapacityPoint, PoolProfile, divide
 from tests.adapter.problems import a_large_program, a_program, brute_force
 from tests.builders import a_point_profile, a_profile, a_variant
 from tests.router.chats import a_chat_pipeline
@@ -17,7 +15,7 @@ from trimtab_adapter.planning.decide import PlanningInputs, decide
 from trimtab_adapter.planning.planning_problem import PlanningProblem
 from trimtab_adapter.planning.slowdown_estimate import SlowdownEstimate
 from trimtab_adapter.solvers import exact, highs
-from trimtab_adapter.solvers.program import Option, Program, StageOptions, Weights
+from trimtab_adapter.solvers.program import Program
 from trimtab_adapter.solvers.program_arrays import to_arrays
 from trimtab_pipelines.plan import ForecastRecord
 from trimtab_pipelines.profile import ChatProfile, LatencyCurve, PointProfile
@@ -239,59 +237,3 @@ def test_slowdown_rises_at_once_and_decays_after_quiet_decisions():
         calm = after(calm, 100, 0)
     assert calm.factor == 1.125
     assert after(calm, 100, 0) == start
-
-
-@pytest.mark.parametrize("seed", range(60))
-def test_program_splits_the_budget_as_token_pools_do(seed):
-    """Where each number of replicas is an option with the least time it keeps to, both are as cheap."""
-    random = np.random.default_rng(seed)
-    budget, image_load, text_load = float(random.uniform(0.4, 4)), *map(float, random.uniform(100, 5000, 2))
-
-    def drawn(gpus: int) -> PoolProfile:
-        tokens, seconds = np.cumsum(random.uniform(50, 400, 6)), np.cumsum(random.uniform(0.02, 0.6, 6))
-        return PoolProfile(tuple(map(CapacityPoint, tokens.tolist(), seconds.tolist())), gpus)
-
-    image, text = drawn(1), drawn(3)
-
-    def options(pool: PoolProfile, load: float) -> tuple[Option, ...]:
-        tokens = [point.tokens_per_second for point in pool.points]
-        seconds = [point.p99_seconds for point in pool.points]
-        counts = range(ceil(load / tokens[-1] - 1e-9), ceil(load / tokens[0]) + 1)
-        return tuple(
-            Option(
-                variant="v",
-                operating_point="default",
-                batch_size=1,
-                replicas=count,
-                cores=float(count * pool.gpus),
-                gpus=0,
-                accuracy=1.0,
-                value=1.0,
-                latency_seconds=float(np.interp(load / count, tokens, seconds)),
-                throughput_rps=load,
-            )
-            for count in counts
-            if count > 0
-        )
-
-    program = Program(
-        (StageOptions("image", (), options(image, image_load)), StageOptions("text", (0,), options(text, text_load))),
-        budget,
-        1e9,
-        0,
-        "Product",
-        Weights(0.0, 1.0, 0.0),
-    )
-    found = exact.solve(program)
-    split = divide(
-        image,
-        text,
-        image_tokens_per_second=image_load,
-        text_tokens_per_second=text_load,
-        slo_seconds=budget,
-    )
-
-    assert (found is None) == (split is None)
-    if found is not None and split is not None:
-        assert sum(option.cores for option in found.choice) == split.gpus
-        assert found.choice[0].replicas + 3 * found.choice[1].replicas == split.image_replicas + 3 * split.text_replicas

@@ -7,11 +7,13 @@ import pytest
 
 from tests.adapter.problems import a_program, brute_force
 from tests.adapter.scenes import a_ladder, profiles_of
+from trimtab_adapter.planning.explain import binding_constraint
 from trimtab_adapter.planning.planning_problem import PlanningProblem
 from trimtab_adapter.planning.relaxation import PlanSolution
 from trimtab_adapter.planning.sensitivity import estimate, sensitivities
 from trimtab_adapter.planning.what_if import WhatIfError, solve_alternatives
 from trimtab_adapter.solvers.exact import solve
+from trimtab_adapter.solvers.program import Option, Program, StageOptions, Weights
 
 
 def a_question(load_rps=60.0, **changes):
@@ -101,3 +103,26 @@ def test_an_alternative_without_any_plan_says_why():
 def test_what_cannot_be_read_is_named(asked, message):
     with pytest.raises(WhatIfError, match=message):
         solve_alternatives(a_question(), asked)
+
+
+def held_back(*slow: Option) -> str:
+    """Explain a plan within 0.2 s, in which batches of eight are served, beside options that take half a second."""
+    fast = Option("light", "default", 8, 1, 1.0, 0, 0.7, 0.7, 0.1, 100.0)
+    stage = StageOptions("only", (), (fast, *slow))
+    program = Program((stage,), 0.2, 8.0, 0, "Product", Weights(10.0, 0.5, 1e-6))
+    solution = solve(program)
+    assert solution is not None
+    assert solution.choice == (fast,)
+    return binding_constraint(PlanSolution(program, solution))
+
+
+def test_a_better_model_that_the_slo_forbids_binds():
+    better = Option("heavy", "default", 1, 1, 1.0, 0, 0.9, 0.9, 0.5, 100.0)
+
+    assert held_back(better) == "slo.latency: without it the objective would gain 2"
+
+
+def test_a_smaller_batch_alone_is_nothing_to_be_held_back_from():
+    smaller = Option("light", "default", 1, 1, 1.0, 0, 0.7, 0.7, 0.5, 100.0)
+
+    assert held_back(smaller).startswith("none")

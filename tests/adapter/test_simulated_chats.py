@@ -11,8 +11,11 @@ from tests.router.layouts import PULLS, WHOLE, laid_out
 from trimtab_adapter.controller import Controller
 from trimtab_adapter.simulation.environment import Failure
 from trimtab_adapter.simulation.simulator import Scenario, simulate
+from trimtab_adapter.simulation.transport import _confidences
+from trimtab_pipelines.escalation import TaskEscalation
 from trimtab_pipelines.request_outcome import LATE, OK
 from trimtab_predictor.forecaster import ReactiveForecaster
+from trimtab_router.scheduling.policies.interface import Escalation, Point
 
 PIPELINE = a_choosing_pipeline(adaptation={"interval": "5s", "forecaster": "Reactive", "scaleDownStabilization": "5s"})
 
@@ -130,3 +133,18 @@ def test_broken_promises_raise_replicas():
     assert "because SLOs were missed" in last.explanation.change
     assert last.stage("text").replicas > planned(last.forecast.peak_rps, 0.0).spec.stage("text").replicas
     assert (found.outcomes[found.arrivals_seconds > 30] == OK).mean() >= 0.99
+
+
+BY_TASK = {
+    "cars": TaskEscalation(confidence_below=0.6, share=0.3, accuracy=0.9),
+    "birds": TaskEscalation(confidence_below=0, share=0, accuracy=0.4),
+}
+POINT = Point("fast", 0.7, lambda rows: 0.1 * rows, escalations=(Escalation("full", 0.4, 0.15, 0.8, BY_TASK),))
+
+
+@pytest.mark.parametrize(("task", "share"), [("cars", 0.3), ("birds", 0.0)])
+def test_measured_share_of_rows_has_low_confidence(task: str, share: float) -> None:
+    drawn = np.random.default_rng(1).random(10_000)
+    doubted = _confidences(POINT, task, drawn) < POINT.escalations[0].rule.for_task(task).confidence_below
+
+    assert doubted.mean() == pytest.approx(share, abs=0.02)

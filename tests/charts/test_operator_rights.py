@@ -40,8 +40,7 @@ async def test_operator_role_suffices_for_its_work(server: Cluster, installed: P
         assert {reason for reason, _ in await site.events()} >= {"Profiling", "PlanApplied"}
 
         del site.document["spec"]["stages"][0]["variants"][0]
-        await site.apply_pipeline()
-        await site.apply_profiles()
+        await site.apply_profiled()
         await site.apply_plan(2)
         await site.settle()
         assert await site.replicas() == {"large": 1}

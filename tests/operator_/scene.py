@@ -85,6 +85,16 @@ class Site:
         plan["spec"]["explanation"] = explanation
         await self.cluster.apply(plan, manager=ADAPTER_MANAGER)
 
+    async def apply_profiled(self) -> None:
+        await self.apply_pipeline()
+        await self.apply_profiles()
+
+    async def serve(self) -> None:
+        """Let the pipeline serve its first plan."""
+        await self.apply_profiled()
+        await self.apply_plan(1)
+        await self.settle()
+
     async def look(self) -> int:
         """Let the operator see everything and act until it has nothing more to write; return the writes of it all."""
         key, writes = (self.namespace, self.name), 0

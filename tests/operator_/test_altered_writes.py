@@ -14,15 +14,19 @@ from trimtab_pipelines.kubernetes_names import replica_group_name
 SERVER = replica_group_name("sample", "first", "small")
 
 
-class Changing:
-    """A cluster with a webhook that takes the lifecycle of containers away; it counts what is applied."""
+class AlteringCluster:
+    """A cluster that passes on all calls; subclasses alter what is applied."""
 
     def __init__(self, cluster: Cluster) -> None:
-        self._cluster, self.changes = cluster, True
+        self._cluster, self.changes, self.written = cluster, True, 0
         self.applied: list[tuple[str, str]] = []
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._cluster, name)
+
+
+class LifecycleRemover(AlteringCluster):
+    """A webhook removes the lifecycle of containers."""
 
     async def apply(self, body: dict[str, Any], **options: Any) -> dict[str, Any]:
         self.applied.append((body["kind"], body["metadata"]["name"]))
@@ -37,19 +41,12 @@ class Changing:
         return await self._cluster.apply(body, **options)
 
 
-async def serve(site: Site) -> None:
-    await site.apply_pipeline()
-    await site.apply_profiles()
-    await site.apply_plan(1)
-    await site.settle()
-
-
 @pytest.mark.parametrize("memory", ["500M", "1G", "1Ti"])
 async def test_normalized_quantities_are_written_once(cluster: Cluster, namespace: str, memory: str) -> None:
     variant = a_variant("small", resources={"cpu": "0.3333", "memory": memory})
     document = a_pipeline_document([a_stage(variants=[variant])], router={"resources": {"memory": memory}})
     site = Site(cluster, namespace, document)
-    await serve(site)
+    await site.serve()
     found = await cluster.get("Deployment", namespace, SERVER)
 
     assert found is not None
@@ -60,10 +57,10 @@ async def test_normalized_quantities_are_written_once(cluster: Cluster, namespac
 
 
 async def test_field_removed_by_a_webhook_is_retried_and_reported(cluster: Cluster, namespace: str) -> None:
-    changing = Changing(cluster)
+    changing = LifecycleRemover(cluster)
     site = Site(cluster, namespace, a_pipeline_document([a_stage(variants=[a_variant("small")])]))
     site.restart(changing)
-    await serve(site)
+    await site.serve()
 
     assert changing.applied.count(("Deployment", SERVER)) == 1, "its clock stood still: once is enough"
     assert (await site.conditions())["ObjectsWritten"] == ("False", "FieldNotApplied")
@@ -86,14 +83,8 @@ async def test_field_removed_by_a_webhook_is_retried_and_reported(cluster: Clust
     assert (await site.conditions())["ObjectsWritten"] == ("True", "AllWritten")
 
 
-class OlderDefinition:
-    """A cluster whose resource definitions know no `url` in a status, so that it takes that away."""
-
-    def __init__(self, cluster: Cluster) -> None:
-        self._cluster, self.written = cluster, 0
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._cluster, name)
+class OlderDefinition(AlteringCluster):
+    """Resource definitions without `url` in a status, which the cluster therefore removes."""
 
     async def apply(self, body: dict[str, Any], **options: Any) -> dict[str, Any]:
         if options.get("subresource") == "status" and body["kind"] == "InferencePipeline":
@@ -106,7 +97,7 @@ async def test_altered_status_is_written_once_per_change(cluster: Cluster, names
     older = OlderDefinition(cluster)
     site = Site(cluster, namespace, a_pipeline_document([a_stage(variants=[a_variant("small")])]))
     site.restart(older)
-    await serve(site)
+    await site.serve()
     before = older.written
 
     assert await site.look() == 0
@@ -122,7 +113,7 @@ async def test_invalid_schedulable_capacity_is_recomputed(
     cluster: Cluster, namespace: str, cores: str, since: str
 ) -> None:
     site = Site(cluster, namespace, a_pipeline_document([a_stage(variants=[a_variant("small")])]))
-    await serve(site)
+    await site.serve()
     status: dict[str, Any] = {"apiVersion": "trimtab.dev/v1alpha1", "kind": "InferencePipeline"}
     status |= {"metadata": {"name": "sample", "namespace": namespace}}
     status |= {"status": {"schedulable": {"cores": cores, "since": since}}}
@@ -134,10 +125,10 @@ async def test_invalid_schedulable_capacity_is_recomputed(
 
 async def test_field_restored_by_a_client_is_no_longer_reported(cluster: Cluster, namespace: str) -> None:
     """Nothing has to be written then, and nothing is to be tried again at once, for ever."""
-    changing = Changing(cluster)
+    changing = LifecycleRemover(cluster)
     site = Site(cluster, namespace, a_pipeline_document([a_stage(variants=[a_variant("small")])]))
     site.restart(changing)
-    await serve(site)
+    await site.serve()
     lifecycle = {"preStop": {"sleep": {"seconds": 5}}}
     containers = [{"name": "model-server", "lifecycle": lifecycle}]
     patch: dict[str, Any] = {"apiVersion": "apps/v1", "kind": "Deployment"}

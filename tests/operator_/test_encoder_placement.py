@@ -40,8 +40,7 @@ async def running(site: Site) -> dict[str, int]:
 async def site(cluster: Cluster, namespace: str) -> Site:
     """A pipeline whose images are read whole."""
     made = Site(cluster, namespace, a_document())
-    await made.apply_pipeline()
-    await made.apply_profiles()
+    await made.apply_profiled()
     await publish(made, apart=False, generation=1)
     await made.settle()
     return made

@@ -337,8 +337,7 @@ async def test_seldon_deployer_creates_seldon_deployments(seldon: None, cluster:
     """SeldonDeployments replace Deployments; routers keep their Services. A second reconciliation writes nothing."""
     document = a_pipeline_document(1, deployer="SeldonDeployment")
     site = Site(cluster, namespace, document)
-    await site.apply_pipeline()
-    await site.apply_profiles()
+    await site.apply_profiled()
     await site.apply_plan()
 
     assert await site.look() > 0
@@ -355,8 +354,7 @@ async def test_changed_deployer_replaces_objects_once_ready(seldon: None, cluste
     """The old pods have the labels of the new ones and serve until then, in both directions."""
     site = Site(cluster, namespace, a_pipeline_document(1))
     site.machinery.seldon = True
-    await site.apply_pipeline()
-    await site.apply_profiles()
+    await site.apply_profiled()
     await site.apply_plan()
     await site.settle()
     name, before = next(iter(await site.names("Deployment") - {"sample-router"})), "Deployment"

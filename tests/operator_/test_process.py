@@ -69,8 +69,7 @@ async def test_only_the_leader_of_two_replicas_writes(kubeconfig: Path, cluster:
     async with an_operator(kubeconfig, namespace, "one") as (first, port):
         lease = await until(cluster, "Lease", namespace, lambda found: found["spec"]["holderIdentity"] == "one")
         async with an_operator(kubeconfig, namespace, "two"):
-            await site.apply_pipeline()
-            await site.apply_profiles()
+            await site.apply_profiled()
             await site.apply_plan()
             made = await until(cluster, "Deployment", namespace, lambda found: found["metadata"]["name"] == name)
             async with httpx.AsyncClient() as client:
@@ -99,8 +98,7 @@ async def test_operator_survives_an_unreachable_api_server(
 ) -> None:
     """It starts before the API server, works once that is reachable, and stops even if it cannot release its lease."""
     site, name = Site(cluster, namespace, a_pipeline_document()), replica_group_name("sample", "stage-0", "small")
-    await site.apply_pipeline()
-    await site.apply_profiles()
+    await site.apply_profiled()
     async with (
         before_the_api_server(kubeconfig, tmp_path) as (relay, through),
         an_operator(through, namespace, "one") as (process, port),

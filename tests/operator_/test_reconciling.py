@@ -2,27 +2,15 @@
 
 import pytest
 
-from tests.builders import a_pipeline_document, a_stage, a_variant
 from tests.operator_.scene import Site
-from trimtab_kubernetes import Cluster
 from trimtab_operator.reconciliation.plan_history import RETRY_SECONDS
 from trimtab_pipelines.kubernetes_names import OPERATOR_MANAGER, replica_group_name, router_name
 
 
 @pytest.fixture
-def site(cluster: Cluster, namespace: str) -> Site:
-    """A pipeline of one stage with two variants, each hosted by itself."""
-    variants = [a_variant("small"), a_variant("large", accuracy=0.95)]
-    return Site(cluster, namespace, a_pipeline_document([a_stage(variants=variants, variantPlacement="Dedicated")]))
-
-
-@pytest.fixture
 async def serving(site: Site) -> Site:
     """The same, serving its first plan with the small variant."""
-    await site.apply_pipeline()
-    await site.apply_profiles()
-    await site.apply_plan(1)
-    await site.settle()
+    await site.serve()
     return site
 
 
@@ -210,8 +198,7 @@ async def test_rejected_plan_leaves_the_last_good_one_serving(serving, changes, 
 
 
 async def test_advisory_plan_is_ignored(site) -> None:
-    await site.apply_pipeline()
-    await site.apply_profiles()
+    await site.apply_profiled()
     await site.apply_plan(1)
     plan = await site.cluster.get("PipelinePlan", site.namespace, "sample")
     plan["metadata"]["labels"] = {"trimtab.dev/advisory": "true"}
@@ -230,8 +217,7 @@ async def test_plan_that_never_becomes_ready_is_reverted(serving) -> None:
         "container": {"image": "no/such:image"},
     }
     serving.machinery.broken_images = {"no/such:image"}
-    await serving.apply_pipeline()
-    await serving.apply_profiles()
+    await serving.apply_profiled()
     await serving.apply_plan(2, variant="large")
     await serving.settle()
 
@@ -320,8 +306,7 @@ async def test_changed_pipeline_rolls_its_router_and_prunes_objects(serving) -> 
     name = replica_group_name("sample", "first", "small")
     before = await serving.cluster.get("Deployment", serving.namespace, "sample-router")
     del serving.document["spec"]["stages"][0]["variants"][0]
-    await serving.apply_pipeline()
-    await serving.apply_profiles()
+    await serving.apply_profiled()
     await serving.settle()
 
     assert (await serving.conditions())["PlanApplied"] == ("False", "PlanRejected")

@@ -25,14 +25,10 @@ async def by_stage(scene: Scene) -> dict[str, int]:
 
 async def test_renamed_stage_serves_until_its_successor_is_ready(cluster: Cluster, namespace: str) -> None:
     scene = Scene(cluster, namespace, a_pipeline_document([a_stage("locate"), a_stage("read", "locate.outputs.y")]))
-    await scene.apply_pipeline()
-    await scene.apply_profiles()
-    await scene.apply_plan(1)
-    await scene.settle()
+    await scene.serve()
     scene.document["spec"]["stages"][1]["name"] = "classify"
     scene.document["spec"]["outputs"][0]["from"] = "classify.outputs.y"
-    await scene.apply_pipeline()
-    await scene.apply_profiles()
+    await scene.apply_profiled()
     await scene.settle()
     assert await by_stage(scene) == {"locate": 1, "read": 1}, "nothing is planned yet"
 

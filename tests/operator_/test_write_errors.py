@@ -15,13 +15,6 @@ from trimtab_pipelines.kubernetes_names import MANAGED_BY, OPERATOR_MANAGER, PIP
 SELECTOR = {"app": "other"}
 
 
-@pytest.fixture
-def site(cluster: Cluster, namespace: str) -> Site:
-    """A pipeline of one stage with two variants, each hosted by itself."""
-    variants = [a_variant("small"), a_variant("large", accuracy=0.95)]
-    return Site(cluster, namespace, a_pipeline_document([a_stage(variants=variants, variantPlacement="Dedicated")]))
-
-
 async def a_foreign_object(site: Site, kind: str, name: str, **metadata: Any) -> dict[str, Any]:
     """Create an object of another owner, with a name that the operator uses."""
     bodies: dict[str, dict[str, Any]] = {
@@ -55,10 +48,7 @@ def _by_its_owner(found: dict[str, Any]) -> tuple[Any, ...]:
 @pytest.mark.parametrize("kind", ["Service", "ConfigMap", "ServiceAccount", "NetworkPolicy", "Deployment"])
 async def test_foreign_objects_are_not_overwritten(site: Site, kind: str) -> None:
     before = await a_foreign_object(site, kind, "sample-router")
-    await site.apply_pipeline()
-    await site.apply_profiles()
-    await site.apply_plan(1)
-    await site.settle()
+    await site.serve()
 
     after = await site.cluster.get(kind, site.namespace, "sample-router")
     assert after is not None
@@ -141,10 +131,7 @@ async def test_rejected_manifest_does_not_block_others_or_the_status(cluster: Cl
     broken = a_stage("first", variants=[a_variant("small", nodeSelector={"gpu": "has space"})])
     sound = a_stage("second", "first.outputs.y")
     site = Site(cluster, namespace, a_pipeline_document([broken, sound]))
-    await site.apply_pipeline()
-    await site.apply_profiles()
-    await site.apply_plan(1)
-    await site.settle()
+    await site.serve()
 
     assert (await site.conditions())["ObjectsWritten"] == ("False", "WriteRejected")
     said = await site.message("ObjectsWritten")
@@ -156,20 +143,15 @@ async def test_rejected_manifest_does_not_block_others_or_the_status(cluster: Cl
     assert await site.look() == 0
 
     site.document["spec"]["stages"][0]["variants"][0]["nodeSelector"] = {"gpu": "l4"}
-    await site.apply_pipeline()
-    await site.apply_profiles()
+    await site.apply_profiled()
     await site.settle()
     assert (await site.conditions())["ObjectsWritten"] == ("True", "AllWritten")
 
 
 async def test_scaling_a_removed_variant_keeps_its_other_fields(site: Site) -> None:
-    await site.apply_pipeline()
-    await site.apply_profiles()
-    await site.apply_plan(1)
-    await site.settle()
+    await site.serve()
     del site.document["spec"]["stages"][0]["variants"][0]
-    await site.apply_pipeline()
-    await site.apply_profiles()
+    await site.apply_profiled()
     name = replica_group_name("sample", "first", "small")
     before = await site.cluster.get("Deployment", site.namespace, name)
     assert before is not None

@@ -279,21 +279,18 @@ def test_alerts_do_not_fire_on_healthy_metrics(prometheus: str):
     assert [e.title for e in alert_expressions() if evaluate(prometheus, e.query)] == []
 
 
-def test_promtool_accepts_the_alerts():
-    done = subprocess.run(
-        [tool("promtool"), "check", "rules", alerts_file()], capture_output=True, text=True, check=False
-    )
-
+def assert_promtool_accepts(*arguments: str, folder: Path = VALUES) -> None:
+    command = [tool("promtool"), *arguments]
+    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_promtool_accepts_the_alerts():
+    assert_promtool_accepts("check", "rules", alerts_file())
 
 
 def test_alert_fires_on_its_condition():
-    cases = VALUES / "alerts.test.yaml"
-    done = subprocess.run(
-        [tool("promtool"), "test", "rules", cases.name], cwd=VALUES, capture_output=True, text=True, check=False
-    )
-
-    assert done.returncode == 0, done.stdout + done.stderr
+    assert_promtool_accepts("test", "rules", "alerts.test.yaml")
 
 
 @pytest.mark.parametrize(
@@ -387,8 +384,39 @@ def asked_of_one(folder: Path, title: str, series: dict[str, str], figures: dict
         "promql_expr_test": [{"expr": query, "eval_time": "20m", "exp_samples": samples}],
     }
     (folder / "test.yaml").write_text(json.dumps({"tests": [test]}))
-    done = subprocess.run(
-        [tool("promtool"), "test", "rules", "test.yaml"], cwd=folder, capture_output=True, text=True, check=False
-    )
+    assert_promtool_accepts("test", "rules", "test.yaml", folder=folder)
 
-    assert done.returncode == 0, done.stdout + done.stderr
+
+BASE = 'namespace="a",pipeline="p"'
+
+
+def outcome_series(ok: int, refused: int, callers: int | None) -> list[dict[str, str]]:
+    """Eight hours, so many requests a minute."""
+    rates = {f'trimtab_requests_total{{{BASE},outcome="ok"}}': ok}
+    rates[f'trimtab_requests_total{{{BASE},outcome="refused"}}'] = refused
+    if callers is not None:
+        rates[f"trimtab_client_errors_total{{{BASE}}}"] = callers
+    return [{"series": name, "values": f"0+{rate}x480"} for name, rate in rates.items()]
+
+
+@pytest.mark.parametrize(
+    ("ok", "refused", "callers", "pages"),
+    [
+        (100, 100, 100, False),  # half of all is one broken client
+        (100, 100, 0, True),
+        (100, 100, None, True),  # routers of before, which do not tell them apart
+        (0, 100, 100, False),
+        (100, 1000, 900, True),  # behind a broken client, others suffer too
+    ],
+)
+def test_client_errors_do_not_page(tmp_path: Path, ok, refused, callers, pages):
+    expression = 'count(ALERTS{alertname="TrimtabErrorBudgetBurnFast",alertstate="firing"}) or vector(0)'
+    test = {
+        "interval": "1m",
+        "input_series": outcome_series(ok, refused, callers),
+        "promql_expr_test": [
+            {"expr": expression, "eval_time": "7h", "exp_samples": [{"labels": "{}", "value": int(pages)}]}
+        ],
+    }
+    (tmp_path / "test.yaml").write_text(json.dumps({"rule_files": [alerts_file()], "tests": [test]}))
+    assert_promtool_accepts("test", "rules", "test.yaml", folder=tmp_path)

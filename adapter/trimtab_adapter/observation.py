@@ -12,6 +12,7 @@ from pydantic import ValidationError
 
 from trimtab_adapter.planning.drift_correction import AccuracyKey, RegisteredAccuracies
 from trimtab_pipelines.accuracy_evidence import Accuracy
+from trimtab_pipelines.request_outcome import RequestOutcome
 from trimtab_pipelines.router_state import (
     HISTORY_SECONDS,
     RecentRequests,
@@ -218,13 +219,9 @@ def _means(reports: Iterable[Mapping[_Key, float]]) -> dict[_Key, float]:
 def _summed(parts: list[RecentRequests]) -> RecentRequests:
     weighed = [(part.accuracy, part.answered) for part in parts if part.accuracy is not None and part.answered]
     answered = sum(count for _, count in weighed)
+    counts = ("received", *(outcome.word for outcome in RequestOutcome))
     return RecentRequests(
-        received=sum(part.received for part in parts),
-        ok=sum(part.ok for part in parts),
-        late=sum(part.late for part in parts),
-        dropped=sum(part.dropped for part in parts),
-        refused=sum(part.refused for part in parts),
-        failed=sum(part.failed for part in parts),
+        **{name: sum(getattr(part, name) for part in parts) for name in counts},
         p99_seconds=max((part.p99_seconds for part in parts if part.p99_seconds is not None), default=None),
         accuracy=math.fsum(accuracy * count for accuracy, count in weighed) / answered if answered else None,
     )

@@ -144,15 +144,6 @@ def build_plan(
     excluded = tuple(why for stage in pipeline.spec.stages for why in by_name[stage.name][1])
     before = 0 if current is None else current.spec.generation
     changed = current is None or _comparable(current.spec.stages) != _comparable(stages)
-    cause = f"planned for {forecast.peak_rps:.3g} requests/s by {forecast.source}"
-    cause += f": {forecast.hold_reason}" if forecast.hold_reason else ""
-    slowed = problem.slowdown > 1.0 and any(stage.generates for stage in problem.spec.stages)
-    cause += "".join(
-        f"; {prompt_load_note}"
-        for prompt_load_note in map(problem.prompt_load_note, problem.spec.stages)
-        if prompt_load_note
-    )
-    cause += f"; with {problem.slowdown:.3g} times the profiled seconds, because SLOs were missed" if slowed else ""
     spec = PipelinePlanSpec(
         pipeline=pipeline.name,
         generation=before + 1 if changed else before,
@@ -163,7 +154,7 @@ def build_plan(
         stages=stages,
         forecast=forecast,
         expected=expectation(problem, solved.program, choice, stages),
-        explanation=explain(solved, stages, current, cause).model_copy(
+        explanation=explain(solved, stages, current, _cause(problem, forecast)).model_copy(
             update={
                 "accuracy_basis": accuracy_basis_note(problem.spec, stages),
                 "excluded_points": excluded,
@@ -174,6 +165,15 @@ def build_plan(
     )
     metadata = Metadata(name=pipeline.name, namespace=pipeline.metadata.namespace)
     return PipelinePlan(metadata=metadata, spec=spec)
+
+
+def _cause(problem: PlanningProblem, forecast: ForecastRecord) -> str:
+    hold = f": {forecast.hold_reason}" if forecast.hold_reason else ""
+    causes = [f"planned for {forecast.peak_rps:.3g} requests/s by {forecast.source}{hold}"]
+    causes += map(problem.prompt_load_note, problem.spec.stages)
+    if problem.slowdown > 1.0 and any(stage.generates for stage in problem.spec.stages):
+        causes.append(f"with {problem.slowdown:.3g} times the profiled seconds, because SLOs were missed")
+    return "; ".join(filter(None, causes))
 
 
 def _comparable(stages: Sequence[StagePlan]) -> list[tuple[str, str, float, list[tuple[str, str, float]]]]:

@@ -1,6 +1,6 @@
 """Drift correction: replaces profiled accuracies by observed ones if they differ."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import TypeVar
 
@@ -31,16 +31,12 @@ def apply_observed_accuracy(
     """
     if not accuracies:
         return spec
-    stages = []
-    for stage in spec.stages:
-        variants = []
-        for variant in stage.variants:
-            own = {
-                (p, task): now for (s, v, p, task), now in accuracies.items() if (s, v) == (stage.name, variant.name)
-            }
-            variants.append(_variant(variant, _Changes.of(variant, own)) if own else variant)
-        stages.append(stage.model_copy(update={"variants": tuple(variants)}))
-    return _with(spec, stages)
+
+    def corrected(stage: Stage, variant: Variant) -> Variant:
+        own = {(p, task): now for (s, v, p, task), now in accuracies.items() if (s, v) == (stage.name, variant.name)}
+        return _variant(variant, _Changes.of(variant, own)) if own else variant
+
+    return _with_variants(spec, corrected)
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,30 +72,27 @@ def with_registered_tasks(
     """Add tasks registered at run time, so that a point that is the best for one of them is not excluded."""
     if not registered_accuracies:
         return spec
-    stages = []
-    for stage in spec.stages:
-        variants = []
-        for variant in stage.variants:
-            more = {
-                point.name: registered_accuracies.get((stage.name, variant.name, point.name), {})
-                for point in variant.points
-            }
-            points = tuple(
-                point.model_copy(update={"accuracy_by_task": dict(more[point.name]) | point.accuracy_by_task})
-                for point in variant.operating_points
-            )
-            own = {} if points else dict(more[variant.points[0].name])
-            update = {"operating_points": points, "accuracy_by_task": own | variant.accuracy_by_task}
-            variants.append(variant.model_copy(update=update))
-        stages.append(stage.model_copy(update={"variants": tuple(variants)}))
-    return _with(spec, stages)
+
+    def extended(stage: Stage, variant: Variant) -> Variant:
+        more = {p.name: registered_accuracies.get((stage.name, variant.name, p.name), {}) for p in variant.points}
+        points = tuple(
+            point.model_copy(update={"accuracy_by_task": dict(more[point.name]) | point.accuracy_by_task})
+            for point in variant.operating_points
+        )
+        own = {} if points else dict(more[variant.points[0].name])
+        update = {"operating_points": points, "accuracy_by_task": own | variant.accuracy_by_task}
+        return variant.model_copy(update=update)
+
+    return _with_variants(spec, extended)
 
 
-def _with(spec: InferencePipelineSpec, stages: Sequence[Stage]) -> InferencePipelineSpec:
-    """A spec with other stages, validated anew because copies keep cached properties."""
-    return InferencePipelineSpec.model_validate(
-        spec.model_copy(update={"stages": tuple(stages)}).model_dump(by_alias=True)
+def _with_variants(spec: InferencePipelineSpec, change: Callable[[Stage, Variant], Variant]) -> InferencePipelineSpec:
+    """A spec with changed variants, validated anew because copies keep cached properties."""
+    stages = tuple(
+        stage.model_copy(update={"variants": tuple(change(stage, variant) for variant in stage.variants)})
+        for stage in spec.stages
     )
+    return InferencePipelineSpec.model_validate(spec.model_copy(update={"stages": stages}).model_dump(by_alias=True))
 
 
 def drifted_points(requested: InferencePipelineSpec, corrected: InferencePipelineSpec) -> tuple[str, ...]:

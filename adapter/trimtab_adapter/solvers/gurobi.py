@@ -4,13 +4,12 @@ The licence that comes with the package is free, not for production, and allows 
 the linear form (`build_milp`) that is enough for some 20 stages of 20 variants.
 """
 
-import importlib
 from functools import cache
 from typing import Any
 
 import numpy as np
 
-from trimtab_adapter.solvers.milp import SOLVER_TOLERANCE, MilpModel, solve_by
+from trimtab_adapter.solvers.milp import SOLVER_TOLERANCE, MilpModel, import_solver, solve_by
 from trimtab_adapter.solvers.program import Program, Solution, SolverUnavailable
 from trimtab_adapter.solvers.time_limit import SOLVE_SECONDS, seconds_left
 
@@ -24,7 +23,7 @@ def solve(program: Program, time_limit_seconds: float = SOLVE_SECONDS) -> Soluti
     At the time limit the best plan found has a gap. Raises SolverUnavailable if Gurobi is not installed, not licensed,
     or not for a program of this size.
     """
-    gurobi = _gurobi()
+    gurobi = import_solver("Gurobi", "gurobipy", extra="gurobi")
 
     def run(milp: MilpModel) -> tuple[list[float], float] | None:
         try:
@@ -35,19 +34,10 @@ def solve(program: Program, time_limit_seconds: float = SOLVE_SECONDS) -> Soluti
     return solve_by("Gurobi", run, program)
 
 
-def _gurobi() -> Any:
-    try:
-        return importlib.import_module("gurobipy")
-    except ImportError as error:
-        raise SolverUnavailable(
-            "Gurobi is not installed: pip install '.[gurobi]' in a clone, else 'trimtab[gurobi]'"
-        ) from error
-
-
 @cache
-def _environment() -> Any:
+def _environment(gurobi: Any) -> Any:
     """Start Gurobi quietly, once; this checks the licence."""
-    environment = _gurobi().Env(empty=True)
+    environment = gurobi.Env(empty=True)
     environment.setParam("OutputFlag", 0)
     environment.start()
     return environment
@@ -61,7 +51,7 @@ def _why(error: Any, milp: MilpModel) -> str:
 
 
 def _run(gurobi: Any, milp: MilpModel, time_limit_seconds: float) -> tuple[list[float], float] | None:
-    with gurobi.Model(env=_environment()) as model:
+    with gurobi.Model(env=_environment(gurobi)) as model:
         settings = {"TimeLimit": time_limit_seconds, "Threads": 1, "MIPGap": 0.0, "MIPGapAbs": SOLVER_TOLERANCE}
         settings |= dict.fromkeys(("FeasibilityTol", "IntFeasTol", "OptimalityTol"), SOLVER_TOLERANCE)
         for name, value in settings.items():

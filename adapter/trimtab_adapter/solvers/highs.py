@@ -1,11 +1,10 @@
 """HiGHS solver, an open mixed-integer solver: slower than `exact`, and independent of it."""
 
-import importlib
 from typing import Any
 
 import numpy as np
 
-from trimtab_adapter.solvers.milp import SOLVER_TOLERANCE, MilpModel, solve_by
+from trimtab_adapter.solvers.milp import SOLVER_TOLERANCE, MilpModel, import_solver, solve_by
 from trimtab_adapter.solvers.program import Program, Solution, SolverUnavailable
 from trimtab_adapter.solvers.time_limit import SOLVE_SECONDS, seconds_left
 
@@ -15,7 +14,7 @@ def solve(program: Program, time_limit_seconds: float = SOLVE_SECONDS) -> Soluti
 
     At the time limit the best plan found has a gap.
     """
-    highspy = _highspy()
+    highspy = import_solver("HiGHS", "highspy", extra="solvers")
     return solve_by("HiGHS", lambda milp: _run(highspy, milp, seconds_left(time_limit_seconds)), program)
 
 
@@ -24,21 +23,12 @@ def maximize(milp: MilpModel, time_limit_seconds: float = SOLVE_SECONDS) -> floa
 
     Raises SolverUnavailable if HiGHS is missing, or did not prove an optimum within the time limit.
     """
-    highspy = _highspy()
+    highspy = import_solver("HiGHS", "highspy", extra="solvers")
     solver = _run_solver(highspy, milp, time_limit_seconds)
     status = solver.getModelStatus()
     if status != highspy.HighsModelStatus.kOptimal:
         raise SolverUnavailable(f"HiGHS ended without an optimum: {solver.modelStatusToString(status)}")
     return float(solver.getInfo().objective_function_value)
-
-
-def _highspy() -> Any:
-    try:
-        return importlib.import_module("highspy")
-    except ImportError as error:
-        raise SolverUnavailable(
-            "HiGHS is not installed: pip install '.[solvers]' in a clone, else 'trimtab[solvers]'"
-        ) from error
 
 
 def _run(highspy: Any, milp: MilpModel, time_limit_seconds: float) -> tuple[list[float], float] | None:

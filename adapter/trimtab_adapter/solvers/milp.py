@@ -7,9 +7,11 @@ options of that accuracy, times the most accurate prefix. With exactly one y at 
 everything: at integer points the figures are the product itself, with only one continuous column per distinct accuracy.
 """
 
+import importlib
 import itertools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -76,6 +78,14 @@ class MilpModel:
         """Exclude one choice that violates a constraint within the solver's tolerance."""
         chosen = {stage[pick]: 1.0 for stage, pick in zip(self.stages, picks, strict=True)}
         self.rows.add(chosen, upper=len(picks) - 1.0)
+
+
+def import_solver(name: str, package: str, extra: str) -> Any:
+    try:
+        return importlib.import_module(package)
+    except ImportError as error:
+        hint = f"pip install '.[{extra}]' in a clone, else 'trimtab[{extra}]'"
+        raise SolverUnavailable(f"{name} is not installed: {hint}") from error
 
 
 def solve_by(

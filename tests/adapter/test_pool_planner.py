@@ -10,7 +10,7 @@ import pytest
 
 from tests.adapter.scenes import a_ladder, expected, plan_together, profiles_of
 from tests.builders import a_plan
-from trimtab_adapter.cluster.solver_pool import SolverPool
+from trimtab_adapter.cluster.pipeline_loops import SolverPool
 from trimtab_adapter.planning.decide import PlanningError, PlanningInputs
 from trimtab_adapter.planning.pool_allocation import PlanRequest
 from trimtab_adapter.planning.pool_planner import PoolPlanner, plan_resources

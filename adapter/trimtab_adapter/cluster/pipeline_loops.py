@@ -4,7 +4,8 @@ import asyncio
 import hashlib
 import logging
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from concurrent.futures import Executor, ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
 
@@ -23,7 +24,6 @@ from trimtab_adapter.cluster.cluster_cache import (
 from trimtab_adapter.cluster.config_source import ClusterConfigSource
 from trimtab_adapter.cluster.plan_publisher import ClusterPlanPublisher
 from trimtab_adapter.cluster.router_metrics_source import RouterMetricsSource, addresses
-from trimtab_adapter.cluster.solver_pool import SolverPool
 from trimtab_adapter.cluster.status_writer import StatusWriter
 from trimtab_adapter.control_loop import LOAD_CHECK_SECONDS, ControlLoop, LoadSources
 from trimtab_adapter.controller import Tick
@@ -36,6 +36,7 @@ from trimtab_kubernetes.objects import Key, Object
 from trimtab_pipelines.documents import DocumentError
 from trimtab_pipelines.kubernetes_names import router_admin_name
 from trimtab_pipelines.shared_capacity import Pool
+from trimtab_pipelines.spec import InferencePipeline
 
 log = logging.getLogger(__name__)
 
@@ -44,6 +45,25 @@ LOAD_CHECKS_PER_SECOND = 50.0
 LATE_INTERVALS = 3.0
 LATE_SECONDS = 60.0
 """At least this long: the longest decision and its rest must not restart the pod."""
+SOLVERS = 2
+
+
+class SolverPool:
+    """Threads of decisions: a few for all pipelines, and one per budget pool.
+
+    Decisions of one budget pool wait for each other; a thread of its own keeps them from delaying other pipelines.
+    """
+
+    def __init__(self, pools: Iterable[str] = ()) -> None:
+        self._shared = ThreadPoolExecutor(SOLVERS, thread_name_prefix="solve")
+        self._pools = {name: ThreadPoolExecutor(1, thread_name_prefix=f"solve-{name}") for name in pools}
+
+    def threads(self, pipeline: InferencePipeline) -> Executor:
+        return self._pools.get(pipeline.spec.budget.pool or "", self._shared)
+
+    def close(self) -> None:
+        for threads in (self._shared, *self._pools.values()):
+            threads.shutdown(wait=False, cancel_futures=True)
 
 
 @dataclass(frozen=True, slots=True)

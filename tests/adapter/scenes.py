@@ -29,6 +29,14 @@ def a_ladder(stages: int = 2, variant: dict[str, Any] | None = None, **changes: 
     return a_pipeline(chain, **({"budget": {"cores": "4"}, "slo": {"latency": "400ms"}} | changes))
 
 
+def with_stage(pipeline: InferencePipeline, index: int, **fields: Any) -> InferencePipeline:
+    """The pipeline with other fields of one stage, validated anew."""
+    stages = [stage.model_dump(by_alias=True) for stage in pipeline.spec.stages]
+    stages[index] |= fields
+    spec = pipeline.spec.model_validate(pipeline.spec.model_dump(by_alias=True) | {"stages": stages})
+    return pipeline.model_copy(update={"spec": spec})
+
+
 def solve_together(
     pool: Pool, problems: Mapping[str, PlanningProblem], name: str = "shared"
 ) -> dict[str, PlanSolution]:

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.adapter.scenes import a_ladder, expected, plan_for, profiles_of
+from tests.adapter.scenes import a_ladder, expected, plan_for, profiles_of, with_stage
 from tests.builders import a_chain, a_measured_profile, a_pipeline, a_point_profile, a_profile, a_stage, a_variant
 from trimtab_adapter.planning.decide import PlanningError, PlanningInputs, decide, initial_plan
 from trimtab_adapter.planning.hysteresis import MIN_LOAD_RPS, drop_threshold, load_hold_reason, outgrows, planning_load
@@ -137,13 +137,7 @@ def test_rows_per_request_multiply_the_load():
 
 
 def test_pins_are_kept():
-    pipeline = a_ladder()
-    pin = {"variant": "middle", "batchSize": 16, "replicas": 2}
-    stages = [stage.model_dump(by_alias=True) for stage in pipeline.spec.stages]
-    stages[1]["pin"] = pin
-    pinned = a_ladder(stages=2).model_copy(
-        update={"spec": pipeline.spec.model_validate(pipeline.spec.model_dump(by_alias=True) | {"stages": stages})}
-    )
+    pinned = with_stage(a_ladder(), 1, pin={"variant": "middle", "batchSize": 16, "replicas": 2})
     stage = plan_for(pinned, 5.0).spec.stages[1]
 
     assert (stage.variant, stage.batch_size, stage.replicas) == ("middle", 16, 2)
@@ -215,11 +209,7 @@ def test_a_floor_out_of_reach_gives_the_most_accurate_plan():
 
 
 def test_pins_that_do_not_fit_are_given_up_last():
-    pipeline = a_ladder(budget={"cores": "3"})
-    stages = [stage.model_dump(by_alias=True) for stage in pipeline.spec.stages]
-    stages[0]["pin"] = {"replicas": 50}
-    spec = pipeline.spec.model_validate(pipeline.spec.model_dump(by_alias=True) | {"stages": stages})
-    plan = plan_for(pipeline.model_copy(update={"spec": spec}), 5.0)
+    plan = plan_for(with_stage(a_ladder(budget={"cores": "3"}), 0, pin={"replicas": 50}), 5.0)
 
     assert not plan.spec.feasible
     assert plan.spec.reason == "the pinned sizes of stage-0 do not fit; without them: the load fits"
@@ -292,10 +282,7 @@ def test_hysteresis_keeps_a_plan_worth_less_than_the_switch():
 def test_a_branch_counts_the_slower_side():
     pipeline = a_ladder(stages=3)
     chain = plan_for(pipeline, 5.0)
-    stages = [stage.model_dump(by_alias=True) for stage in pipeline.spec.stages]
-    stages[2]["inputs"] = [{"name": "x", "from": "stage-0.outputs.y"}]
-    spec = pipeline.spec.model_validate(pipeline.spec.model_dump(by_alias=True) | {"stages": stages})
-    forked = plan_for(pipeline.model_copy(update={"spec": spec}), 5.0)
+    forked = plan_for(with_stage(pipeline, 2, inputs=[{"name": "x", "from": "stage-0.outputs.y"}]), 5.0)
     latencies = [stage.latency_seconds for stage in forked.spec.stages]
 
     assert expected(forked).latency_seconds == pytest.approx(latencies[0] + max(latencies[1:]))

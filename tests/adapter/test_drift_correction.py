@@ -17,18 +17,19 @@ def the_pipeline():
     return a_pipeline([one], schedulingPolicy="ModalityMix", objective={"goal": "MaxAccuracy"})
 
 
+def inputs_after(state, current=None):
+    """The planning inputs after a router reported this state."""
+    controller = Controller(ReactiveForecaster())
+    controller.update(state)
+    return controller.planning_inputs(ForecastRecord(peak_rps=1.0, source="reactive"), current, 0.0, 10.0)
+
+
 def plan_after(reported):
     """The plan after a router reported these accuracies."""
     laws = {"full": (0.040, 0.010), "half": (0.004, 0.002)}
     points = [a_point_profile("small", *law).model_copy(update={"operating_point": n}) for n, law in laws.items()]
-    state = Controller(ReactiveForecaster())
-    state.update(read_state({"stages": {"only": {"variant": "small", "drifted_accuracies": reported}}}))
-    forecast = ForecastRecord(peak_rps=1.0, source="reactive")
-    return decide(
-        the_pipeline(),
-        {"only": a_profile("only", points)},
-        state.planning_inputs(forecast, None, now_seconds=0.0, hold_seconds=10.0),
-    ).spec
+    state = read_state({"stages": {"only": {"variant": "small", "drifted_accuracies": reported}}})
+    return decide(the_pipeline(), {"only": a_profile("only", points)}, inputs_after(state)).spec
 
 
 def test_drifted_point_is_no_longer_planned():
@@ -95,11 +96,9 @@ def test_task_accuracies_move_with_their_point_and_reports():
 def test_observation_within_rounding_keeps_the_measured_accuracy():
     tasks = {name: {"value": value, "source": "Measured"} for name, value in (("cats", 0.868), ("dogs", 0.9))}
     asked = a_pipeline([a_stage("only", variants=[a_variant(accuracy=0.8, accuracyByTask=tasks)])]).spec
-    state = Controller(ReactiveForecaster())
     reported = {"": 0.7, "cats": 0.868, "dogs": 0.6}
-    state.update(State(accuracies={("only", "small", "default", task): one for task, one in reported.items()}))
-    known = state.planning_inputs(ForecastRecord(peak_rps=1.0, source="reactive"), None, 0.0, 60.0).accuracies
-    counted = apply_observed_accuracy(asked, known)
+    state = State(accuracies={("only", "small", "default", task): one for task, one in reported.items()})
+    counted = apply_observed_accuracy(asked, inputs_after(state).accuracies)
 
     point = counted.stages[0].variants[0].points[0]
     assert {task: one.value for task, one in point.accuracy_by_task.items()} == pytest.approx(
@@ -134,10 +133,8 @@ def test_point_best_for_a_registered_task_stays_allowed():
         (registered_accuracies, ["full", "half", "third"]),
         ({}, ["full", "half"]),
     ):
-        state = Controller(ReactiveForecaster())
-        state.update(read_state({"stages": {"only": {"registered_accuracies": reported}}}))
-        inputs = state.planning_inputs(ForecastRecord(peak_rps=1.0, source="reactive"), before, 0.0, 10.0)
-        plan = decide(pipeline, {"only": a_profile("only", points)}, inputs)
+        state = read_state({"stages": {"only": {"registered_accuracies": reported}}})
+        plan = decide(pipeline, {"only": a_profile("only", points)}, inputs_after(state, before))
 
         found = {point.name: point.accuracy_by_task for point in plan.spec.stages[0].points}
         by_point = reported.get("small", {})
@@ -173,17 +170,14 @@ def test_invalid_accuracy_of_a_registered_task_is_rejected(reported, message):
 def test_registered_task_drifts_like_those_of_the_pipeline(basis, counts):
     pipeline = a_pipeline([a_stage("only")], objective={"goal": "MaxAccuracy", "accuracyBasis": basis})
     new = {"value": 0.8, "low": 0.7, "high": 0.9, "samples": 99, "source": "Measured"}
-    state, forecast = Controller(ReactiveForecaster()), ForecastRecord(peak_rps=1.0, source="reactive")
     for drifted, change in (({}, 0.0), ({"default": {"new": 0.5}}, -0.3)):
         stage = {
             "variant": "small",
             "registered_accuracies": {"small": {"default": {"new": new}}},
             "drifted_by_task": drifted,
         }
-        state.update(read_state({"stages": {"only": stage}}))
-        plan = decide(
-            pipeline, {"only": a_profile("only", [a_point_profile()])}, state.planning_inputs(forecast, None, 0.0, 9.0)
-        ).spec
+        inputs = inputs_after(read_state({"stages": {"only": stage}}))
+        plan = decide(pipeline, {"only": a_profile("only", [a_point_profile()])}, inputs).spec
 
         assert plan.stages[0].accuracy_by_task == {"new": pytest.approx(counts + change)}
         assert plan.explanation.drifted_accuracies == (

@@ -17,7 +17,7 @@ from tests.e2e.installation import MANAGER, MANIFESTS, NAMESPACE, ROOT, SYSTEM, 
 from tests.e2e.load import full_nodes
 from tests.e2e.observed import ObservedPipeline, is_ready, until
 from trimtab_kubernetes.objects import Object
-from trimtab_operator.manifests.envoy_sidecar import NAME as ENVOY_CONTAINER
+from trimtab_operator.manifests.routers import EDGE as ENVOY_CONTAINER
 from trimtab_pipelines.kubernetes_names import router_name
 from trimtab_pipelines.resource import API_VERSION
 

@@ -69,9 +69,6 @@ class SimulatedReplica:
         self.slots.set_ready_variants(NOTHING)
 
 
-OnEnd = Callable[[Batch, BatchOutcome], None]
-
-
 class BatchTally:
     """Counts of a simulated stage's batches and rows."""
 

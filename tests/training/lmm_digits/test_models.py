@@ -12,11 +12,11 @@ from trimtab_model_servers.errors import ModelError
 from trimtab_model_servers.families.lmm_digits import models
 from trimtab_model_servers.families.lmm_digits.models import ARCHITECTURES, END_ID, IMAGE_ID
 from trimtab_model_servers.families.lmm_digits.tokenizer import read_tokenizer
-from trimtab_training.lmm_digits import evaluate, train, train_loops
+from trimtab_training.lmm_digits import evaluate, train
 from trimtab_training.lmm_digits.batches import Batch, Questioner, character_ids, train_tokenizer
 from trimtab_training.lmm_digits.page_generator import CellPageSource
 from trimtab_training.lmm_digits.questions import Kind
-from trimtab_training.lmm_digits.train_loops import AnswerTraining
+from trimtab_training.lmm_digits.train import AnswerTraining
 from trimtab_training.trainer import Schedule
 
 TOKENIZER = train_tokenizer()
@@ -110,7 +110,7 @@ def test_unusable_weights_are_rejected(tmp_path: Path):
 def test_page_is_attended_from_its_placeholder_to_the_next():
     ids = torch.tensor([[9, IMAGE_ID, 9, IMAGE_ID, 9]])
 
-    mask, row_mask = train_loops.cross_attention_mask(ids, 2)
+    mask, row_mask = train.cross_attention_mask(ids, 2)
 
     assert (mask[0, 0, :, ::16] == 0).tolist() == [
         [True, True],

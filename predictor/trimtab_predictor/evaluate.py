@@ -88,31 +88,16 @@ def result_line(name: str, table: Mapping[float, tuple[int, Mapping[str, float]]
     return ResultLine(name=name, figures=figures, bars=tuple(bars))
 
 
-def _bin_peaks(histories_rps: NDArray[np.float64]) -> NDArray[np.float64]:
-    peaks: NDArray[np.float64] = histories_rps.reshape(-1, BINS, BIN_SECONDS).max(axis=2)
-    return peaks
-
-
 def ar_forecaster(fit: Windows) -> Callable[[NDArray[np.float64]], NDArray[np.float64]]:
     """Fit AR(12) and return it as a function of histories [N, 120] that gives peaks [N]."""
-    coefficients = _fit_ar(fit)
-
-    def forecast(histories_rps: NDArray[np.float64]) -> NDArray[np.float64]:
-        peaks: NDArray[np.float64] = _with_intercept(_bin_peaks(histories_rps)) @ coefficients
-        return peaks
-
-    return forecast
+    coefficients, *_ = np.linalg.lstsq(_bin_peaks(fit.histories_rps), fit.peaks_rps, rcond=None)
+    return lambda histories_rps: np.asarray(_bin_peaks(histories_rps) @ coefficients)
 
 
-def _with_intercept(peaks: NDArray[np.float64]) -> NDArray[np.float64]:
-    return np.concatenate([peaks, np.ones((len(peaks), 1))], axis=1)
-
-
-def _fit_ar(windows: Windows) -> NDArray[np.float64]:
-    coefficients, *_ = np.linalg.lstsq(
-        _with_intercept(_bin_peaks(windows.histories_rps)), windows.peaks_rps, rcond=None
-    )
-    return np.asarray(coefficients, dtype=np.float64)
+def _bin_peaks(histories_rps: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Peak of each bin, and a 1 for the intercept: [N, 13]."""
+    peaks = histories_rps.reshape(-1, BINS, BIN_SECONDS).max(axis=2)
+    return np.pad(peaks, ((0, 0), (0, 1)), constant_values=1.0)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -6,6 +6,7 @@ shortest form that parses to the same number.
 
 import math
 import re
+from collections.abc import Mapping
 from decimal import Decimal
 from typing import Annotated
 
@@ -36,34 +37,25 @@ AS_WRITTEN = {"as_written": True}
 
 def parse_quantity(written: object) -> float:
     """Parse a Kubernetes quantity; ValueError shows the valid form."""
-    if isinstance(written, bool) or not isinstance(written, int | float | str):
-        raise ValueError(f"{written!r} is not a quantity; write a number such as 2, 0.5, 500m or 256Mi")
-    if isinstance(written, int | float):
-        amount = float(written)
-    else:
-        match = _QUANTITY.match(written)
-        if match is None:
-            raise ValueError(f"{written!r} is not a quantity; write a number such as 2, 0.5, 500m or 256Mi")
-        amount = float(Decimal(match[1]) * _SUFFIXES[match[2]])
-    if not math.isfinite(amount) or amount < 0:
-        raise ValueError(f"{written!r} is not a quantity; it must be finite and not negative")
-    return amount
+    return _parse(written, _QUANTITY, _SUFFIXES, "a quantity", "write a number such as 2, 0.5, 500m or 256Mi")
 
 
 def parse_duration(written: object) -> float:
     """Parse `250ms`, `1.5s`, `2m` or `1h` into seconds; a number is in seconds."""
-    if isinstance(written, bool) or not isinstance(written, int | float | str):
-        raise ValueError(f"{written!r} is not a duration; write for instance 250ms, 1.5s or 2m")
-    if isinstance(written, int | float):
-        seconds = float(written)
+    return _parse(written, _DURATION, _DURATION_UNITS, "a duration", "write for instance 250ms, 1.5s or 2m")
+
+
+def _parse(written: object, form: re.Pattern[str], units: Mapping[str, Decimal], kind: str, advice: str) -> float:
+    match = form.match(written) if isinstance(written, str) else None
+    if match is not None:
+        number = float(Decimal(match[1]) * units[match[2]])
+    elif isinstance(written, int | float) and not isinstance(written, bool):
+        number = float(written)
     else:
-        match = _DURATION.match(written)
-        if match is None:
-            raise ValueError(f"{written!r} is not a duration; write for instance 250ms, 1.5s or 2m")
-        seconds = float(Decimal(match[1]) * _DURATION_UNITS[match[2]])
-    if not math.isfinite(seconds) or seconds < 0:
-        raise ValueError(f"{written!r} is not a duration; it must be finite and not negative")
-    return seconds
+        raise ValueError(f"{written!r} is not {kind}; {advice}")
+    if not math.isfinite(number) or number < 0:
+        raise ValueError(f"{written!r} is not {kind}; it must be finite and not negative")
+    return number
 
 
 def _parse_duration(written: object, info: ValidationInfo) -> float:

@@ -8,6 +8,7 @@ import struct
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
 from contextlib import asynccontextmanager
 from pathlib import Path
+from typing import cast
 
 import grpc
 
@@ -27,13 +28,25 @@ Place = int | Path
 Codes = frozenset[str]
 
 
+class Reader(asyncio.StreamReader):
+    """A reader that returns what came before the connection was reset."""
+
+    def set_exception(self, exc: Exception) -> None:
+        del exc
+        self.feed_eof()
+
+
 @asynccontextmanager
 async def connection(place: Place) -> AsyncIterator[tuple[asyncio.StreamReader, asyncio.StreamWriter]]:
     """A connection that is cut at the end."""
+    loop, reader = asyncio.get_running_loop(), Reader()
+    protocol = asyncio.StreamReaderProtocol(reader)
+    transport: asyncio.BaseTransport
     if isinstance(place, Path):
-        reader, writer = await asyncio.open_unix_connection(place)
+        transport, _ = await loop.create_unix_connection(lambda: protocol, str(place))
     else:
-        reader, writer = await asyncio.open_connection("127.0.0.1", place)
+        transport, _ = await loop.create_connection(lambda: protocol, "127.0.0.1", place)
+    writer = asyncio.StreamWriter(cast("asyncio.WriteTransport", transport), protocol, reader, loop)
     try:
         yield reader, writer
     finally:

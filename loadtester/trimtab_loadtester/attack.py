@@ -22,12 +22,11 @@ from trimtab_loadtester.chat_client import ChatClient
 from trimtab_loadtester.clients import OPEN, Access, Client, ClientResponse, GrpcClient, RestClient
 from trimtab_loadtester.load_spec import LoadSpec
 from trimtab_loadtester.multimodal.traffic import draw
-from trimtab_loadtester.outcome import ClientTimings, classify
-from trimtab_loadtester.payloads.interface import Payload
+from trimtab_loadtester.payloads.interface import Payload, PayloadSource
 from trimtab_loadtester.payloads.labelled import LabelledPayloads
 from trimtab_loadtester.payloads.lmm_digits import DrawnChats
-from trimtab_loadtester.payloads.sources import PayloadSource, payload_source, require_chats
-from trimtab_loadtester.results import Record, Results, RunFacts, StageVisit
+from trimtab_loadtester.payloads.sources import payload_source, require_chats
+from trimtab_loadtester.results import ClientTimings, Record, Results, RunFacts, StageVisit, classify
 from trimtab_pipelines.request_outcome import RequestOutcome
 from trimtab_pipelines.spec import InferencePipeline
 from trimtab_protocol import event_loop

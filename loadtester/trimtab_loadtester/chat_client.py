@@ -5,13 +5,12 @@ import json
 import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
-from types import TracebackType
-from typing import Any, Self
+from typing import Any
 
 import aiohttp
 import numpy as np
 
-from trimtab_loadtester.clients import Access, ClientResponse, StreamTimings
+from trimtab_loadtester.clients import Access, Client, ClientResponse, StreamTimings, error_message
 from trimtab_loadtester.load_spec import LoadError
 from trimtab_protocol import InferResponse, ProtocolError, Tensor
 from trimtab_protocol.sse import SseParser
@@ -53,7 +52,7 @@ class StreamedReply:
 
 
 @dataclass(slots=True)
-class ChatClient:
+class ChatClient(Client):
     """Streaming client over HTTP/1.1; one connection per chat in flight."""
 
     address: str
@@ -85,9 +84,6 @@ class ChatClient:
             raise LoadError(f"`messages` {start!r} is not a JSON list of OpenAI messages: {error!r}") from error
         return json.dumps({"model": self.model, "messages": messages, "stream": True}).encode()
 
-    def encoded_bytes(self, encoded: bytes) -> int:
-        return len(encoded)
-
     async def send(self, encoded: bytes, request_id: str = "") -> ClientResponse:
         """Send a chat and read its stream to the end."""
         if self._session is None:
@@ -98,7 +94,7 @@ class ChatClient:
             async with self._session.post(PATH, data=encoded, headers=headers) as response:
                 response_headers = {name.lower(): value for name, value in response.headers.items()}
                 if response.status != 200:
-                    detail = _message(await response.text())
+                    detail = error_message(await response.text(), "error", "message")
                     return ClientResponse(str(response.status), detail=detail, headers=response_headers)
                 return _client_response(self.model, await self._read_stream(response, sent_at), response_headers)
         except aiohttp.ClientConnectorError as error:
@@ -117,17 +113,14 @@ class ChatClient:
                     reply.add_event(data, at_seconds)
         return reply
 
-    async def __aenter__(self) -> Self:
+    async def open(self) -> None:
         scheme = "http" if self.access.tls is None else "https"
         connector = aiohttp.TCPConnector(limit=0, ssl=self.access.tls or True)
         base = f"{scheme}://{self.address.removeprefix('http://').rstrip('/')}"
         timeout = aiohttp.ClientTimeout(total=None)
         self._session = aiohttp.ClientSession(base, connector=connector, headers=self.access.headers, timeout=timeout)
-        return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    async def close(self) -> None:
         if self._session is not None:
             await self._session.close()
 
@@ -153,11 +146,3 @@ def _client_response(model: str, reply: StreamedReply, headers: Mapping[str, str
     return ClientResponse(
         "200", InferResponse(model, (Tensor("text", "BYTES", text),)), headers=headers, stream_timings=reply.timings
     )
-
-
-def _message(body: str) -> str:
-    """Error message of an OpenAI response, or the start of any other body."""
-    try:
-        return str(json.loads(body)["error"]["message"])
-    except (ValueError, KeyError, TypeError):
-        return body[:4096]

@@ -7,11 +7,11 @@ a connection error has its own code, so that each request has an outcome.
 import asyncio
 import json
 import ssl
+from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from types import TracebackType
-from typing import Any, Protocol, Self
+from typing import Any, Self
 
 import grpc
 
@@ -26,7 +26,7 @@ from trimtab_protocol.http_client import ConnectionLost, ConnectionPool, request
 from trimtab_protocol.sanitize import fits_header
 
 CHANNELS = 4
-_MAX_ERROR_BYTES = 4096
+MAX_ERROR_CHARACTERS = 4096
 _MAX_MESSAGE_BYTES = 256 * 2**20
 
 
@@ -85,31 +85,38 @@ class Access:
 OPEN = Access()
 
 
-class Client(Protocol):
-    """Client of one protocol."""
+class Client(ABC):
+    """Client of one protocol; a context manager."""
 
+    @abstractmethod
     def encode(
         self, inputs: tuple[Tensor, ...], outputs: tuple[str, ...], parameters: Mapping[str, Any], request_id: str = ""
     ) -> Any:
         """Encode a request ahead of time; the server returns `request_id` in its response."""
-        ...
 
     def encoded_bytes(self, encoded: Any) -> int:
         """Size of an encoded request in memory."""
-        ...
+        return len(encoded)
 
+    @abstractmethod
     async def send(self, encoded: Any, request_id: str = "") -> ClientResponse:
         """Send one request and wait for its response."""
-        ...
 
-    async def __aenter__(self) -> Self: ...
+    @abstractmethod
+    async def open(self) -> None: ...
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None: ...
+    @abstractmethod
+    async def close(self) -> None: ...
+
+    async def __aenter__(self) -> Self:
+        await self.open()
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.close()
 
 
-class RestClient:
+class RestClient(Client):
     """REST client with binary tensors over HTTP/1.1 keep-alive; one connection per request in flight.
 
     It uses the router's connection pool. A general HTTP client needs several times the CPU time, which the pipeline
@@ -154,23 +161,25 @@ class RestClient:
             return ClientResponse("ConnectionLost", detail=str(error))
         self._connections.give_back(connection)
         if reply.status != 200:
-            return ClientResponse(str(reply.status), detail=_message(reply.body), headers=reply.headers)
+            return ClientResponse(
+                str(reply.status),
+                detail=error_message(bytes(reply.body).decode(errors="replace"), "error"),
+                headers=reply.headers,
+            )
         try:
             response = rest.decode_response(reply.body, reply.headers.get(rest.HEADER_LENGTH.lower()))
             return ClientResponse("200", response, headers=reply.headers)
         except ProtocolError as error:
             return ClientResponse("ProtocolError", detail=str(error))
 
-    async def __aenter__(self) -> Self:
-        return self
+    async def open(self) -> None:
+        """Do nothing: requests open connections."""
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    async def close(self) -> None:
         await asyncio.gather(*self._connections.close())
 
 
-class GrpcClient:
+class GrpcClient(Client):
     """gRPC client over `channels` connections; requests are serialized ahead of time."""
 
     def __init__(self, address: str, model: str, access: Access = OPEN, *, channels: int = CHANNELS) -> None:
@@ -190,9 +199,6 @@ class GrpcClient:
         request = InferRequest(self._model, inputs, id=request_id, parameters=parameters, requested_outputs=requested)
         return bytes(request_to_message(request).SerializeToString())
 
-    def encoded_bytes(self, encoded: bytes) -> int:
-        return len(encoded)
-
     async def send(self, encoded: bytes, request_id: str = "") -> ClientResponse:
         """Call ModelInfer without a gRPC deadline, which the router would use as the request's deadline."""
         turn = self._turn = (self._turn + 1) % len(self._calls)
@@ -205,7 +211,7 @@ class GrpcClient:
         except ProtocolError as error:
             return ClientResponse("ProtocolError", detail=str(error))
 
-    async def __aenter__(self) -> Self:
+    async def open(self) -> None:
         options = [
             ("grpc.max_send_message_length", _MAX_MESSAGE_BYTES),
             ("grpc.max_receive_message_length", _MAX_MESSAGE_BYTES),
@@ -213,11 +219,8 @@ class GrpcClient:
         ]
         self._channels = [self._channel(options) for _ in range(self._channel_count)]
         self._calls = [channel.unary_unary(method_path("ModelInfer"), None, None) for channel in self._channels]
-        return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    async def close(self) -> None:
         for channel in self._channels:
             await channel.close(None)
 
@@ -227,13 +230,15 @@ class GrpcClient:
         return grpc.aio.secure_channel(self._address, self._credentials, options=options)
 
 
-def _message(body: memoryview) -> str:
-    """Error message of a V2 response, or the start of any other body."""
-    text = bytes(body[:_MAX_ERROR_BYTES]).decode(errors="replace")
+def error_message(body: str, *path: str) -> str:
+    """Error message at a path of a JSON body, or the start of any other body."""
     try:
-        return str(json.loads(text)["error"])
+        found = json.loads(body)
+        for name in path:
+            found = found[name]
+        return str(found)
     except (ValueError, KeyError, TypeError):
-        return text
+        return body[:MAX_ERROR_CHARACTERS]
 
 
 def _grpc_error(error: grpc.aio.AioRpcError, connection: grpc.ChannelConnectivity) -> ClientResponse:

@@ -1,25 +1,30 @@
-"""`LoadSpec`: requests per second over time, from a command line or a recorded trace.
+"""`LoadSpec`: requests per second over time, from a command line, a recorded trace or a seed.
 
-A load is a pattern of rates, one a second, that repeats or holds its last rate after its end.
+A load is a pattern of rates, one a second, that repeats or holds its last rate after its end. A generated load has
+plateaus with steps and short bursts, as the Twitter trace has: a round has the minimum rate, the maximum rate and two
+rates between, in random order, so that a few minutes cover the whole range.
 """
 
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Self
+from typing import Any, Self
 
 import numpy as np
 from numpy.typing import NDArray
 
 from trimtab_loadtester.multimodal.rates import synthetic_rates
 from trimtab_loadtester.multimodal.traffic import Traffic
-from trimtab_loadtester.synthetic_load import generate_rates
 from trimtab_pipelines.errors import UserError
 from trimtab_predictor.trace import Trace, read_trace
 
 GENERATED_SECONDS = 3600
 MIN_RPS, MAX_RPS = 1e-3, 1e6
+LEVELS_PER_ROUND = 4
+BURST_PROBABILITY = 0.5
+BURST_FACTOR = 2.0
+BURST_SECONDS = (3, 7)
 MAX_PATTERN_SECONDS = 10_000_000
 _FORMS = (
     "20 or constant:20 (requests a second), step:5,40@60 (5 rps, then 40 from second 60), "
@@ -59,25 +64,13 @@ class LoadSpec:
             LoadError: the form is unknown, or a number is out of bounds.
         """
         kind, colon, body = (f"constant:{text.strip()}" if _is_number(text) else text.strip()).partition(":")
-        if kind == _MULTIMODAL and colon:
-            return cls._multimodal(text.strip(), body)
         reader = _KINDS.get(kind)
         if reader is None or not colon:
             raise LoadError(f"load {text!r} is not known; write {_FORMS}")
         try:
-            pattern, natural_seconds = reader(body)
+            return cls(text.strip(), **reader(body))
         except LoadError as error:
             raise LoadError(f"load {text!r}: {error}") from None
-        return cls(text.strip(), pattern, repeats=kind == "generated", natural_seconds=natural_seconds)
-
-    @classmethod
-    def _multimodal(cls, text: str, body: str) -> Self:
-        try:
-            fields = _read_pairs(body, _MULTIMODAL_DEFAULTS, "rps=RPS, seed=NUMBER")
-            rps, seed = _number(fields["rps"], "rps", minimum=MIN_RPS), _seed(fields["seed"])
-        except LoadError as error:
-            raise LoadError(f"load {text!r}: {error}") from None
-        return cls.of_traffic(replace(synthetic_rates(GENERATED_SECONDS, seed).scaled(rps), interval_seconds=1.0), text)
 
     @classmethod
     def of_traffic(cls, traffic: Traffic, text: str) -> Self:
@@ -181,22 +174,23 @@ def _seconds(text: str, name: str) -> int:
     return int(value)
 
 
-_Parsed = tuple[NDArray[np.float64], int | None]
+_Fields = Mapping[str, Any]
+"""_Fields of a `LoadSpec`."""
 
 
-def _constant(body: str) -> _Parsed:
-    return np.array([_number(body, "rate")]), None
+def _constant(body: str) -> _Fields:
+    return {"pattern_rps": np.array([_number(body, "rate")])}
 
 
-def _step(body: str) -> _Parsed:
+def _step(body: str) -> _Fields:
     match = re.fullmatch(r"([^,@]+),([^,@]+)@([^,@]+)", body)
     if match is None:
         raise LoadError("a step is written RPS,RPS@SECOND, such as step:5,40@60")
     before, after = _number(match[1], "rate"), _number(match[2], "rate")
-    return np.concatenate([np.full(_seconds(match[3], "second"), before), [after]]), None
+    return {"pattern_rps": np.concatenate([np.full(_seconds(match[3], "second"), before), [after]])}
 
 
-def _steps(body: str) -> _Parsed:
+def _steps(body: str) -> _Fields:
     steps = []
     for step in body.split(","):
         rate, cross, seconds = step.partition("x")
@@ -204,16 +198,24 @@ def _steps(body: str) -> _Parsed:
             raise LoadError(f"{step!r} is not RPSxSECONDS; write for instance steps:5x30,20x30")
         steps.append(np.full(_seconds(seconds, "length"), _number(rate, "rate")))
     rates = np.concatenate(steps)
-    return rates, rates.size
+    return {"pattern_rps": rates, "natural_seconds": rates.size}
 
 
-def _generated(body: str) -> _Parsed:
+def _generated(body: str) -> _Fields:
     fields = _read_pairs(body, _GENERATED_DEFAULTS, "low=RPS, high=RPS, seed=NUMBER, plateau=SECONDS")
     low, high = _number(fields["low"], "low"), _number(fields["high"], "high")
     if low > high:
         raise LoadError(f"low {low:g} is above high {high:g}")
     plateau = _seconds(fields["plateau"], "plateau")
-    return generate_rates(low, high, _seed(fields["seed"]), GENERATED_SECONDS, plateau), None
+    rates = generate_rates(low, high, _seed(fields["seed"]), GENERATED_SECONDS, plateau)
+    return {"pattern_rps": rates, "repeats": True}
+
+
+def _multimodal(body: str) -> _Fields:
+    fields = _read_pairs(body, _MULTIMODAL_DEFAULTS, "rps=RPS, seed=NUMBER")
+    rps, seed = _number(fields["rps"], "rps", minimum=MIN_RPS), _seed(fields["seed"])
+    traffic = replace(synthetic_rates(GENERATED_SECONDS, seed).scaled(rps), interval_seconds=1.0)
+    return {"pattern_rps": traffic.rps, "repeats": True, "traffic": traffic}
 
 
 def _read_pairs(body: str, defaults: Mapping[str, str], expected: str) -> dict[str, str]:
@@ -235,11 +237,40 @@ def _seed(text: str) -> int:
 
 
 _GENERATED_DEFAULTS: Mapping[str, str] = {"low": "4", "high": "40", "seed": "0", "plateau": "30"}
-_MULTIMODAL = "multimodal"
 _MULTIMODAL_DEFAULTS: Mapping[str, str] = {"rps": "5", "seed": "0"}
-_KINDS: Mapping[str, Callable[[str], _Parsed]] = {
+_KINDS: Mapping[str, Callable[[str], _Fields]] = {
     "constant": _constant,
     "step": _step,
     "steps": _steps,
     "generated": _generated,
+    "multimodal": _multimodal,
 }
+
+
+def generate_rates(
+    low_rps: float, high_rps: float, seed: int, seconds: int, plateau_seconds: int = 30
+) -> NDArray[np.float64]:
+    """Generate requests per second, [seconds], each within low_rps … high_rps.
+
+    The same arguments give the same rates, and a longer load begins with the shorter one. A plateau lasts 0.7 to 1.3
+    times `plateau_seconds`.
+    """
+    random = np.random.default_rng(seed)
+    levels = np.geomspace(max(low_rps, 1e-3 * high_rps, 1e-9), max(high_rps, 1e-9), LEVELS_PER_ROUND)
+    plateaus: list[NDArray[np.float64]] = []
+    length = 0
+    while length < seconds:
+        for level in random.permutation(levels):
+            plateaus.append(_plateau(float(level), plateau_seconds, random))
+            length += plateaus[-1].size
+    rates: NDArray[np.float64] = np.concatenate([np.empty(0), *plateaus])[:seconds].clip(low_rps, high_rps)
+    return rates
+
+
+def _plateau(level_rps: float, mean_seconds: int, random: np.random.Generator) -> NDArray[np.float64]:
+    rates = np.full(max(1, round(mean_seconds * random.uniform(0.7, 1.3))), level_rps)
+    burst = random.random() < BURST_PROBABILITY
+    start, length = int(random.integers(rates.size)), int(random.integers(*BURST_SECONDS))
+    if burst:
+        rates[start : start + length] *= BURST_FACTOR
+    return rates

@@ -1,4 +1,4 @@
-"""Results of a run: one record per request, and figures over all records.
+"""Results of a run: one record per request with its outcome, and figures over all records.
 
 Latencies count from the scheduled arrival, so that a stalled server or client cannot hide the requests that would have
 been sent meanwhile (coordinated omission). Every scheduled request has a record and one outcome.
@@ -15,15 +15,45 @@ import numpy as np
 from hdrh.histogram import HdrHistogram
 from numpy.typing import NDArray
 
-from trimtab_loadtester.outcome import ClientTimings
 from trimtab_pipelines.request_outcome import RequestOutcome
 
+OK_CODES = frozenset({"200", "OK"})
+DROPPED_CODES = frozenset({"504", "DEADLINE_EXCEEDED"})
+REFUSED_CODES = frozenset({"429", "503", "RESOURCE_EXHAUSTED", "UNAVAILABLE"})
 RECORDS_FILE, SUMMARY_FILE = "requests.npz", "load.json"
 SATURATED_LATENESS_SECONDS = 0.05
 _HIGHEST_MICROSECONDS = 3600 * 10**6
 _SIGNIFICANT_DIGITS = 3
 _QUANTILES = (50.0, 90.0, 99.0, 99.9)
-_TEXT_LENGTHS = {"code": 24, "detail": 120, "drop_stage": 63, "drop_reason": 40}
+
+
+@dataclass(frozen=True, slots=True)
+class ClientTimings:
+    """Timings of a response, or their SLOs, in seconds; an unknown timing is NaN, a missing SLO infinite."""
+
+    latency_seconds: float
+    """Time from the scheduled arrival to the end of the response."""
+    first_token_seconds: float = float("nan")
+    """Time from the scheduled arrival to the first event."""
+    between_tokens_seconds: float = float("nan")
+    """Mean time between two events. An event may hold several tokens, which makes this stricter than time per token."""
+
+    def meets(self, slos: "ClientTimings") -> bool:
+        """Whether each known timing is within its SLO; a streamed response must also meet those of its tokens."""
+        return not (
+            self.latency_seconds > slos.latency_seconds
+            or self.first_token_seconds > slos.first_token_seconds
+            or self.between_tokens_seconds > slos.between_tokens_seconds
+        )
+
+
+def classify(code: str, timings: ClientTimings, slos: ClientTimings) -> RequestOutcome:
+    """Classify an HTTP status, a gRPC status name or the name of a client error."""
+    if code in OK_CODES:
+        return RequestOutcome.OK if timings.meets(slos) else RequestOutcome.LATE
+    if code in DROPPED_CODES:
+        return RequestOutcome.DROPPED
+    return RequestOutcome.REFUSED if code in REFUSED_CODES else RequestOutcome.FAILED
 
 
 class StageVisit(NamedTuple):
@@ -36,7 +66,7 @@ class StageVisit(NamedTuple):
     operating_point: str = ""
 
 
-_NUMBERS = {
+_COLUMNS = {
     "scheduled": "f8",
     "sent": "f8",
     "latency_seconds": "f8",
@@ -47,6 +77,10 @@ _NUMBERS = {
     "floor": "f8",
     "escalation_pending": "i4",
     "escalation_pending_correct": "i4",
+    "code": "U24",
+    "detail": "U120",
+    "drop_stage": "U63",
+    "drop_reason": "U40",
 }
 TOKEN_TIMES = ("first_token_seconds", "between_tokens_seconds")
 _STREAM_COLUMNS = {**dict.fromkeys(TOKEN_TIMES, "f8"), "images": "i4"}
@@ -90,7 +124,6 @@ class Record(NamedTuple):
     between_tokens_seconds: float = float("nan")
     """Mean time between two events of a streamed response; NaN for fewer than two."""
     images: int = 0
-    """Images of a chat."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,32 +131,24 @@ class RunFacts:
     """Parameters of a run."""
 
     pipeline: str
-    """Name of the pipeline."""
     load: str
-    """Load as the user writes it."""
     duration_seconds: float
     """Period in which requests are scheduled."""
     slo_seconds: float
     stages: tuple[str, ...]
-    """Stages of the pipeline, in order."""
     started_at: float
     """Unix time of second 0."""
     gap_seconds: int = 0
     """Seconds of a trace without a count."""
     distinct_payloads: int = 0
-    """Number of different payloads among the requests."""
     interrupted: bool = False
     """The run stopped before its end; `duration_seconds` is the actual duration."""
     streamed: bool = False
-    """Responses are streamed."""
     first_token_slo_seconds: float | None = None
-    """SLO of the time to first token, if any."""
     between_tokens_slo_seconds: float | None = None
-    """SLO of the time per output token, if any."""
 
     @property
     def slo(self) -> ClientTimings:
-        """SLOs of a response."""
         first, between = self.first_token_slo_seconds, self.between_tokens_slo_seconds
         return ClientTimings(
             self.slo_seconds, math.inf if first is None else first, math.inf if between is None else between
@@ -135,7 +160,6 @@ class ModalityResults:
     """Results of the chats with images, or of the chats without."""
 
     received: int
-    """Number of chats sent."""
     answered: int
     """Number of chats with a response, ok or late."""
     slo_fraction: float
@@ -169,11 +193,8 @@ class Results:
 
     @classmethod
     def of(cls, facts: RunFacts, records: Sequence[Record]) -> "Results":
-        """Convert records to one array, sorted by scheduled arrival."""
         array = np.zeros(len(records), dtype=_dtype(facts))
-        for column in (*_NUMBERS, *(_STREAM_COLUMNS if facts.streamed else ())):
-            array[column] = [getattr(record, column) for record in records]
-        for column in _TEXT_LENGTHS:
+        for column in (*_COLUMNS, *(_STREAM_COLUMNS if facts.streamed else ())):
             array[column] = [getattr(record, column) for record in records]
         for stage in facts.stages:
             visits = [record.visits.get(stage, StageVisit()) for record in records]
@@ -186,7 +207,6 @@ class Results:
 
     @property
     def answered(self) -> NDArray[Any]:
-        """Records with outcome ok or late."""
         answered: NDArray[Any] = self.records[self.records["outcome"] <= RequestOutcome.LATE]
         return answered
 
@@ -304,10 +324,9 @@ def _by_modality(modalities: Mapping[str, ModalityResults]) -> dict[str, float]:
 
 
 def _dtype(facts: RunFacts) -> np.dtype[Any]:
-    texts = [(name, f"U{length}") for name, length in _TEXT_LENGTHS.items()]
     visits = [(f"{column}:{stage}", kind) for stage in facts.stages for column, kind in _VISIT_COLUMNS.items()]
     streams = _STREAM_COLUMNS.items() if facts.streamed else ()
-    return np.dtype([*_NUMBERS.items(), *texts, *visits, *streams])
+    return np.dtype([*_COLUMNS.items(), *visits, *streams])
 
 
 def _ratio(part: Any, whole: Any) -> float | None:

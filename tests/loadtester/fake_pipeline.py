@@ -11,7 +11,7 @@ import grpc
 import numpy as np
 from aiohttp import web
 
-from trimtab_pipelines.documents import parse
+from tests import builders
 from trimtab_pipelines.spec import InferencePipeline
 from trimtab_protocol import InferRequest, InferResponse, Parameter, Tensor, rest
 from trimtab_protocol.grpc_messages import (
@@ -24,28 +24,15 @@ SLO_SECONDS = 0.5
 MAX_TYPED_BYTES = 2**26
 
 
-def a_pipeline(slo: str = "500ms", payloads: str | None = None) -> InferencePipeline:
-    """One echo stage."""
-    variants = [{"name": "echo", "family": "echo", "storageUri": "random://?seed=1", "accuracy": 1.0}]
-    stage = {
-        "name": "first",
-        "inputs": [{"name": "x", "from": "request.inputs.x"}],
-        "outputs": [{"name": "y", "datatype": "FP32", "shape": [-1]}],
-        "variants": variants,
-    }
-    content = {
-        "apiVersion": "trimtab.dev/v1alpha1",
-        "kind": "InferencePipeline",
-        "metadata": {"name": "fake", "annotations": {"trimtab.dev/payloads": payloads} if payloads else {}},
-        "spec": {
-            "inputs": [{"name": "x", "datatype": "FP32", "shape": [-1]}],
-            "outputs": [{"name": "y", "from": "first.outputs.y"}],
-            "stages": [stage],
-            "slo": {"latency": slo},
-            "budget": {"cores": 2},
-        },
-    }
-    return parse(InferencePipeline, content, "test")
+def a_pipeline(payloads: str | None = None) -> InferencePipeline:
+    """One echo stage of vectors of any length."""
+    shape = {"datatype": "FP32", "shape": [-1]}
+    pipeline = builders.a_pipeline(
+        [builders.a_stage(outputs=[{"name": "y", **shape}])], inputs=[{"name": "x", **shape}], budget={"cores": 2}
+    )
+    if payloads:
+        pipeline.metadata.annotations["trimtab.dev/payloads"] = payloads
+    return pipeline
 
 
 @dataclass

@@ -1,10 +1,8 @@
 """Attack: every request is accounted for, and latencies include stalls."""
 
 import asyncio
-import json
-import signal
-import sys
 from collections import Counter
+from typing import Any
 
 import numpy as np
 import pytest
@@ -13,9 +11,9 @@ from tests.loadtester.fake_pipeline import FakePipeline, a_pipeline, grpc_server
 from tests.loop_stalls import Pauses
 from tests.ports import held_port
 from trimtab_loadtester.attack import AttackOptions, Progress, attack_async
-from trimtab_loadtester.load_spec import LoadError, LoadSpec
+from trimtab_loadtester.load_spec import LoadSpec
 from trimtab_loadtester.payloads.interface import Outputs, Payload, Score
-from trimtab_loadtester.results import Results
+from trimtab_loadtester.results import ClientTimings, Results, classify
 from trimtab_pipelines.request_outcome import RequestOutcome
 from trimtab_protocol import Tensor
 
@@ -30,12 +28,16 @@ def outcomes(results: Results) -> dict[str, int]:
     return {"answered": answered, **{name: summary[name] for name in ("dropped", "refused", "failed")}}
 
 
+async def attack_at(address: str, rps: int, seconds: float, **options: Any) -> Results:
+    arguments = {name: options.pop(name) for name in ("on_progress", "stop", "source", "arrivals") if name in options}
+    given = AttackOptions(duration_seconds=seconds, **options)
+    return await attack_async(a_pipeline(), address, LoadSpec.parse(f"constant:{rps}"), given, **arguments)
+
+
 async def test_rest_responses_are_classified_by_code() -> None:
     fake = FakePipeline(script=lambda number: REST_ACTIONS[number % len(REST_ACTIONS)])
     async with rest_server(fake) as address:
-        results = await attack_async(
-            a_pipeline(), address, LoadSpec.parse("constant:150"), AttackOptions(duration_seconds=1.2)
-        )
+        results = await attack_at(address, 150, 1.2)
 
     seen, summary = fake.seen, results.summary()
     failed = seen["500"] + seen["400"] + seen["drop connection"] + seen["garbage"]
@@ -57,9 +59,7 @@ async def test_rest_responses_are_classified_by_code() -> None:
 async def test_requests_are_sent_when_due() -> None:
     due = np.array([0.0, 0.01, 0.3])
     async with rest_server(FakePipeline(script=lambda _: "ok")) as address:
-        results = await attack_async(
-            a_pipeline(), address, LoadSpec.parse("constant:200"), AttackOptions(duration_seconds=0.5), arrivals=due
-        )
+        results = await attack_at(address, 200, 0.5, arrivals=due)
 
     assert results.records["scheduled"].tolist() == due.tolist()
     assert results.facts.duration_seconds == 0.5
@@ -68,8 +68,7 @@ async def test_requests_are_sent_when_due() -> None:
 async def test_grpc_responses_are_classified_by_code() -> None:
     fake = FakePipeline(script=lambda number: GRPC_ACTIONS[number % len(GRPC_ACTIONS)])
     async with grpc_server(fake) as address:
-        options = AttackOptions(protocol="gRPC", duration_seconds=1.0)
-        results = await attack_async(a_pipeline(), address, LoadSpec.parse("constant:120"), options)
+        results = await attack_at(address, 120, 1.0, protocol="gRPC")
 
     seen = fake.seen
     assert outcomes(results) == {
@@ -84,21 +83,19 @@ async def test_grpc_responses_are_classified_by_code() -> None:
 
 @pytest.mark.parametrize(("protocol", "code"), [("REST", "ConnectionRefused"), ("gRPC", "ConnectionLost")])
 async def test_unreachable_server_counts_as_failed(protocol, code) -> None:
-    options = AttackOptions(protocol=protocol, duration_seconds=0.2)
     with held_port() as port:
-        results = await attack_async(a_pipeline(), f"127.0.0.1:{port}", LoadSpec.parse("constant:50"), options)
+        results = await attack_at(f"127.0.0.1:{port}", 50, 0.2, protocol=protocol)
 
     assert results.summary()["codes"] == {code: len(results.records)}
     assert outcomes(results)["failed"] == len(results.records) > 0
 
 
 async def test_latency_counts_from_the_schedule_through_a_stall() -> None:
-    """The client may have 4 requests out. A stall of 1 s delays all that were due meanwhile, and each shows it."""
+    """At most four requests are in flight: a stall of 1 s delays all that are due meanwhile."""
     fake = FakePipeline()
     fake.open.clear()
     async with rest_server(fake) as address:
-        options = AttackOptions(duration_seconds=1.5, max_outstanding=4)
-        run = asyncio.create_task(attack_async(a_pipeline(), address, LoadSpec.parse("constant:100"), options))
+        run = asyncio.create_task(attack_at(address, 100, 1.5, max_outstanding=4))
         await fake.arrived.wait()
         asyncio.get_running_loop().call_later(1.0, fake.open.set)
         results = await run
@@ -113,7 +110,7 @@ async def test_latency_counts_from_the_schedule_through_a_stall() -> None:
 
 
 async def test_requests_are_sent_when_due_during_a_stall() -> None:
-    """An open loop: outstanding requests hold nothing back. The first is answered when the last has come."""
+    """The first request is answered when the last has arrived."""
     fake, paused = FakePipeline(), Pauses()
     fake.open.clear()
 
@@ -122,8 +119,7 @@ async def test_requests_are_sent_when_due_during_a_stall() -> None:
             fake.open.set()
 
     async with rest_server(fake) as address, paused:
-        load, options = LoadSpec.parse("constant:200"), AttackOptions(duration_seconds=0.5, progress_seconds=0.05)
-        results = await attack_async(a_pipeline(), address, load, options, answer_once_all_came)
+        results = await attack_at(address, 200, 0.5, progress_seconds=0.05, on_progress=answer_once_all_came)
 
     assert results.summary()["codes"] == {"200": len(results.records)}
     assert fake.seen.total() == len(results.records) > 60
@@ -134,8 +130,7 @@ async def test_unanswered_requests_time_out() -> None:
     fake = FakePipeline()
     fake.open.clear()
     async with rest_server(fake) as address:
-        load, options = LoadSpec.parse("constant:200"), AttackOptions(duration_seconds=0.5, give_up_seconds=1.0)
-        results = await attack_async(a_pipeline(), address, load, options)
+        results = await attack_at(address, 200, 0.5, give_up_seconds=1.0)
         fake.open.set()
 
     assert results.summary()["codes"] == {"GaveUp": len(results.records)}
@@ -153,9 +148,8 @@ async def test_payloads_differ_and_results_name_operating_points(tmp_path) -> No
             fake.open.set()
 
     async with rest_server(fake) as address:
-        options = AttackOptions(duration_seconds=1.0, deadline_seconds=0.2, progress_seconds=0.1)
-        load = LoadSpec.parse("constant:80")
-        results = await attack_async(a_pipeline(), address, load, options, answer_after_six_reports)
+        options = {"deadline_seconds": 0.2, "progress_seconds": 0.1}
+        results = await attack_at(address, 80, 1.0, on_progress=answer_after_six_reports, **options)
 
     assert len(fake.bodies) == len(fake.request_ids) == len(results.records)
     assert all(parameters["timeout"] == 200_000 for parameters in fake.parameters)
@@ -176,7 +170,7 @@ async def test_payloads_differ_and_results_name_operating_points(tmp_path) -> No
 
 
 class Careless:
-    """A source of payloads that cannot judge what is answered to every second one."""
+    """Source that cannot score the response to every second payload."""
 
     def payload(self, index: int) -> Payload:
         return Payload((Tensor.of("x", np.array([[index]], np.float32)),), index)
@@ -189,8 +183,7 @@ class Careless:
 
 async def test_unscorable_response_fails_alone() -> None:
     async with rest_server(FakePipeline()) as address:
-        options = AttackOptions(duration_seconds=0.5)
-        results = await attack_async(a_pipeline(), address, LoadSpec.parse("constant:60"), options, source=Careless())
+        results = await attack_at(address, 60, 0.5, source=Careless())
 
     unjudged = len(results.records) // 2
     assert unjudged > 0
@@ -201,14 +194,13 @@ async def test_unscorable_response_fails_alone() -> None:
 async def test_requests_reuse_payloads_in_turn() -> None:
     fake = FakePipeline()
     async with rest_server(fake) as address:
-        options = AttackOptions(duration_seconds=0.5, max_payloads=7)
-        results = await attack_async(a_pipeline(), address, LoadSpec.parse("constant:100"), options)
+        results = await attack_at(address, 100, 0.5, max_payloads=7)
 
     assert len(fake.bodies) == results.summary()["distinct_payloads"] == 7 < len(results.records)
 
 
 class Pictures:
-    """A source of texts of a mebibyte each, no two alike."""
+    """Source of different texts of a mebibyte each."""
 
     def payload(self, index: int) -> Payload:
         text = str(index).encode().ljust(2**20)
@@ -221,10 +213,9 @@ class Pictures:
 @pytest.mark.parametrize("protocol", ["REST", "gRPC"])
 async def test_payload_pool_is_bounded_by_bytes(protocol) -> None:
     """No server listens: payloads are prepared before the first request is sent."""
-    options = AttackOptions(protocol=protocol, duration_seconds=0.5, max_payload_bytes=4 * 2**20)
+    options = {"protocol": protocol, "max_payload_bytes": 4 * 2**20}
     with held_port() as port:
-        address = f"127.0.0.1:{port}"
-        results = await attack_async(a_pipeline(), address, LoadSpec.parse("constant:100"), options, source=Pictures())
+        results = await attack_at(f"127.0.0.1:{port}", 100, 0.5, source=Pictures(), **options)
 
     assert results.summary()["distinct_payloads"] == 4 < len(results.records)
 
@@ -232,14 +223,12 @@ async def test_payload_pool_is_bounded_by_bytes(protocol) -> None:
 async def test_stop_ends_sending_and_keeps_results() -> None:
     fake, stop = FakePipeline(), asyncio.Event()
     async with rest_server(fake) as address:
-        options = AttackOptions(duration_seconds=30.0, progress_seconds=0.01)
 
         def stop_after_20(progress: Progress) -> None:
             if sum(progress.outcomes.values()) >= 20:
                 stop.set()
 
-        load = LoadSpec.parse("constant:100")
-        results = await attack_async(a_pipeline(), address, load, options, stop_after_20, stop)
+        results = await attack_at(address, 100, 30.0, progress_seconds=0.01, on_progress=stop_after_20, stop=stop)
 
     summary = results.summary()
     assert outcomes(results)["answered"] == summary["received"] == fake.seen.total() >= 20
@@ -247,46 +236,52 @@ async def test_stop_ends_sending_and_keeps_results() -> None:
     assert results.facts.duration_seconds < 10
 
 
-RUN_IN_A_PROCESS = """
-import json, sys
-from tests.loadtester.fake_pipeline import a_pipeline
-from trimtab_loadtester.attack import AttackOptions, attack
-from trimtab_loadtester.load_spec import LoadSpec
-results = attack(a_pipeline(), sys.argv[1], LoadSpec.parse("constant:50"), AttackOptions(duration_seconds=60))
-print(json.dumps(results.summary()))
-"""
-
-
-async def test_signal_stops_sending_and_keeps_the_summary() -> None:
-    fake = FakePipeline()
-    async with rest_server(fake) as address:
-        process = await asyncio.create_subprocess_exec(
-            sys.executable, "-c", RUN_IN_A_PROCESS, address, stdout=asyncio.subprocess.PIPE
-        )
-        await fake.arrived.wait()
-        process.send_signal(signal.SIGINT)
-        output, _ = await process.communicate()
-
-    summary = json.loads(output)
-    assert process.returncode == 0
-    assert summary["interrupted"] is True
-    assert summary["received"] == fake.seen.total() == summary["ok"] + summary["late"]
-
-
 async def test_load_without_requests_has_an_empty_summary() -> None:
-    results = await attack_async(
-        a_pipeline(), "127.0.0.1:1", LoadSpec.parse("constant:0"), AttackOptions(duration_seconds=0.1)
-    )
+    results = await attack_at("127.0.0.1:1", 0, 0.1)
 
     assert results.summary()["received"] == 0
     assert results.summary()["slo_fraction"] is None
 
 
-async def test_endless_load_is_rejected_before_sending() -> None:
-    with pytest.raises(LoadError, match="has no end; give a duration"):
-        await attack_async(a_pipeline(), "127.0.0.1:1", LoadSpec.parse("constant:5"))
-
-
 async def test_unknown_payloads_are_rejected() -> None:
     with pytest.raises(ValueError, match="known payloads: digits, digits-av"):
         await attack_async(a_pipeline(payloads="cats"), "127.0.0.1:1", LoadSpec.parse("steps:1x1"))
+
+
+@pytest.mark.parametrize(
+    ("code", "latency_seconds", "outcome"),
+    [
+        ("200", 0.5, RequestOutcome.OK),
+        ("OK", 0.51, RequestOutcome.LATE),
+        ("504", 0.1, RequestOutcome.DROPPED),
+        ("DEADLINE_EXCEEDED", 9.0, RequestOutcome.DROPPED),
+        ("429", 0.1, RequestOutcome.REFUSED),
+        ("503", 0.1, RequestOutcome.REFUSED),
+        ("RESOURCE_EXHAUSTED", 0.1, RequestOutcome.REFUSED),
+        ("UNAVAILABLE", 0.1, RequestOutcome.REFUSED),
+        ("500", 0.1, RequestOutcome.FAILED),
+        ("400", 0.1, RequestOutcome.FAILED),
+        ("ConnectionLost", 0.1, RequestOutcome.FAILED),
+        ("GaveUp", 60.0, RequestOutcome.FAILED),
+    ],
+)
+def test_outcome_follows_from_code_and_latency(code: str, latency_seconds: float, outcome: RequestOutcome) -> None:
+    assert classify(code, ClientTimings(latency_seconds), ClientTimings(0.5)) is outcome
+
+
+@pytest.mark.parametrize(
+    ("first_seconds", "between_seconds", "outcome"),
+    [
+        (0.2, 0.02, RequestOutcome.OK),
+        (0.21, 0.02, RequestOutcome.LATE),
+        (0.2, 0.03, RequestOutcome.LATE),
+        (0.2, float("nan"), RequestOutcome.OK),
+    ],
+)
+def test_streamed_answer_is_late_by_any_token_slo(
+    first_seconds: float, between_seconds: float, outcome: RequestOutcome
+) -> None:
+    took = ClientTimings(0.4, first_seconds, between_seconds)
+
+    assert classify("200", took, ClientTimings(0.5, 0.2, 0.02)) is outcome
+    assert classify("200", took, ClientTimings(0.5, float("inf"), float("inf"))) is RequestOutcome.OK

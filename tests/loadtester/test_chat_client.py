@@ -44,6 +44,17 @@ def chunk(words="", finish=None):
     return b"data: " + json.dumps({"choices": [{"delta": delta, "finish_reason": finish}]}).encode() + b"\n\n"
 
 
+def sending(content):
+
+    async def events(send):
+        await send(content)
+
+    return events
+
+
+ANSWER = sending(chunk("12", finish="stop") + DONE)
+
+
 class Clock:
     """Clock that a test advances, with an event for each reading."""
 
@@ -58,7 +69,7 @@ class Clock:
 
 @asynccontextmanager
 async def streaming(events, status=200):
-    """A door that streams what `events(send)` sends; yields its address and the bodies that it was asked."""
+    """Serve what `events(send)` streams; yield the address and the requests received."""
     asked = []
 
     async def answer(request):
@@ -80,7 +91,7 @@ async def answer_of(events, *, status=200, clock=None):
 
 
 def spoken(clock, seconds):
-    """Who speaks, then words, each so long after the one before; the last is said as soon as the end is."""
+    """Stream of a role, then words with these delays; the last word and the end are sent together."""
 
     async def events(send):
         for delay, event in zip((0.0, *seconds), (chunk(), *map(chunk, WORDS)), strict=True):
@@ -104,10 +115,7 @@ async def test_first_token_and_inter_token_times_are_measured():
 
 
 async def test_response_of_one_chunk_has_no_inter_token_time():
-    async def events(send):
-        await send(chunk("12", finish="stop") + DONE)
-
-    answer = await answer_of(events)
+    answer = await answer_of(ANSWER)
 
     assert answer.stream_timings.first_token_seconds == 0.0
     assert math.isnan(answer.stream_timings.between_tokens_seconds)
@@ -121,36 +129,24 @@ async def test_response_of_one_chunk_has_no_inter_token_time():
     ],
 )
 async def test_interrupted_response_is_a_failure(sent, detail):
-    async def events(send):
-        await send(sent)
-
-    answer = await answer_of(events)
+    answer = await answer_of(sending(sent))
 
     assert (answer.code, answer.message, answer.stream_timings) == (BROKEN, None, None)
     assert detail in answer.detail
 
 
 async def test_refusals_and_non_streams_are_reported():
-    async def refused(send):
-        await send(b'{"error": {"message": "too many"}}')
-
-    async def strange(send):
-        await send(b"data: [1]\n\n")
-
-    answer = await answer_of(refused, status=429)
+    answer = await answer_of(sending(b'{"error": {"message": "too many"}}'), status=429)
     assert (answer.code, answer.detail) == ("429", "too many")
-    assert (await answer_of(strange)).code == "ProtocolError"
+    assert (await answer_of(sending(b"data: [1]\n\n"))).code == "ProtocolError"
     async with ChatClient("127.0.0.1:1", "lmm", OPEN) as client:
         assert (await client.send(b"{}")).code == "ConnectionRefused"
 
 
 async def test_chat_request_matches_openai_clients(tmp_path):
-    async def events(send):
-        await send(chunk("12", finish="stop") + DONE)
-
     (tmp_path / "key").write_text("a-key\n")
     access = Access(api_key_file=tmp_path / "key")
-    async with streaming(events) as (address, asked), ChatClient(address, "lmm", access) as client:
+    async with streaming(ANSWER) as (address, asked), ChatClient(address, "lmm", access) as client:
         await client.send(client.encode(a_chat(b"first", b"second"), ("text",), {}), "7-1")
     body, headers = asked[0]
     assert (body["model"], body["stream"]) == ("lmm", True)
@@ -176,8 +172,6 @@ def test_invalid_messages_are_rejected(said):
 
 
 class Chats:
-    """One chat, again and again."""
-
     def payload(self, _):
         return Payload(a_chat(), truth=b"12.")
 
@@ -211,13 +205,9 @@ async def test_chat_load_reports_token_times(tmp_path):
 
 
 async def test_multimodal_load_sends_chats_with_images_when_due():
-    async def events(send):
-        await send(chunk("12", finish="stop") + DONE)
-
-    pipeline = a_pipeline()
-    pipeline.metadata.annotations["trimtab.dev/payloads"] = "lmm-digits"
+    pipeline = a_pipeline("lmm-digits")
     load = LoadSpec.parse("multimodal:rps=30,seed=3")
-    async with streaming(events) as (address, asked):
+    async with streaming(ANSWER) as (address, asked):
         options = AttackOptions(protocol="chat", duration_seconds=1.0, seed=1)
         results = await attack_async(pipeline, address, load, options)
     assert load.traffic is not None

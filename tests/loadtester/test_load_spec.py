@@ -7,24 +7,22 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from trimtab_loadtester.load_spec import LoadError, LoadSpec
-from trimtab_loadtester.synthetic_load import generate_rates
-from trimtab_predictor.trace import TraceError, read_trace
+from trimtab_loadtester.load_spec import LoadError, LoadSpec, generate_rates
+from trimtab_predictor.trace import read_trace
 
 
-def test_constant_load_has_one_rate() -> None:
-    assert LoadSpec.parse("constant:20").rates(3).tolist() == [20, 20, 20]
-
-
-def test_step_load_keeps_its_second_rate() -> None:
-    assert LoadSpec.parse("step:5,40@2").rates(4.5).tolist() == [5, 5, 40, 40, 40]
-
-
-def test_steps_have_a_duration() -> None:
-    load = LoadSpec.parse("steps:5x2,20x1,0x1")
-
-    assert load.rates().tolist() == [5, 5, 20, 0]
-    assert load.rates(6).tolist() == [5, 5, 20, 0, 0, 0]
+@pytest.mark.parametrize(
+    ("text", "seconds", "rates"),
+    [
+        ("constant:20", 3, [20, 20, 20]),
+        (" 20 ", 3, [20, 20, 20]),
+        ("step:5,40@2", 4.5, [5, 5, 40, 40, 40]),
+        ("steps:5x2,20x1,0x1", None, [5, 5, 20, 0]),
+        ("steps:5x2,20x1,0x1", 6, [5, 5, 20, 0, 0, 0]),
+    ],
+)
+def test_load_has_a_rate_for_each_second(text: str, seconds: float | None, rates: list[float]) -> None:
+    assert LoadSpec.parse(text).rates(seconds).tolist() == rates
 
 
 def test_generated_load_depends_on_its_seed() -> None:
@@ -59,6 +57,9 @@ def test_generated_rates_stay_within_their_bounds(low: float, more: float, seed:
         ("generated:low=4,peak=40", "'peak=40' is not one of low=RPS, high=RPS, seed=NUMBER, plateau=SECONDS"),
         ("generated:low=40,high=4", "low 40 is above high 4"),
         ("generated:seed=1.5", "seed 1.5 must be a whole number"),
+        ("multimodal:rps=0", "rps 0 must lie between 0.001"),
+        ("multimodal:rps=1,seed=0.5", "seed 0.5 must be a whole number"),
+        ("multimodal:low=1", "'low=1' is not one of rps=RPS, seed=NUMBER"),
     ],
 )
 def test_invalid_load_is_rejected_with_a_hint(text: str, message: str) -> None:
@@ -137,26 +138,6 @@ def test_trace_file_keeps_its_gaps(tmp_path: Path) -> None:
     assert LoadSpec.from_trace(read_trace(path).excerpt(2, 4)).rates().tolist() == [8, 0]
 
 
-@pytest.mark.parametrize(
-    ("text", "message"),
-    [
-        ("rps\n4\nmany\n", "rps.csv, line 3 holds 'many'; expected a whole number of at least 0"),
-        ("rps\n4\n-1\n", "rps.csv, line 3 holds '-1'; expected a whole number"),
-        ("", "rps.csv is empty; a trace has a header line"),
-    ],
-)
-def test_invalid_trace_line_is_reported(tmp_path: Path, text: str, message: str) -> None:
-    (tmp_path / "rps.csv").write_text(text)
-
-    with pytest.raises(TraceError) as caught:
-        LoadSpec.from_trace(tmp_path / "rps.csv")
-    assert message in str(caught.value)
-
-
-def test_bare_number_is_a_constant_load() -> None:
-    assert LoadSpec.parse(" 20 ").rates(3).tolist() == LoadSpec.parse("constant:20").rates(3).tolist()
-
-
 def test_multimodal_load_has_text_and_image_rates() -> None:
     load = LoadSpec.parse("multimodal:rps=8,seed=2")
 
@@ -165,16 +146,3 @@ def test_multimodal_load_has_text_and_image_rates() -> None:
     assert load.rates(60).tolist() == load.traffic.rps[:60].tolist()
     assert np.corrcoef(load.traffic.text_rps, load.traffic.image_rps)[0, 1] < 0.5
     assert load.traffic.during(4000).rps.tolist() == load.rates(4000).tolist()
-
-
-@pytest.mark.parametrize(
-    ("text", "wrong"),
-    [
-        ("multimodal:rps=0", "rps 0 must lie between 0.001"),
-        ("multimodal:rps=1,seed=0.5", "seed 0.5 must be a whole number"),
-        ("multimodal:low=1", "'low=1' is not one of rps=RPS, seed=NUMBER"),
-    ],
-)
-def test_invalid_multimodal_load_is_rejected_with_a_hint(text: str, wrong: str) -> None:
-    with pytest.raises(LoadError, match=wrong):
-        LoadSpec.parse(text)

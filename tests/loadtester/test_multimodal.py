@@ -114,7 +114,7 @@ def test_shares_and_rates_are_preserved():
 
 
 def test_text_and_image_processes_are_independent():
-    """Ten times the images, and none at all, change no text: neither when it comes nor what it is."""
+    """Ten times the images, or none, change neither times nor sizes of text requests."""
     calm = Traffic(np.full(30, 2.0), np.full(30, 1.0), np.zeros(30, dtype=bool))
     busy = Traffic(calm.text_rps, 10 * calm.image_rps, np.ones(30, dtype=bool))
     texts, beside, alone = (

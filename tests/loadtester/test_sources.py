@@ -5,7 +5,7 @@ import pytest
 
 from tests.builders import a_pipeline_document, a_stage
 from trimtab_loadtester.payloads.interface import Outputs, Score
-from trimtab_loadtester.payloads.sources import DigitPayloads, RandomPayloads, payload_source
+from trimtab_loadtester.payloads.sources import DigitPayloads, SyntheticPayloads, payload_source
 from trimtab_pipelines.spec import InferencePipeline
 from trimtab_pipelines.tensors import TensorSpec
 from trimtab_training.digits.page_generator import Page
@@ -16,7 +16,7 @@ from trimtab_training.digits.page_generator import Page
     [("FP32", (3, -1), (1, 3, 16)), ("UINT8", (4,), (1, 4)), ("INT64", (), (1,)), ("BOOL", (2,), (1, 2))],
 )
 def test_random_payloads_have_the_declared_shape_and_type(datatype, shape, expected) -> None:
-    source = RandomPayloads((TensorSpec(name="x", datatype=datatype, shape=shape),), seed=5)
+    source = SyntheticPayloads((TensorSpec(name="x", datatype=datatype, shape=shape),), seed=5)
 
     (tensor,) = source.payload(3).inputs
     assert (tensor.name, tensor.datatype, tensor.shape) == ("x", datatype, expected)
@@ -25,13 +25,13 @@ def test_random_payloads_have_the_declared_shape_and_type(datatype, shape, expec
 
 
 def test_random_payloads_differ() -> None:
-    source = RandomPayloads((TensorSpec(name="x", datatype="FP32", shape=(8,)),))
+    source = SyntheticPayloads((TensorSpec(name="x", datatype="FP32", shape=(8,)),))
 
     assert len({source.payload(index).inputs[0].array.tobytes() for index in range(50)}) == 50
 
 
 def test_random_bytes_are_text() -> None:
-    source = RandomPayloads((TensorSpec(name="x", datatype="BYTES", shape=(2,)),))
+    source = SyntheticPayloads((TensorSpec(name="x", datatype="BYTES", shape=(2,)),))
 
     (tensor,) = source.payload(0).inputs
     assert tensor.shape == (1, 2)

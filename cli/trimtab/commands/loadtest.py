@@ -1,19 +1,21 @@
 """`trimtab loadtest`: sends a load to a running pipeline and accounts for every request."""
 
 import signal
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
+from rich.progress import BarColumn, TextColumn, TimeElapsedColumn
+from rich.progress import Progress as Bar
 
 from trimtab.load_options import parse_load_options
 from trimtab.options import PipelineArgument, SampledLoadArguments, console, parse_address, signal_exit_code
-from trimtab_loadtester.attack import ClientProtocol, attack
+from trimtab_loadtester.attack import ClientProtocol, OnProgress, Progress, attack
 from trimtab_loadtester.clients import Access
 from trimtab_loadtester.load_spec import LoadError
-from trimtab_loadtester.progress import progress_bar
 from trimtab_pipelines.documents import load_pipeline
 from trimtab_pipelines.request_outcome import RequestOutcome
 from trimtab_pipelines.result_line import ResultLine, threshold
@@ -47,7 +49,7 @@ def command(
     parse_address(address.removeprefix("grpc://"))
     options = replace(options, protocol=protocol, access=Access(ca, api_key_file))
     signals: list[signal.Signals] = []
-    with progress_bar(console) as on_progress:
+    with _progress_bar() as on_progress:
         results = attack(document, address, options.spec(), options.attack_options, on_progress, signals.append)
     if out is not None:
         results.save(out)
@@ -59,7 +61,6 @@ def command(
 
 
 def loadtest_result(summary: Mapping[str, Any], least_within_slo: float) -> ResultLine:
-    """Result line of a load test."""
     figures = {name: value for name, value in summary.items() if not isinstance(value, dict)}
     accounted = sum(summary[outcome.word] for outcome in RequestOutcome)
     bars = (
@@ -69,3 +70,28 @@ def loadtest_result(summary: Mapping[str, Any], least_within_slo: float) -> Resu
         threshold("fraction within the SLO", summary["slo_fraction"] or 0.0, ">=", least_within_slo),
     )
     return ResultLine(name="loadtest", figures=figures, bars=bars)
+
+
+def _describe(progress: Progress) -> str:
+    """Format the counts of sent requests and of each outcome that occurred as one line."""
+    parts = [
+        f"{count} {outcome.word}"
+        for outcome, count in progress.outcomes.items()
+        if count or outcome is RequestOutcome.OK
+    ]
+    waiting = progress.sent - sum(progress.outcomes.values())
+    return f"{progress.sent}/{progress.scheduled} sent · {' · '.join(parts)} · {waiting} waiting"
+
+
+@contextmanager
+def _progress_bar() -> Iterator[OnProgress]:
+    """Show a bar while the block runs; yield the `on_progress` callback of `attack`."""
+    columns = (BarColumn(), TimeElapsedColumn(), TextColumn("{task.description}"))
+    with Bar(*columns, console=console) as bar:
+        task = bar.add_task("waiting for the first request", total=None)
+
+        def show(progress: Progress) -> None:
+            done = min(progress.elapsed_seconds, progress.duration_seconds)
+            bar.update(task, total=progress.duration_seconds, completed=done, description=_describe(progress))
+
+        yield show

@@ -7,12 +7,12 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import lru_cache, partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, Self, TypeVar
+from typing import TYPE_CHECKING, Any, Final, Self
 
 import numpy as np
 from numpy.typing import NDArray
 
-from trimtab_loadtester.payloads.interface import Outputs, Payload, Score
+from trimtab_loadtester.payloads.interface import Outputs, Payload, Score, parse_options, parse_range
 from trimtab_protocol import Tensor
 from trimtab_protocol.extensions import ACCURACY_FLOOR
 
@@ -70,38 +70,17 @@ class JobOptions:
         Raises:
             ValueError: an option is unknown or its value invalid.
         """
-        values: dict[str, Any] = {}
-        for part in filter(None, (part.strip() for part in text.split(","))):
-            name, equals, value = part.partition("=")
-            if not equals or name not in _READERS or name in values:
-                raise ValueError(
-                    f"payloads digits-av: {part!r} is not one of {', '.join(_READERS)}, each once as NAME=VALUE"
-                )
-            try:
-                values[name] = _READERS[name](value)
-            except ValueError:
-                raise ValueError(
-                    f"payloads digits-av: {name} cannot be {value!r}; write for instance {_EXAMPLE}"
-                ) from None
-        return replace(cls(), **values)
-
-
-Value = TypeVar("Value", int, float)
-
-
-def _range(kind: Callable[[str], Value], text: str) -> tuple[Value, Value]:
-    minimum, dots, maximum = text.partition("..")
-    return kind(minimum), kind(maximum if dots else minimum)
+        return replace(cls(), **parse_options("digits-av", text, _READERS, _EXAMPLE))
 
 
 _READERS: Final[Mapping[str, Callable[[str], Any]]] = {
-    "rows": partial(_range, int),
+    "rows": partial(parse_range, int),
     "missing": float,
     "skew": float,
     "recordings": Path,
     "speakers": lambda text: tuple(text.split("+")),
     "weights": Path,
-    "floor": partial(_range, float),
+    "floor": partial(parse_range, float),
     "pool": int,
     "drawn": int,
     "muted_microphone": int,

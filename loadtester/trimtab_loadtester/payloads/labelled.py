@@ -26,7 +26,6 @@ from trimtab_pipelines.model_spec import source_of
 from trimtab_pipelines.resource import Name
 from trimtab_pipelines.spec import InferencePipeline
 from trimtab_pipelines.tasks import MAX_TASKS
-from trimtab_pipelines.tensors import TensorSpec
 from trimtab_protocol import Tensor
 
 JSON_LINES, TABLE = "samples.jsonl", "samples.csv"
@@ -188,13 +187,10 @@ class FileSamples:
     def __getitem__(self, index: int) -> tuple[Mapping[str, Any], Truth | None]:
         sample = self._samples[index]
         try:
-            inputs = {name: self._read(self._specs[name], value) for name, value in sample.inputs.items()}
+            inputs = {name: read_value(self._specs[name], value, self._folder) for name, value in sample.inputs.items()}
         except (InvalidValue, OSError) as error:
             raise SamplesError(f"{sample.location}: {error}") from error
         return inputs, sample.truth or None
-
-    def _read(self, spec: TensorSpec, value: Any) -> NDArray[Any]:
-        return read_value(spec, value, self._folder)
 
 
 def _require_names(location: str, kind: str, values: Mapping[str, Any], names: Sequence[str]) -> None:

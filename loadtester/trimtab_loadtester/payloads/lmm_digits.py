@@ -5,15 +5,16 @@ The annotation is `lmm-digits`, or `lmm-digits: pages=0..3` for the number of pa
 
 import json
 from collections.abc import Sequence
+from functools import partial
 from typing import Final
 
 import numpy as np
 
 from trimtab_loadtester.multimodal.traffic import Request
-from trimtab_loadtester.payloads.interface import Outputs, Payload, Score
+from trimtab_loadtester.payloads.interface import Outputs, Payload, Score, parse_options, parse_range
 from trimtab_protocol import Tensor
 
-_EXAMPLE: Final = "pages=0..3"
+_READERS: Final = {"pages": partial(parse_range, int)}
 EXTRA_PAGES_OFFSET: Final = 1_000_000
 """First index of the chats whose pages are added to those of another chat."""
 
@@ -28,7 +29,6 @@ class ChatPayloads:
         self._chats = ChatSource(seed, parse_pages(options) or (0, MAX_PAGES))
 
     def payload(self, index: int) -> Payload:
-        """Draw a chat."""
         chat = self._chats.chat(index)
         return _payload(chat.messages, chat.images, chat.answer)
 
@@ -71,18 +71,9 @@ def _payload(messages: bytes, images: tuple[bytes, ...], answer: str) -> Payload
 
 
 def parse_pages(text: str) -> tuple[int, int] | None:
-    """Parse `pages=0..3`; None for an empty text.
-
-    Raises:
-        ValueError: the text has another form.
-    """
-    name, equals, value = (part.strip() for part in text.partition("="))
-    if not name:
-        return None
-    minimum, dots, maximum = value.partition("..")
-    if name != "pages" or not equals or not minimum.isdecimal() or not (maximum if dots else minimum).isdecimal():
-        raise ValueError(f"payloads lmm-digits: invalid option {text.strip()!r}; write for instance {_EXAMPLE}")
-    return int(minimum), int(maximum if dots else minimum)
+    """Parse `pages=0..3`; None for an empty text, ValueError for another form."""
+    pages: tuple[int, int] | None = parse_options("lmm-digits", text, _READERS, "pages=0..3").get("pages")
+    return pages
 
 
 def _bytes(elements: tuple[bytes, ...]) -> "np.ndarray[tuple[int], np.dtype[np.object_]]":

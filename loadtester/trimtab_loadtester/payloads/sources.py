@@ -6,13 +6,13 @@ inputs with random lengths (`trimtab_pipelines.synthetic_inputs`), or `random`, 
 random tensor a dimension of any size (-1) has the size of the annotation `trimtab.dev/default-dimension`, else 16.
 """
 
-from typing import Protocol, cast
+from typing import cast
 
 import numpy as np
 
 from trimtab_loadtester.load_spec import LoadError
 from trimtab_loadtester.payloads.digits_av import DigitsAvPayloads, JobOptions
-from trimtab_loadtester.payloads.interface import Outputs, Payload, Score
+from trimtab_loadtester.payloads.interface import Outputs, Payload, PayloadSource, Score
 from trimtab_loadtester.payloads.lmm_digits import ChatPayloads
 from trimtab_pipelines import synthetic_inputs
 from trimtab_pipelines.spec import InferencePipeline
@@ -22,66 +22,33 @@ from trimtab_protocol import DTYPES, Tensor
 RANDOM_BYTES_LENGTH = 16
 
 
-class PayloadSource(Protocol):
-    """Unbounded sequence of payloads, deterministic in seed and index."""
-
-    def payload(self, index: int) -> Payload:
-        """Return payload `index`, counted from 0."""
-        ...
-
-    def score(self, truth: object, outputs: Outputs) -> Score:
-        """Compare outputs, by name, with the payload's truth; total is 0 without truth."""
-        ...
-
-
-class RandomPayloads:
-    """Random tensors in the shape of a pipeline's inputs: floats uniform in 0…1, integers over 0…127."""
-
-    def __init__(
-        self, specs: tuple[TensorSpec, ...], seed: int = 0, default_dimension: int = synthetic_inputs.DEFAULT_DIMENSION
-    ) -> None:
-        self._specs = specs
-        self._seed = seed
-        self._default_dimension = default_dimension
-
-    def payload(self, index: int) -> Payload:
-        """Draw one row of each input."""
-        random = np.random.default_rng([self._seed, index])
-        return Payload(tuple(_random_tensor(spec, self._default_dimension, random) for spec in self._specs))
-
-    def score(self, truth: object, outputs: Outputs) -> Score:
-        """Return an empty score: random tensors have no truth."""
-        del truth, outputs
-        return Score()
-
-
 class SyntheticPayloads:
-    """Inputs drawn from distributions; an input without a distribution is a random tensor."""
+    """Inputs drawn from distributions; an input without a distribution is a random tensor.
+
+    Random floats are uniform in 0…1, random integers over 0…127.
+    """
 
     def __init__(
         self,
         specs: tuple[TensorSpec, ...],
-        distributions: str,
+        distributions: str = "",
         seed: int = 0,
         default_dimension: int = synthetic_inputs.DEFAULT_DIMENSION,
     ) -> None:
-        self._specs = specs
-        self._distributions = synthetic_inputs.parse_distributions(distributions, specs)
-        self._seed = seed
-        self._default_dimension = default_dimension
+        self._specs, self._seed, self._default_dimension = specs, seed, default_dimension
+        self._distributions = synthetic_inputs.parse_distributions(distributions, specs) if distributions else {}
 
     def payload(self, index: int) -> Payload:
         """Draw one row of each input."""
         drawn = synthetic_inputs.draw_inputs(self._distributions, self._specs, 1, (self._seed, index))
         random = np.random.default_rng([self._seed, index])
-        return Payload(
-            tuple(
-                Tensor(spec.name, spec.datatype, drawn[spec.name])
-                if spec.name in drawn
-                else _random_tensor(spec, self._default_dimension, random)
-                for spec in self._specs
-            )
+        tensors = (
+            Tensor(spec.name, spec.datatype, drawn[spec.name])
+            if spec.name in drawn
+            else _random_tensor(spec, self._default_dimension, random)
+            for spec in self._specs
         )
+        return Payload(tuple(tensors))
 
     def score(self, truth: object, outputs: Outputs) -> Score:
         """Return an empty score: synthetic inputs have no truth."""
@@ -132,9 +99,7 @@ def payload_source(pipeline: InferencePipeline, seed: int = 0) -> PayloadSource:
     if synthetic_inputs.payload_kind(kind) == synthetic_inputs.LMM_DIGITS:
         return ChatPayloads(seed, kind.partition(":")[2])
     any_size = synthetic_inputs.default_dimension(pipeline)
-    if kind == "random":
-        return RandomPayloads(pipeline.spec.inputs, seed, any_size)
-    return SyntheticPayloads(pipeline.spec.inputs, kind, seed, any_size)
+    return SyntheticPayloads(pipeline.spec.inputs, "" if kind == "random" else kind, seed, any_size)
 
 
 def _random_tensor(spec: TensorSpec, any_size: int, random: np.random.Generator) -> Tensor:

@@ -7,8 +7,9 @@ how nice it is. What is not allowed is left as it is.
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from pathlib import Path
 
-from trimtab_pipelines.processes.niceness import OWN_SESSION
+OWN_SESSION = Path("/proc/self/autogroup")
 
 
 @contextmanager

@@ -93,7 +93,7 @@ def _profile(source: Path, pipeline: InferencePipeline, folder: Path) -> None:
     """Write the profile of the pipeline at a path into an empty folder."""
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
-    with profiling_progress(console) as show:
+    with profiling_progress() as show:
         options = ProfileOptions(EFFORT, planned_batches_only=True)
         write_profiles(asyncio.run(profile(pipeline, source, options, show)), folder)
 

@@ -2,11 +2,12 @@
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from trimtab_pipelines.documents import parse
+from trimtab_pipelines.documents import load_pipeline, parse
 from trimtab_pipelines.kubernetes_names import PROFILE_ANNOTATION, profile_job_name
 from trimtab_pipelines.processes.child_process import StartError
 from trimtab_pipelines.profile import ModelProfile
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
     from trimtab_kubernetes import Cluster
 
 MANAGER = "trimtab-cli"
+POLL_SECONDS = 0.5
 PIPELINE, PROFILE, PLAN = "InferencePipeline", "ModelProfile", "PipelinePlan"
 OnStatus = Callable[[str], None]
 """Called with the status of the profiling."""
@@ -38,6 +40,14 @@ async def connected() -> AsyncIterator["Cluster"]:
             yield cluster
     except ClusterError as error:
         raise StartError(str(error)) from error
+
+
+def namespaced_name(pipeline: Path, namespace: str | None) -> tuple[str, str]:
+    """Namespace and name of the pipeline in a file or, if there is no such file, of the pipeline with that name."""
+    if pipeline.exists():
+        metadata = load_pipeline(pipeline).metadata
+        return namespace or metadata.namespace, metadata.name
+    return namespace or "default", str(pipeline)
 
 
 async def get_pipeline(cluster: "Cluster", namespace: str, name: str) -> dict[str, Any]:
@@ -63,59 +73,31 @@ async def request_profiling(
     body = {"apiVersion": API_VERSION, "kind": PIPELINE, "metadata": metadata}
     applied = await cluster.apply(body, manager=MANAGER)
     pipeline = parse(InferencePipeline, applied, f"{PIPELINE} {namespace}/{name}")
+    jobs = [profile_job_name(pipeline.name, task.name, task.run) for task in profile_tasks(pipeline)]
     try:
         async with asyncio.timeout(timeout_seconds):
-            return await _first(_wait_for_profiles(cluster, pipeline), _watch_for_failure(cluster, pipeline, on_status))
+            while missing_profile_tasks(pipeline, profiles := await _list_profiles(cluster, pipeline)):
+                _report_status(await get_pipeline(cluster, namespace, name), jobs, on_status)
+                await asyncio.sleep(POLL_SECONDS)
+            return profiles
     except TimeoutError:
         raise StartError(f"no new profiles after {timeout_seconds:.0f} s; see kubectl describe ipl {name}") from None
 
 
-async def _wait_for_profiles(cluster: "Cluster", pipeline: InferencePipeline) -> list[ModelProfile]:
-    """Wait until every profile of the pipeline exists; return them."""
-    from trimtab_kubernetes import list_and_watch  # noqa: PLC0415 - an extra
-
-    profiles: dict[str, ModelProfile] = {}
-    async for change in list_and_watch(cluster, PROFILE, pipeline.metadata.namespace):
-        if change.object is not None:
-            profiles[change.key[1]] = parse(ModelProfile, change.object, f"{PROFILE} {change.key[1]}")
-            if change.deleted:
-                del profiles[change.key[1]]
-        own = [profile for profile in profiles.values() if profile.spec.pipeline == pipeline.name]
-        if not missing_profile_tasks(pipeline, own):
-            return own
-    raise AssertionError("unreachable: a watch does not end")
+async def _list_profiles(cluster: "Cluster", pipeline: InferencePipeline) -> list[ModelProfile]:
+    documents = (await cluster.list(PROFILE, pipeline.metadata.namespace)).items
+    profiles = [parse(ModelProfile, document, f"{PROFILE} {document['metadata']['name']}") for document in documents]
+    return [profile for profile in profiles if profile.spec.pipeline == pipeline.name]
 
 
-async def _watch_for_failure(
-    cluster: "Cluster", pipeline: InferencePipeline, on_status: OnStatus
-) -> list[ModelProfile]:
-    """Report the condition ProfilesReady; raise StartError once it names a failed Job of this pipeline."""
-    from trimtab_kubernetes import list_and_watch  # noqa: PLC0415 - an extra
-
-    jobs = [profile_job_name(pipeline.name, task.name, task.run) for task in profile_tasks(pipeline)]
-    async for change in list_and_watch(cluster, PIPELINE, pipeline.metadata.namespace):
-        if change.key[1] != pipeline.name or change.object is None:
-            continue
-        if change.deleted:
-            raise StartError(f"{PIPELINE} {pipeline.name} was deleted")
-        condition = condition_of(change.object, "ProfilesReady")
-        message = condition.get("message", "")
-        if condition.get("reason") == "ProfileFailed" and any(job in message for job in jobs):
-            raise StartError(message)
-        if condition:
-            on_status(f"{condition['reason']}: {message}")
-    raise AssertionError("unreachable: a watch does not end")
-
-
-async def _first(*awaitables: Awaitable[list[ModelProfile]]) -> list[ModelProfile]:
-    tasks = [asyncio.ensure_future(awaitable) for awaitable in awaitables]
-    try:
-        done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
-        return done.pop().result()
-    finally:
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+def _report_status(pipeline: dict[str, Any], jobs: Sequence[str], on_status: OnStatus) -> None:
+    """Report the condition ProfilesReady; raise StartError if it names a failed Job of `jobs`."""
+    condition = condition_of(pipeline, "ProfilesReady")
+    message = condition.get("message", "")
+    if condition.get("reason") == "ProfileFailed" and any(job in message for job in jobs):
+        raise StartError(message)
+    if condition:
+        on_status(f"{condition['reason']}: {message}")
 
 
 async def all_pipelines(cluster: "Cluster", namespace: str | None) -> list[dict[str, Any]]:

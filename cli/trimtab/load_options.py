@@ -1,5 +1,6 @@
 """Load and proxy options, parsed and validated before any process starts."""
 
+from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, TypedDict
 
@@ -84,15 +85,7 @@ def parse_load_options(
         if samples is not None:
             raise LoadError("--samples needs a load: give --load or --trace too")
         return None
-    load = LoadOptions(
-        arguments.load,
-        arguments.trace,
-        arguments.speed_up,
-        arguments.scale,
-        arguments.duration,
-        arguments.seed,
-        protocol,
-        samples=absolute_samples(samples),
-    )
-    load.spec().rates(arguments.duration)
+    sent = {"samples": absolute_samples(samples), "protocol": protocol}
+    load = LoadOptions(**asdict(arguments) | sent)
+    load.spec().rates(load.duration_seconds)
     return load

@@ -3,7 +3,7 @@
 import json
 import signal
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,6 +11,8 @@ from typing import Annotated
 
 import typer
 from rich.console import Console
+from rich.table import Table
+from rich.text import Text
 
 from trimtab_pipelines.errors import UserError
 
@@ -70,7 +72,9 @@ class LoadArguments:
         float, typer.Option("--speed-up", help="Shorten the trace by this factor, at the same rates")
     ] = 1.0
     scale: Annotated[float, typer.Option("--scale", help="Multiply the trace's rates by this factor")] = 1.0
-    duration: Annotated[float | None, typer.Option("--duration", help="Seconds; default: the load's own length")] = None
+    duration_seconds: Annotated[
+        float | None, typer.Option("--duration", help="Seconds; default: the load's own length")
+    ] = None
     seed: SeedOption = 0
 
 
@@ -103,6 +107,13 @@ class PlanArguments:
     ] = False
     namespace: NamespaceOption = None
     as_json: JsonOption = False
+
+
+def terminal_table(columns: Sequence[str], rows: Iterable[Sequence[str]], title: str = "") -> Table:
+    table = Table(*columns, box=None, pad_edge=False, title=title or None, title_justify="left", title_style="bold")
+    for row in rows:
+        table.add_row(*map(Text, row))  # Text is not markup, in which [name] of an extra is a tag
+    return table
 
 
 def parse_address(address: str) -> tuple[str, int]:

@@ -1,13 +1,13 @@
 """Tables and text of a plan, for the terminal and the report."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
 from rich.table import Table
-from rich.text import Text
 
+from trimtab.options import terminal_table
 from trimtab_adapter.planning.decide import with_enlarged_batches
 from trimtab_adapter.planning.explain import describe_option
 from trimtab_adapter.planning.planning_problem import PlanningProblem
@@ -162,13 +162,6 @@ def stage_tables(pipeline: InferencePipeline, plan: PipelinePlan, title: str = "
     points = point_rows(pipeline, plan)
     tables = [terminal_table(STAGE_COLUMNS, stage_rows(pipeline, plan), title)]
     return [*tables, terminal_table(POINT_COLUMNS, points, "operating points, preferred first")] if points else tables
-
-
-def terminal_table(columns: Sequence[str], rows: Iterable[Sequence[str]], title: str = "") -> Table:
-    table = Table(*columns, box=None, pad_edge=False, title=title or None, title_justify="left", title_style="bold")
-    for row in rows:
-        table.add_row(*map(Text, row))  # Text is not markup, in which [name] of an extra is a tag
-    return table
 
 
 def plan_view_json(view: PlanView) -> dict[str, Any]:

@@ -1,24 +1,25 @@
 """Checks before a run: packages, pipeline, weights and profiles."""
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Self
 from urllib.parse import urlsplit
 from urllib.request import url2pathname
 
-from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
 from trimtab.local import profile_cache
+from trimtab.options import console
 from trimtab_model_servers.errors import ModelError
 from trimtab_model_servers.families.registry import require_family
-from trimtab_pipelines.documents import DocumentError, load_pipeline
+from trimtab_pipelines.documents import DocumentError, load_pipeline, pipeline_folder, write_atomically
 from trimtab_pipelines.model_spec import resolve_uri
 from trimtab_pipelines.processes.child_process import StartError
 from trimtab_pipelines.spec import InferencePipeline
 from trimtab_pipelines.variants import Variant
+from trimtab_profiler.profile import OnProgress
 from trimtab_profiler.profile import Progress as Measured
 
 
@@ -26,8 +27,7 @@ def prepare(pipeline_file: Path) -> InferencePipeline:
     """Load a pipeline to serve here; raises DocumentError if weights are missing, StartError without PyTorch."""
     require_installed()
     pipeline = load_pipeline(pipeline_file)
-    folder = pipeline_file.resolve()
-    folder = folder if folder.is_dir() else folder.parent
+    folder = pipeline_folder(pipeline_file)
     for stage in pipeline.spec.stages:
         for variant in stage.variants:
             _require_servable(variant, f"{pipeline_file}: stage {stage.name}, variant {variant.name}")
@@ -53,6 +53,13 @@ def _require_servable(variant: Variant, where: str) -> None:
         raise DocumentError(f"{where}: {error}") from error
 
 
+def write_edited(path: Path, text: str) -> None:
+    """Write an edited pipeline; raises DocumentError if it cannot be read."""
+    write_atomically(path, text)
+    load_pipeline(path)
+    console.print(f"pipeline written to {path}")
+
+
 def require_installed(packages: Sequence[str] = ("mlserver", "torch")) -> None:
     """Raise StartError if packages are missing that serving needs and planning does not."""
     missing = [name for name in packages if find_spec(name) is None]
@@ -62,34 +69,32 @@ def require_installed(packages: Sequence[str] = ("mlserver", "torch")) -> None:
         )
 
 
-def choose_profiles(pipeline_file: Path, pipeline: InferencePipeline, requested: Path | None, console: Console) -> Path:
+def choose_profiles(pipeline_file: Path, pipeline: InferencePipeline, requested: Path | None) -> Path:
     """Find the profile to plan with; measure one if there is none for this machine."""
     choice = profile_cache.find_profile(pipeline_file, pipeline, requested, console.print)
     if choice is None:
         console.print(f"no profile of {pipeline.name} for this machine: measuring one")
-        with profiling_progress(console) as show:
+        with profiling_progress() as show:
             choice = asyncio.run(profile_cache.measure_profile(pipeline_file, pipeline, show))
     console.print(f"profile {choice.path} ({choice.reason})")
     return choice.path
 
 
-class profiling_progress:  # noqa: N801  (used as a context manager)
-    """Progress bar of a profiling, while the block runs."""
+def counting_progress() -> Progress:
+    columns = (BarColumn(), TextColumn("{task.completed}/{task.total} {task.description}"), TimeRemainingColumn())
+    return Progress(*columns, console=console)
 
-    def __init__(self, console: Console) -> None:
-        columns = (BarColumn(), TextColumn("{task.completed}/{task.total} {task.description}"), TimeRemainingColumn())
-        self._bar = Progress(*columns, console=console)
-        self._task = self._bar.add_task("loading the first models", total=None)
 
-    def __enter__(self) -> Self:
-        self._bar.start()
-        return self
+@contextmanager
+def profiling_progress() -> Iterator[OnProgress]:
+    """Show the progress of a profiling while the block runs."""
+    with counting_progress() as bar:
+        task = bar.add_task("loading the first models", total=None)
 
-    def __exit__(self, *_: object) -> None:
-        self._bar.stop()
+        def show(measured: Measured) -> None:
+            m = measured.measurement
+            result = f"batch {m.batch_size}: {1000 * m.latency_seconds_p50:.2f} ms, {m.throughput_rps:.0f} rows/s"
+            description = f"{measured.stage} {measured.variant} {result}"
+            bar.update(task, total=measured.total, completed=measured.done, description=description)
 
-    def __call__(self, measured: Measured) -> None:
-        m = measured.measurement
-        result = f"batch {m.batch_size}: {1000 * m.latency_seconds_p50:.2f} ms, {m.throughput_rps:.0f} rows/s"
-        description = f"{measured.stage} {measured.variant} {result}"
-        self._bar.update(self._task, total=measured.total, completed=measured.done, description=description)
+        yield show

@@ -4,10 +4,12 @@ import asyncio
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
+from typing import Any
 
 from trimtab.kubernetes_access import PLAN, connected
-from trimtab.local.router_client import Counters, RouterClient
+from trimtab.local.counters import Counters
+from trimtab.local.router_client import RouterClient
 from trimtab.run_record import DECISIONS_FILE, Recorder
 from trimtab.run_samples import Sample, StageSample
 from trimtab_pipelines.documents import parse_plan
@@ -95,34 +97,16 @@ def _stages(states: Sequence[RouterState]) -> dict[str, StageSample]:
 
 
 def sum_counters(counters: Sequence[Counters]) -> Counters:
-    """Sum the counters of several routers."""
-
-    def sums(mappings: Sequence[Mapping[str, int]]) -> dict[str, int]:
-        names = dict.fromkeys(name for mapping in mappings for name in mapping)
-        return {name: sum(mapping.get(name, 0) for mapping in mappings) for name in names}
-
-    return Counters(
-        received=sum(c.received for c in counters),
-        outcomes=sums([c.outcomes for c in counters]),
-        drops=sums([c.drops for c in counters]),
-        latency_buckets=_sum_buckets([c.latency_buckets for c in counters]),
-        accuracy_sum=sum(c.accuracy_sum for c in counters),
-        accuracy_count=sum(c.accuracy_count for c in counters),
-        client_errors=sum(c.client_errors for c in counters),
-        pipeline=counters[0].pipeline,
-        first_token_buckets=_sum_by_modality([c.first_token_buckets for c in counters]),
-        next_token_buckets=_sum_by_modality([c.next_token_buckets for c in counters]),
-    )
+    """Sum the counters of several routers of one pipeline."""
+    return Counters(**{name.name: _sum([getattr(c, name.name) for c in counters]) for name in fields(Counters)})
 
 
-def _sum_by_modality(histograms: Sequence[Mapping[str, Mapping[float, float]]]) -> dict[str, Mapping[float, float]]:
-    modalities = dict.fromkeys(modality for buckets in histograms for modality in buckets)
-    return {modality: _sum_buckets([buckets.get(modality, {}) for buckets in histograms]) for modality in modalities}
-
-
-def _sum_buckets(histograms: Sequence[Mapping[float, float]]) -> dict[float, float]:
-    edges = sorted({edge for buckets in histograms for edge in buckets})
-    return {edge: sum(buckets.get(edge, 0.0) for buckets in histograms) for edge in edges}
+def _sum(values: Sequence[Any]) -> Any:
+    """Sum numbers, and mappings by key; a text is that of the first."""
+    if isinstance(values[0], Mapping):
+        keys = dict.fromkeys(key for value in values for key in value)
+        return {key: _sum([value[key] for value in values if key in value]) for key in keys}
+    return values[0] if isinstance(values[0], str) else sum(values)
 
 
 @asynccontextmanager

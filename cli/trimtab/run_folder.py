@@ -16,7 +16,6 @@ LOCK_FILE = ".lock"
 
 
 def reports_folder() -> Path:
-    """Default folder of reports."""
     return cache_folder() / "reports"
 
 

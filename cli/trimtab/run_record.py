@@ -66,7 +66,6 @@ class Recorder:
         self._lines = JsonLinesFile(self.folder / SAMPLES_FILE, MAX_SAMPLE_BYTES, thin_older_half)
 
     def add(self, sample: Sample, faults: Sequence[Fault], ready_seconds: float) -> None:
-        """Write a sample and the facts."""
         self._pending.append(sample)
         self.write_facts(faults, ready_seconds)
 
@@ -97,7 +96,6 @@ class Recorder:
 
 
 def save(run: Run, folder: Path) -> None:
-    """Write the record of a finished run."""
     folder.mkdir(parents=True, exist_ok=True)
     facts = _Facts(run.title, run.faults, run.ready_seconds)
     write_atomically(folder / FACTS_FILE, _FACTS.dump_json(facts, indent=1).decode() + "\n")

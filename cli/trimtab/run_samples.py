@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 from pathlib import Path
 
-from trimtab.local.router_client import Counters, quantile_upper_bound
+from trimtab.local.counters import Counters, bucket_increase, quantile_upper_bound
 from trimtab.local.supervisor import Fault
 from trimtab_loadtester.results import Results
 from trimtab_pipelines.jsonl import read_lines
@@ -113,20 +113,16 @@ class SampleWindow:
 
     def latency_seconds(self, quantile: float) -> float | None:
         """Upper bound of a latency quantile; None without answers."""
-        return quantile_upper_bound(self._increase(lambda counters: counters.latency_buckets), quantile)
+        return self._quantile(lambda counters: counters.latency_buckets, quantile)
 
     def first_token_seconds(self, modality: str, quantile: float) -> float | None:
         """Upper bound of a quantile of the time to first token."""
-        return quantile_upper_bound(
-            self._increase(lambda counters: counters.first_token_buckets.get(modality, {})), quantile
-        )
+        return self._quantile(lambda counters: counters.first_token_buckets.get(modality, {}), quantile)
 
     def next_token_seconds(self, modality: str, quantile: float) -> float | None:
         """Upper bound of a quantile of the time between tokens."""
-        return quantile_upper_bound(
-            self._increase(lambda counters: counters.next_token_buckets.get(modality, {})), quantile
-        )
+        return self._quantile(lambda counters: counters.next_token_buckets.get(modality, {}), quantile)
 
-    def _increase(self, buckets_of: Callable[[Counters], Mapping[float, float]]) -> dict[float, float]:
-        first, last = buckets_of(self.samples[0].counters), buckets_of(self.samples[-1].counters)
-        return {edge: count - first.get(edge, 0.0) for edge, count in last.items()}
+    def _quantile(self, buckets: Callable[[Counters], Mapping[float, float]], quantile: float) -> float | None:
+        first, last = self.samples[0].counters, self.samples[-1].counters
+        return quantile_upper_bound(bucket_increase(buckets(first), buckets(last)), quantile)

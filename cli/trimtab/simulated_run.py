@@ -1,6 +1,6 @@
 """Run record of a simulation, for the same summary and report as a served run."""
 
-from trimtab.local.router_client import Counters
+from trimtab.local.counters import Counters
 from trimtab.local.supervisor import Fault
 from trimtab.run_samples import Run, Sample, StageSample
 from trimtab_adapter.simulation.result import SecondSample, SimulationResult

@@ -47,14 +47,7 @@ class TaskTraining:
     """Called with the completed share of the training."""
 
     def train(self, task: str, images: LabelledImages, terms: TaskTerms, out: Path, samples_digest: str) -> TaskReport:
-        """Train a task, evaluate it at every point on the images held out, and write its file.
-
-        Args:
-            task: its name.
-            images: labelled images, the last of which are held out.
-            terms: utility and latency of its requests.
-            out: its file.
-            samples_digest: digest of the samples that the images are from.
+        """Train a task, evaluate it at every point on the last of the images, which are held out, and write its file.
 
         Raises:
             ValueError: the variant cannot be loaded, or does not accept the task.

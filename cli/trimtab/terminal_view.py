@@ -9,7 +9,7 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from trimtab.chat_stats import CHAT_LABELS
+from trimtab.local.counters import CHAT_LABELS
 from trimtab.plan_view import accuracy_provenance
 from trimtab.run import LocalRun
 from trimtab.run_samples import Run, SampleWindow, StageSample, stage_summaries
@@ -20,14 +20,12 @@ PLAIN_EVERY_SAMPLES = 10
 
 
 def run_in_terminal(local_run: LocalRun, console: Console) -> Run:
-    """Execute a run while the terminal shows it."""
     with terminal_view(local_run, console):
         return asyncio.run(local_run.run())
 
 
 @contextmanager
 def terminal_view(local_run: LocalRun, console: Console) -> Iterator[None]:
-    """Show the run while the block runs."""
     window = SampleWindow()
     local_run.on_ready = lambda run: console.print(ready_line(run))
     if console.is_terminal:
@@ -40,7 +38,6 @@ def terminal_view(local_run: LocalRun, console: Console) -> Iterator[None]:
 
 
 def ready_line(local_run: LocalRun) -> str:
-    """Message with the addresses of a run that is ready."""
     supervisor = local_run.supervisor
     name, seconds = supervisor.pipeline.name, local_run.ready_seconds
     rest = f"http://127.0.0.1:{supervisor.rest_port}/v2/models/{name}/infer"

@@ -31,10 +31,19 @@ class DocumentError(UserError):
     """An invalid file; the message names the field and what is expected."""
 
 
+def pipeline_file(path: Path) -> Path:
+    """File of a pipeline that is given by its file or its folder."""
+    return path / "pipeline.yaml" if path.is_dir() else path
+
+
+def pipeline_folder(path: Path) -> Path:
+    """Folder of a pipeline, the base of relative storage URIs, as an absolute path."""
+    return pipeline_file(path).resolve().parent
+
+
 def load_pipeline(path: Path) -> InferencePipeline:
     """Read a pipeline from a YAML file, or from pipeline.yaml in a folder."""
-    if path.is_dir():
-        path = path / "pipeline.yaml"
+    path = pipeline_file(path)
     return parse(InferencePipeline, _read_yaml(path), str(path))
 
 

@@ -1,4 +1,4 @@
-"""Capacity that pipelines share: pools of a cluster, or a machine."""
+"""Capacity that pipelines of a cluster share: pools."""
 
 from pydantic import Field
 
@@ -23,15 +23,3 @@ class Pools(Model):
     """The pools of a cluster by name, as in the file given with `--pools`."""
 
     pools: dict[Name, Pool]
-
-
-class Machine(Model):
-    """Cores of the machine, and cores used by other processes than replicas: router, proxy, clients."""
-
-    cores: float = Field(gt=0)
-    other_cores: float = Field(ge=0)
-
-    @property
-    def available_cores(self) -> float:
-        """Cores that replicas can use; at least one."""
-        return max(self.cores - self.other_cores, 1.0)

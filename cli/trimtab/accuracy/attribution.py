@@ -1,4 +1,4 @@
-"""Attribution of a pipeline's accuracy to its variants.
+"""Attribution of a pipeline's accuracy to its variants, in total and by task, and the escalations between its points.
 
 For one stage, a variant's accuracy is its share of correct answers. For several, the planner multiplies the accuracies
 of the stages, so their product must equal the measured share. If the best variants of N stages reach the share A, each
@@ -9,10 +9,16 @@ import math
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 
+import numpy as np
+
 from trimtab_loadtester.payloads.interface import Score
 from trimtab_pipelines.accuracy_evidence import Accuracy, mean_confidence, wilson_interval
 from trimtab_pipelines.errors import UserError
+from trimtab_pipelines.escalation import Escalation
+from trimtab_pipelines.escalation_thresholds import ConfidenceSample, measure_escalations
 from trimtab_pipelines.spec import InferencePipeline
+from trimtab_pipelines.stages import Stage
+from trimtab_pipelines.tasks import TASK_INPUT
 
 Choice = tuple[tuple[str, str], ...]
 """Variant and operating point of each stage, in the pipeline's order."""
@@ -48,13 +54,11 @@ class Tally:
 
     @classmethod
     def of(cls, scores: Sequence[Score]) -> "Tally":
-        """Sum the scores of samples."""
         correct, total = sum(score.correct for score in scores), sum(score.total for score in scores)
         return cls(correct, total, _effective(scores, correct, total), len(scores))
 
     @property
     def share(self) -> float:
-        """Share of correct answers."""
         return self.correct / self.total if self.total else math.nan
 
 
@@ -92,12 +96,7 @@ def choices(pipeline: InferencePipeline) -> list[Choice]:
 
 
 def mean_confidences(answers: Sequence[ReceivedAnswer], by_task_stages: Collection[str] = ()) -> dict[str, float]:
-    """Map stages to their mean confidence over all rows, if it can be determined (`mean_confidence`).
-
-    Args:
-        answers: answers to the samples.
-        by_task_stages: stages with accuracies by task.
-    """
+    """Map stages to their mean confidence over all rows, or over those of a task where accuracies are by task."""
     means = {}
     for stage in {stage for answer in answers for stage in answer.confidences}:
         rows = [float(row or "nan") for answer in answers for row in answer.confidences.get(stage, "").split(",")]
@@ -146,12 +145,7 @@ def attribute(
 ) -> dict[PointKey, Accuracy]:
     """Attribute each choice's share, times a factor, to the points by which it differs from the best choice.
 
-    Args:
-        pipeline: the measured pipeline.
-        tallies: results by choice.
-        factor: value of `scale_factor`.
-        samples_digest: digest of the samples.
-        confidences: mean confidences by choice and stage.
+    Mean confidences are by choice and stage.
     """
     best = choices(pipeline)[0]
     attributed = {}
@@ -175,3 +169,74 @@ def _accuracy(tally: Tally, factor: float, samples_digest: str) -> Accuracy:
         high=max(high, value),
         samples_digest=samples_digest,
     )
+
+
+def task_accuracy_stages(pipeline: InferencePipeline) -> frozenset[str]:
+    """Return the only stage, else the stages whose models receive the task of each row."""
+    stages = pipeline.spec.stages
+    if len(stages) == 1:
+        return frozenset({stages[0].name})
+    return frozenset(stage.name for stage in stages if any(read.name == TASK_INPUT for read in stage.inputs))
+
+
+def task_accuracies(
+    pipeline: InferencePipeline,
+    answers: Mapping[Choice, Sequence[ReceivedAnswer]],
+    tasks: Sequence[str],
+    samples_digest: str,
+) -> dict[PointKey, dict[str, Accuracy]]:
+    """Map points to their measured accuracy by task.
+
+    A task without a correct answer is excluded in a pipeline of several stages, since it cannot be attributed.
+    """
+    best, stages = choices(pipeline)[0], task_accuracy_stages(pipeline)
+    by_point: dict[PointKey, dict[str, Accuracy]] = {}
+    for task in tasks:
+        of_task = {choice: [answer for answer in listed if answer.task == task] for choice, listed in answers.items()}
+        tallies = {choice: Tally.of([answer.score for answer in listed]) for choice, listed in of_task.items()}
+        factor = scale_factor(tallies[best].share, len(best))
+        if factor is None:
+            continue
+        confidences = {choice: mean_confidences(listed) for choice, listed in of_task.items()}
+        for point, accuracy in attribute(pipeline, tallies, factor, samples_digest, confidences).items():
+            if point[0] in stages:
+                by_point.setdefault(point, {})[task] = accuracy
+    return by_point
+
+
+def escalations(
+    pipeline: InferencePipeline, answers: Mapping[Choice, Sequence[ReceivedAnswer]]
+) -> dict[PointKey, tuple[Escalation, ...]]:
+    """Map points to their escalations: the accuracy gained if a better point repeats its least confident rows.
+
+    They are determined for pipelines of one stage with a confidence output, and samples of one row: otherwise a wrong
+    answer cannot be attributed to a confidence. Samples that name their tasks get thresholds by task.
+    """
+    (stage, *others) = pipeline.spec.stages
+    if others or stage.confidence is None:
+        return {}
+    by_point: dict[PointKey, tuple[Escalation, ...]] = {}
+    for variant in stage.variants:
+        samples = {}
+        for point in variant.points:
+            sample = _confidence_sample(stage, answers[(variant.name, point.name),], frozenset(point.modalities))
+            if sample is not None:
+                samples[point.name] = sample
+        if len(samples) == len(variant.points) > 1:
+            by_point |= {
+                (stage.name, variant.name, name): listed for name, listed in measure_escalations(samples).items()
+            }
+    return by_point
+
+
+def _confidence_sample(
+    stage: Stage, answers: Sequence[ReceivedAnswer], modalities: frozenset[str]
+) -> ConfidenceSample | None:
+    """Combine the answers of a point; None if a sample has not exactly one answer with one confidence."""
+    rows = [answer.confidences.get(stage.name, "").split(",") for answer in answers]
+    if any(answer.score.total != 1 for answer in answers) or any(len(row) != 1 or not row[0] for row in rows):
+        return None
+    confidences = np.array([float(row[0]) for row in rows])
+    tasks = np.array([answer.task for answer in answers])
+    correct = np.array([answer.score.correct == 1 for answer in answers])
+    return ConfidenceSample(confidences, correct, modalities, tasks if np.all(tasks != "") else None)

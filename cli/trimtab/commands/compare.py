@@ -40,12 +40,12 @@ def command(
     options = parse_load_options(load, samples=samples, protocol=client)
     check_samples(document, load.samples)
     check_chats(document, options)
-    profile_file = choose_profiles(pipeline, document, profiles, console)
+    profile_file = choose_profiles(pipeline, document, profiles)
     profiles_by_stage = load_profiles(profile_file)
     if options is None:
         options = LoadOptions(
             changing_load(document, profiles_by_stage).spec(CLIMBING_SEED),
-            duration_seconds=load.duration or DEMO_SECONDS,
+            duration_seconds=load.duration_seconds or DEMO_SECONDS,
             seed=load.seed,
             protocol=client,
             samples=absolute_samples(load.samples),
@@ -68,7 +68,6 @@ def command(
         save(runs[-1], out / "compare" / title)
     print_comparison(runs, console)
     write_report(out / "compare.html", runs)
-    console.print(f"report: {out / 'compare.html'}")
     result = comparison_result(*map(run_stats, runs))
     result.print()
     return 0 if result.holds else 1
@@ -81,14 +80,7 @@ def comparison_result(adaptive: RunStats, lightest: RunStats, heaviest: RunStats
     share = gained / between if between > 0 else math.nan
     values: dict[str, float | int | str | None] = {}
     for name, stats in (("adaptive", adaptive), ("lightest", lightest), ("heaviest", heaviest)):
-        values |= {
-            f"{name}_received_requests": stats.received,
-            f"{name}_measured_accuracy": stats.measured_accuracy,
-            f"{name}_expected_accuracy": stats.expected_accuracy,
-            f"{name}_within_slo_fraction": stats.slo_fraction,
-            f"{name}_latency_p99_seconds": stats.p99_seconds,
-            f"{name}_mean_cores": stats.mean_cores,
-        }
+        values |= {f"{name}_{figure}": value for figure, value in stats.figures().items()}
     bars = (
         *accounting(adaptive),
         threshold("share of the accuracy between lightest and heaviest", share, ">=", 0.5),

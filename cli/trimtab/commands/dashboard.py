@@ -10,10 +10,9 @@ from typing import Annotated
 import typer
 
 from trimtab import run_record
-from trimtab.kubernetes_access import PIPELINE, connected, get_pipeline
+from trimtab.kubernetes_access import PIPELINE, connected, get_pipeline, namespaced_name
 from trimtab.local.router_client import RouterClient
 from trimtab.options import LIVE_PAGE_PORT, NamespaceOption, PagePortOption, console, parse_address
-from trimtab.plan_inputs import namespaced_name
 from trimtab.remote_recorder import Connect, RemoteRecorder, Routers, cluster_routers
 from trimtab.report.live_page import LivePage, PageError
 from trimtab.run_folder import RunFolder

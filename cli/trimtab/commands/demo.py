@@ -43,7 +43,7 @@ def command(
     if load is not None:
         LoadSpec.parse(load)
     client = default_client(document, None)
-    profile_file = choose_profiles(pipeline, document, None, console)
+    profile_file = choose_profiles(pipeline, document, None)
     load = load or changing_load(document, load_profiles(profile_file)).spec()
     options = LoadOptions(load, duration_seconds=duration, seed=seed, protocol=client)
     with RunFolder() as folder:
@@ -53,7 +53,6 @@ def command(
     print_summary(run, console)
     save(run, out / "demo")
     write_report(out / "demo.html", [run])
-    console.print(f"report: {out / 'demo.html'}")
     if local_run.interruption_code is not None:
         return local_run.interruption_code
     result = demo_result(run_stats(run))
@@ -62,25 +61,12 @@ def command(
 
 
 def demo_result(stats: RunStats) -> ResultLine:
-    """Result line of a demo: accounting and adaptation must hold."""
-    values: dict[str, float | int | str | None] = {
-        "received_requests": stats.received,
-        **{f"{name}_requests": count for name, count in stats.outcomes.items()},
-        "within_slo_fraction": stats.slo_fraction,
-        "expected_accuracy": stats.expected_accuracy,
-        "measured_accuracy": stats.measured_accuracy,
-        "latency_p50_seconds": stats.p50_seconds,
-        "latency_p99_seconds": stats.p99_seconds,
-        "mean_cores": stats.mean_cores,
-        "plan_changes": stats.plan_changes,
-        **{f"variant_changes_{stage}": count for stage, count in stats.variant_changes.items()},
-    }
     adaptation = (
         threshold("|measured - expected| accuracy", stats.accuracy_gap, "<=", 0.02),
         threshold("fewest variant changes of a stage", min(stats.variant_changes.values()), ">=", 2),
         threshold("maximum load / minimum load", stats.load_ratio, ">=", 4),
     )
-    return ResultLine(name="demo", figures=values, bars=(*accounting(stats), *adaptation))
+    return ResultLine(name="demo", figures=stats.figures(), bars=(*accounting(stats), *adaptation))
 
 
 def accounting(stats: RunStats) -> tuple[Threshold, ...]:

@@ -4,12 +4,17 @@ import asyncio
 from typing import Annotated
 
 import typer
-from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
-from trimtab.accuracy.attribution import PointKey, Tally, accuracies, mean_confidences
-from trimtab.accuracy.escalation import escalations
+from trimtab.accuracy.attribution import (
+    PointKey,
+    Tally,
+    accuracies,
+    escalations,
+    mean_confidences,
+    task_accuracies,
+    task_accuracy_stages,
+)
 from trimtab.accuracy.evaluate import Evaluation, evaluate
-from trimtab.accuracy.per_task import task_accuracies, task_accuracy_stages
 from trimtab.options import (
     SAMPLES_METAVAR,
     EditedPipelineOption,
@@ -17,13 +22,13 @@ from trimtab.options import (
     PipelineArgument,
     SeedOption,
     console,
+    terminal_table,
 )
-from trimtab.plan_view import terminal_table
-from trimtab.preflight import prepare
+from trimtab.preflight import counting_progress, prepare, write_edited
 from trimtab.run_folder import RunFolder
 from trimtab_loadtester.payloads.labelled import LabelledPayloads
 from trimtab_pipelines.accuracy_evidence import Accuracy
-from trimtab_pipelines.documents import load_pipeline, write_atomically
+from trimtab_pipelines.documents import pipeline_file, pipeline_folder
 from trimtab_pipelines.result_line import ResultLine
 from trimtab_pipelines.spec import InferencePipeline
 from trimtab_pipelines.yaml_edit import with_accuracies, with_escalations
@@ -47,15 +52,13 @@ def command(
     """
     document = prepare(pipeline)
     source = LabelledPayloads(document, samples, seed)
-    file = pipeline / "pipeline.yaml" if pipeline.is_dir() else pipeline
     count = min(max_samples or len(source), len(source))
     tasks = source.tasks(count)
     of_tasks = f" of {len(tasks)} tasks" if tasks else ""
     console.print(f"{count} of {len(source)} samples{of_tasks}, {_count_points(document)} operating points")
     digest = source.digest()
-    evaluation = Evaluation(document, file.resolve().parent, source, count)
-    columns = (BarColumn(), TextColumn("{task.completed}/{task.total} {task.description}"), TimeRemainingColumn())
-    with RunFolder() as folder, Progress(*columns, console=console) as progress:
+    evaluation = Evaluation(document, pipeline_folder(pipeline), source, count)
+    with RunFolder() as folder, counting_progress() as progress:
         bar = progress.add_task("starting", total=None)
 
         def on_progress(choices: int, description: str) -> None:
@@ -74,10 +77,8 @@ def command(
         for task, accuracy in (("", overall), *by_task.get(point, {}).items())
     ]
     console.print(terminal_table(COLUMNS, rows))
-    path = out or file
-    text = with_accuracies(file.read_text(), measured, by_task)
-    write_atomically(path, with_escalations(text, escalations_by_point))
-    load_pipeline(path)  # raises DocumentError if the result cannot be read
+    text = with_accuracies(pipeline_file(pipeline).read_text(), measured, by_task)
+    write_edited(out or pipeline_file(pipeline), with_escalations(text, escalations_by_point))
     for (_, variant, point), options in escalations_by_point.items():
         if options:
             best = options[-1]
@@ -85,7 +86,6 @@ def command(
                 f"{variant} {point}: {len(options)} escalations, up to accuracy {best.accuracy:.4f} "
                 f"with {best.share:.0%} of the samples escalated to {best.to}"
             )
-    console.print(f"pipeline written to {path}")
     figures: dict[str, float | int | str | None] = {"samples": count, "samples_digest": digest}
     figures |= {f"accuracy_{'_'.join(point)}": accuracy.value for point, accuracy in measured.items()}
     figures |= {

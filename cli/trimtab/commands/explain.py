@@ -6,17 +6,9 @@ from typing import Annotated
 
 import typer
 
-from trimtab.commands.plan import check_what_if, peak_rps, plan_view, print_alternatives
-from trimtab.options import PipelineArgument, PlanArguments, console, console_to_stderr, print_json_line
-from trimtab.plan_inputs import plan_inputs
-from trimtab.plan_view import (
-    SENSITIVITY_COLUMNS,
-    explanation_lines,
-    plan_view_json,
-    sensitivity_rows,
-    stage_tables,
-    terminal_table,
-)
+from trimtab.commands.plan import check_what_if, peak_rps, plan_inputs, plan_view, print_alternatives, print_plan
+from trimtab.options import PipelineArgument, PlanArguments, console, console_to_stderr, print_json_line, terminal_table
+from trimtab.plan_view import SENSITIVITY_COLUMNS, plan_view_json, sensitivity_rows
 from trimtab_adapter.planning.what_if import WhatIfError
 from trimtab_pipelines.documents import load_plan
 from trimtab_pipelines.plan import PipelinePlan
@@ -43,11 +35,7 @@ def command(
         load_rps = _load_rps(load, inputs.plan)
         view = plan_view(inputs, load_rps, arguments.what_if or [])
         if not arguments.as_json:
-            title = f"{inputs.pipeline.name} at {load_rps:g} requests/s"
-            for table in stage_tables(inputs.pipeline, view.plan, title):
-                console.print(table)
-            for line in explanation_lines(view.plan):
-                console.print(line)
+            print_plan(inputs.pipeline, view.plan, f"{inputs.pipeline.name} at {load_rps:g} requests/s")
             console.print()
             console.print(terminal_table(SENSITIVITY_COLUMNS, sensitivity_rows(view), "sensitivity"))
             print_alternatives(view)

@@ -9,10 +9,10 @@ from typing import Annotated
 import typer
 from rich.table import Table
 
-from trimtab.kubernetes_access import OnStatus, connected, request_profiling
+from trimtab.kubernetes_access import OnStatus, connected, namespaced_name, request_profiling
 from trimtab.options import NamespaceOption, PipelineArgument, console
-from trimtab.plan_inputs import namespaced_name
 from trimtab.preflight import prepare, profiling_progress
+from trimtab_pipelines.documents import pipeline_folder
 from trimtab_pipelines.profile import ModelProfile
 from trimtab_pipelines.result_line import ResultLine
 from trimtab_profiler.profile import ProfileOptions, fit_errors, profile, write_profiles
@@ -35,9 +35,9 @@ def command(
     if in_cluster:
         return _in_cluster(*namespaced_name(pipeline, namespace), timeout)
     document = prepare(pipeline)
-    home = pipeline.resolve() if pipeline.is_dir() else pipeline.resolve().parent
+    home = pipeline_folder(pipeline)
     options = ProfileOptions.quick(document) if quick else ProfileOptions.full()
-    with profiling_progress(console) as show:
+    with profiling_progress() as show:
         profiles = asyncio.run(profile(document, home, options, show))
     path = write_profiles(profiles, out or home)
     for measured in profiles.values():

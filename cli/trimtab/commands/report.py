@@ -31,7 +31,6 @@ def command(
         if len(runs) > 1:
             print_comparison(runs, console)
         write_report(out, runs)
-        console.print(f"report: {out}")
     if as_json:
         print_json_line([{"title": run.title, **stats_json(run_stats(run))} for run in runs])
     return 0

@@ -25,7 +25,14 @@ from trimtab_adapter.simulation.result import SimulationResult
 from trimtab_adapter.simulation.simulator import Scenario, forecaster_of, simulate
 from trimtab_loadtester.arrivals import poisson_arrivals
 from trimtab_loadtester.load_spec import LoadError
-from trimtab_pipelines.documents import DocumentError, load_pipeline, load_plan, load_profiles, validate_plan
+from trimtab_pipelines.documents import (
+    DocumentError,
+    load_pipeline,
+    load_plan,
+    load_profiles,
+    pipeline_folder,
+    validate_plan,
+)
 from trimtab_pipelines.profile import ModelProfile
 from trimtab_pipelines.result_line import ResultLine
 from trimtab_pipelines.spec import InferencePipeline
@@ -65,14 +72,14 @@ def command(
     profiles_by_stage = _profiles(pipeline, document, profiles)
     fixed_plan = validate_plan(load_plan(plan), document) if plan else None
     started_at = time.time()
-    rates = options.spec().rates(load.duration)
-    arrivals = poisson_arrivals(rates, load.seed, load.duration)
+    rates = options.spec().rates(load.duration_seconds)
+    arrivals = poisson_arrivals(rates, load.seed, load.duration_seconds)
     forecaster = forecaster_of(document.spec.adaptation, arrivals, len(rates), started_at)
     scenario = Scenario(
         pipeline=document,
         profiles=profiles_by_stage,
         arrivals_seconds=arrivals,
-        duration_seconds=float(len(rates)) if load.duration is None else load.duration,
+        duration_seconds=float(len(rates)) if load.duration_seconds is None else load.duration_seconds,
         plan=fixed_plan or initial_plan(document, profiles_by_stage, now_seconds=started_at),
         controller=None if fixed_plan else Controller(forecaster),
         origin_seconds=started_at,
@@ -92,7 +99,6 @@ def command(
     )
     save(run, out / "simulate")
     write_report(out / "simulate.html", [run])
-    console.print(f"report: {out / 'simulate.html'}")
     result = simulation_result(run_stats(run), simulation, wall_seconds)
     result.print()
     return 0 if result.holds else 1
@@ -100,7 +106,7 @@ def command(
 
 def _profiles(pipeline_file: Path, document: InferencePipeline, requested: Path | None) -> Mapping[str, ModelProfile]:
     """Load the given profile, else the one next to the pipeline from whatever machine, else one measured here."""
-    own = (pipeline_file if pipeline_file.is_dir() else pipeline_file.parent) / PROFILE_FILE
+    own = pipeline_folder(pipeline_file) / PROFILE_FILE
     if requested is None and own.exists():
         requested = own
     choice = profile_cache.find_profile(pipeline_file, document, requested, console.print)
@@ -119,19 +125,11 @@ def _failure(text: str, document: InferencePipeline) -> Failure:
 
 
 def simulation_result(stats: RunStats, simulation: SimulationResult, wall_seconds: float) -> ResultLine:
-    """Result line of a simulation."""
-    values: dict[str, float | int | str | None] = {
-        "received_requests": stats.received,
-        **{f"{name}_requests": count for name, count in stats.outcomes.items()},
-        "within_slo_fraction": stats.slo_fraction,
-        "expected_accuracy": stats.expected_accuracy,
-        "latency_p50_seconds": stats.p50_seconds,
-        "latency_p99_seconds": stats.p99_seconds,
+    figures = stats.figures() | {
         "mean_cores": simulation.mean_cores,
-        "plan_changes": stats.plan_changes,
         "replicas_started": simulation.starts,
         **{f"batch_rows_{stage}": rows for stage, rows in simulation.batch_rows.items()},
         "wall_seconds": wall_seconds,
         "times_real_time": simulation.duration_seconds / wall_seconds,
     }
-    return ResultLine(name="simulate", figures=values, bars=accounting(stats))
+    return ResultLine(name="simulate", figures=figures, bars=accounting(stats))

@@ -9,8 +9,8 @@ from typing import Annotated, Any
 import typer
 from rich.table import Table
 
-from trimtab.chat_stats import CHAT_LABELS, ChatStats, chat_stats
-from trimtab.local.router_client import Counters, RouterClient
+from trimtab.local.counters import CHAT_LABELS, ChatStats, Counters, chat_stats
+from trimtab.local.router_client import RouterClient
 from trimtab.options import JsonOption, console, parse_address, print_json_line
 from trimtab_pipelines.router_state import RecentRequests, RouterState
 from trimtab_pipelines.status import condition_of

@@ -9,11 +9,11 @@ import typer
 from numpy.typing import NDArray
 from rich.progress import BarColumn, Progress, TextColumn
 
-from trimtab.options import SAMPLES_METAVAR, PipelineArgument, SeedOption, console
-from trimtab.plan_view import terminal_table
+from trimtab.options import SAMPLES_METAVAR, PipelineArgument, SeedOption, console, terminal_table
 from trimtab.preflight import prepare
 from trimtab_loadtester.payloads.labelled import LabelledPayloads
 from trimtab_pipelines.accuracy_evidence import Accuracy
+from trimtab_pipelines.documents import pipeline_folder
 from trimtab_pipelines.model_spec import model_spec
 from trimtab_pipelines.quantity import parse_duration
 from trimtab_pipelines.result_line import ResultLine
@@ -57,8 +57,7 @@ def command(
     pixels, labels = read_images(source, max_images)
     with Progress(TextColumn("{task.description}"), BarColumn(), console=console) as progress:
         bar = progress.add_task("training", total=1)
-        home = pipeline if pipeline.is_dir() else pipeline.parent
-        spec = model_spec(document, home, stage, transformer, transformer.resources.cpu)
+        spec = model_spec(document, pipeline_folder(pipeline), stage, transformer, transformer.resources.cpu)
         training = TaskTraining(spec, task_schedule(steps, seed), lambda share: progress.update(bar, completed=share))
         images = LabelledImages(torch.from_numpy(pixels), torch.from_numpy(labels))
         report = training.train(task, images, terms, out, source.digest())

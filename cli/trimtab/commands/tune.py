@@ -3,7 +3,6 @@
 from typing import Annotated
 
 import typer
-from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
 from trimtab.options import (
     SAMPLES_METAVAR,
@@ -12,14 +11,15 @@ from trimtab.options import (
     PipelineArgument,
     SeedOption,
     console,
+    terminal_table,
 )
-from trimtab.plan_view import terminal_table
-from trimtab.preflight import prepare
-from trimtab.tuning.pipeline_edit import with_points
-from trimtab.tuning.target import tuning_target
+from trimtab.preflight import counting_progress, prepare, write_edited
+from trimtab.tuning.target import tuning_target, with_points
 from trimtab_loadtester.payloads.labelled import LabelledPayloads
-from trimtab_pipelines.documents import load_pipeline, write_atomically
+from trimtab_pipelines.accuracy_evidence import AGREEMENT
+from trimtab_pipelines.documents import pipeline_file, pipeline_folder
 from trimtab_pipelines.result_line import ResultLine
+from trimtab_pipelines.stages import Stage
 
 EXPECTED_COMPILED = 6
 """Number of compiled points that the progress bar assumes."""
@@ -55,33 +55,34 @@ def command(
     rejected. A stage with a confidence output also gets mean confidences; samples that name their tasks, accuracies by
     task.
     """
-    from trimtab.tuning import tables  # noqa: PLC0415  (imports torch)
-    from trimtab.tuning.search import Search, search_context  # noqa: PLC0415
-    from trimtab.tuning.timing import TimeBudget  # noqa: PLC0415
+    from trimtab.tuning.measurement import TimeBudget  # noqa: PLC0415  (imports torch)
+    from trimtab.tuning.search import Search, SearchSpace  # noqa: PLC0415
 
     budget, document = TimeBudget(seconds), prepare(pipeline)
-    target = tuning_target(document, stage_name, variant_name)
-    stage, file = target.spec.stages[0], pipeline / "pipeline.yaml" if pipeline.is_dir() else pipeline
-    variant, home = stage.variants[0], file.resolve().parent
-    context, source = search_context(target, home), LabelledPayloads(target, samples, seed, labels="Optional")
+    target, home = tuning_target(document, stage_name, variant_name), pipeline_folder(pipeline)
+    stage, variant = target.spec.stages[0], target.spec.stages[0].variants[0]
+    space, source = SearchSpace.of(target, home), LabelledPayloads(target, samples, seed, labels="Optional")
     search = Search(target, home, source, min(max_samples or len(source), len(source)), floor)
     console.print(
-        f"{len(context.points)} candidates of {variant.name}, {search.count} of {len(source)} samples, batch sizes "
+        f"{len(space.points)} candidates of {variant.name}, {search.count} of {len(source)} samples, batch sizes "
         f"{', '.join(map(str, search.batches))}"
     )
     if not source.labelled:
-        console.print(tables.unlabelled_message(document.spec.stage(stage.name), variant.name))
-    columns = (BarColumn(), TextColumn("{task.completed}/{task.total} {task.description}"), TimeRemainingColumn())
-    with Progress(*columns, console=console) as progress:
-        total = len(search.batches) * 6 + len(context.points) + EXPECTED_COMPILED
+        console.print(_unlabelled_message(document.spec.stage(stage.name), variant.name))
+    with counting_progress() as progress:
+        total = len(search.batches) * 6 + len(space.points) + EXPECTED_COMPILED
         bar = progress.add_task("starting", total=total)
-        result = search.run(context, budget, lambda text: progress.update(bar, advance=1, description=text))
-    console.print(terminal_table(tables.table_columns(result), [*tables.table_rows(result, seconds)]))
-    for message in tables.exclusion_messages(context, result):
+        result = search.run(space, budget, lambda text: progress.update(bar, advance=1, description=text))
+    console.print(terminal_table(result.columns, result.rows(seconds)))
+    for message in result.exclusions():
         console.print(message, markup=False)
-    path = out or file
-    write_atomically(path, with_points(file.read_text(), stage.name, variant.name, result.selection.selected))
-    load_pipeline(path)  # raises DocumentError if the result cannot be read
-    console.print(f"pipeline written to {path}")
-    ResultLine(name="tune", figures=tables.result_figures(context, result)).print()
+    text = pipeline_file(pipeline).read_text()
+    write_edited(out or pipeline_file(pipeline), with_points(text, stage.name, variant.name, result.selection.selected))
+    ResultLine(name="tune", figures=result.figures()).print()
     return 0
+
+
+def _unlabelled_message(stage: Stage, variant: str) -> str:
+    others = [other.name for other in stage.variants if other.name != variant]
+    comparison = f"; plans compare it with the accuracies of {', '.join(others)}" if others else ""
+    return f"no labels: points are evaluated by {AGREEMENT}, which is not an accuracy{comparison}"

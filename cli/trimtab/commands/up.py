@@ -35,7 +35,7 @@ from trimtab.run import LocalRun
 from trimtab.run_folder import RunFolder, reports_folder
 from trimtab.terminal_view import run_in_terminal
 from trimtab_loadtester.load_spec import LoadError
-from trimtab_pipelines.documents import DocumentError, load_plan
+from trimtab_pipelines.documents import DocumentError, load_plan, pipeline_folder
 
 
 def command(
@@ -61,12 +61,12 @@ def command(
 ) -> int:
     """Serve a pipeline on this machine and adapt it to its load, until the load ends or Ctrl-C."""
     document = prepare(pipeline)
-    if folder is not None and folder.resolve() == (pipeline if pipeline.is_dir() else pipeline.parent).resolve():
+    if folder is not None and folder.resolve() == pipeline_folder(pipeline):
         raise DocumentError(f"--folder {folder} is the pipeline's folder, which a run overwrites; give another")
     client = default_client(document, load.samples) if load.load is not None or load.trace is not None else "REST"
     load_options = parse_load_options(load, samples=load.samples, protocol=client)
-    if load.duration is not None and not 0 < load.duration < math.inf:
-        raise LoadError(f"--duration {load.duration:g}: seconds must be above 0, and finite")
+    if load.duration_seconds is not None and not 0 < load.duration_seconds < math.inf:
+        raise LoadError(f"--duration {load.duration_seconds:g}: seconds must be above 0, and finite")
     proxy = proxy_options(edge, no_proxy=no_proxy)
     check_load(load_options, edge)
     check_samples(document, load.samples)
@@ -76,7 +76,7 @@ def command(
         setup = Setup(
             pipeline,
             run_folder,
-            None if fixed_plan else choose_profiles(pipeline, document, profiles, console),
+            None if fixed_plan else choose_profiles(pipeline, document, profiles),
             fixed_plan,
             rest_port,
             grpc_port,
@@ -85,12 +85,10 @@ def command(
             admin_keys=admin_keys,
             **proxy,
         )
-        local_run = LocalRun(document.name, setup, load_options, load.duration, page_port=page_port)
+        local_run = LocalRun(document.name, setup, load_options, load.duration_seconds, page_port=page_port)
         run = run_in_terminal(local_run, console)
     print_summary(run, console)
-    path = report or (folder or reports_folder()) / f"{document.name}.html"
-    write_report(path, [run])
-    console.print(f"report: {path}")
+    write_report(report or (folder or reports_folder()) / f"{document.name}.html", [run])
     if load_options is None:
         return 0  # without a load, any end is normal
     if local_run.interruption_code is not None:

@@ -10,7 +10,7 @@ from typing import Any
 
 import aiohttp
 
-from trimtab_pipelines.processes.child_process import ChildProcess, StartError
+from trimtab_pipelines.processes.child_process import ChildProcess, StartError, command_options
 from trimtab_router.envoy.sockets import Sockets
 
 _POLL_SECONDS = 0.02
@@ -33,10 +33,9 @@ async def start_envoy(
     pipeline: Path, sockets: Sockets, edge: Path | None, ports: EnvoyPorts, log: Path
 ) -> ChildProcess:
     """Start Envoy in front of the router that listens on the sockets."""
-    arguments = ["--pipeline", str(pipeline), "--sockets", str(sockets.folder)]
-    arguments += ["--rest-port", str(ports.rest_port), "--grpc-port", str(ports.grpc_port)]
-    if edge is not None:
-        arguments += ["--edge", str(edge)]
+    arguments = command_options(
+        pipeline=pipeline, sockets=sockets.folder, rest_port=ports.rest_port, grpc_port=ports.grpc_port, edge=edge
+    )
     return await ChildProcess.start("trimtab_router.envoy", arguments, log, "Envoy", is_read=False)
 
 

@@ -9,29 +9,23 @@ from pathlib import Path
 
 from pydantic import TypeAdapter
 
+from trimtab.options import SampledLoadArguments
 from trimtab_loadtester.attack import AttackOptions, ClientProtocol, Progress, attack
 from trimtab_loadtester.clients import OPEN, Access
 from trimtab_loadtester.load_spec import LoadSpec
 from trimtab_loadtester.results import Results
 from trimtab_pipelines.documents import load_pipeline
-from trimtab_pipelines.processes.child_process import ChildProcess, StartError
+from trimtab_pipelines.processes.child_process import ChildProcess, StartError, command_options
 
 STOP_SECONDS = 5.0
 
 
 @dataclass(frozen=True, slots=True)
-class LoadOptions:
-    """A load, given as a specification or as a trace file, and how it is sent."""
+class LoadOptions(SampledLoadArguments):
+    """A load and how it is sent."""
 
-    load: str | None = None
-    trace: Path | None = None
-    speed_up: float = 1.0
-    scale: float = 1.0
-    duration_seconds: float | None = None
-    seed: int = 0
     protocol: ClientProtocol = "REST"
     access: Access = OPEN
-    samples: str | None = None
 
     def spec(self) -> LoadSpec:
         """Parse the load; raises LoadError."""
@@ -62,8 +56,8 @@ class LoadProcess:
     @classmethod
     async def start(cls, pipeline_file: Path, address: str, options: LoadOptions, folder: Path) -> "LoadProcess":
         """Start sending to `address` (host:port); results and log are written into the folder."""
-        arguments = ["--pipeline", str(pipeline_file), "--address", address, "--out", str(folder)]
-        arguments += ["--options", _OPTIONS.dump_json(options).decode()]
+        options_json = _OPTIONS.dump_json(options).decode()
+        arguments = command_options(pipeline=pipeline_file, address=address, out=folder, options=options_json)
         log = folder / "load.log"
         return cls(await ChildProcess.start("trimtab.local.load_process", arguments, log, "the load"), folder)
 
@@ -85,7 +79,6 @@ class LoadProcess:
 
 
 def main() -> int:
-    """Send a load and write its results."""
     parser = argparse.ArgumentParser(prog="trimtab.local.load_process", description=__doc__)
     parser.add_argument("--pipeline", type=Path, required=True)
     parser.add_argument("--address", required=True, help="HOST:PORT of the router")

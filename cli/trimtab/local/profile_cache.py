@@ -8,7 +8,8 @@ from importlib.metadata import PackageNotFoundError
 from importlib.metadata import version as version_of
 from pathlib import Path
 
-from trimtab_pipelines.documents import DocumentError, load_profiles
+from trimtab_pipelines import documents
+from trimtab_pipelines.documents import DocumentError, load_profiles, pipeline_folder
 from trimtab_pipelines.profile import ModelProfile
 from trimtab_pipelines.spec import InferencePipeline
 from trimtab_profiler.identity import model_identity, this_machine
@@ -32,7 +33,7 @@ def cache_folder() -> Path:
 
 def why_unfit(profiles: Mapping[str, ModelProfile], pipeline_file: Path, pipeline: InferencePipeline) -> str:
     """Return why these profiles do not suit pipeline or machine; empty if they do."""
-    machine, folder = this_machine(), _pipeline_folder(pipeline_file)
+    machine, folder = this_machine(), pipeline_folder(pipeline_file)
     for stage in pipeline.spec.stages:
         profile = profiles.get(stage.name)
         if profile is None:
@@ -59,11 +60,7 @@ def find_profile(
 ) -> ProfileChoice | None:
     """Find an existing profile that suits pipeline and machine; None if there is none.
 
-    Args:
-        pipeline_file: the pipeline's file.
-        pipeline: the pipeline.
-        requested: profile file that the user named, used whatever it was measured on.
-        on_message: called with a line for each unsuitable profile.
+    A requested profile is used whatever it was measured on; `on_message` receives a line for each unsuitable one.
 
     Raises:
         DocumentError: the requested file has no profile of a stage.
@@ -77,7 +74,7 @@ def find_profile(
             on_message(f"! profile {requested} is used as requested, but {reason}")
         return ProfileChoice(requested, "as requested")
     for path, choice_reason in (
-        (_pipeline_folder(pipeline_file) / PROFILE_FILE, "measured on an equal machine"),
+        (pipeline_folder(pipeline_file) / PROFILE_FILE, "measured on an equal machine"),
         (_cache_entry(pipeline_file) / PROFILE_FILE, "measured here earlier"),
     ):
         if path.exists():
@@ -90,19 +87,13 @@ def find_profile(
 
 async def measure_profile(pipeline_file: Path, pipeline: InferencePipeline, on_progress: OnProgress) -> ProfileChoice:
     """Measure a quick profile and cache it; raises ProfileError."""
-    profiles = await profile(pipeline, _pipeline_folder(pipeline_file), ProfileOptions.quick(pipeline), on_progress)
+    profiles = await profile(pipeline, pipeline_folder(pipeline_file), ProfileOptions.quick(pipeline), on_progress)
     return ProfileChoice(write_profiles(profiles, _cache_entry(pipeline_file)), "measured now")
-
-
-def _pipeline_folder(pipeline_file: Path) -> Path:
-    path = pipeline_file.resolve()
-    return path if path.is_dir() else path.parent
 
 
 def _cache_entry(pipeline_file: Path) -> Path:
     """Cache folder of a pipeline's text, the machine, and the versions of trimtab and torch."""
-    path = pipeline_file.resolve()
-    pipeline_text = (path / "pipeline.yaml" if path.is_dir() else path).read_bytes()
+    pipeline_text = documents.pipeline_file(pipeline_file).read_bytes()
     machine = this_machine().model_dump_json().encode()
     versions = "".join(f"{package} {_version(package)}\n" for package in ("trimtab", "torch")).encode()
     return cache_folder() / "profiles" / hashlib.sha256(pipeline_text + machine + versions).hexdigest()[:16]

@@ -8,25 +8,15 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 
 from trimtab_pipelines.edge_settings import ReplicaIdentity
-from trimtab_pipelines.processes.niceness import lower_priority
 from trimtab_pipelines.processes.parent_death import die_with_parent
 from trimtab_protocol.mutual_tls import InvalidIdentity, MutualTls
 
 CANNOT_SERVE = 1
 
 
-def serve(folder: str, log: str, ready: Connection, identity: ReplicaIdentity | None, niceness: int) -> None:
-    """Serve a folder of models until SIGTERM; send the ports once ready. Does not return.
-
-    Args:
-        folder: the folder of models.
-        log: the file of its output.
-        ready: connection that receives the ports.
-        identity: identity for mutual TLS with the router.
-        niceness: increment of the process's niceness, 0 to 19.
-    """
+def serve(folder: str, log: str, ready: Connection, identity: ReplicaIdentity | None) -> None:
+    """Serve a folder of models until SIGTERM, with output into `log`; send the ports once ready. Does not return."""
     os.setsid()  # Ctrl-C in the terminal is the supervisor's to handle
-    lower_priority(niceness)
     die_with_parent()
     threading.Thread(target=_die_with_supervisor, name="watch supervisor", daemon=True).start()
     handle = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)

@@ -8,8 +8,7 @@ from pathlib import Path
 
 from trimtab.local import rollout
 from trimtab.local.replica_process import ReplicaProcess
-from trimtab.local.rollout import Action, MarkDraining, Replica, Resize, StageTarget, Start, Stop
-from trimtab.local.variant_packing import variants_to_load
+from trimtab.local.rollout import Action, MarkDraining, Replica, Resize, StageTarget, Start, Stop, variants_to_load
 from trimtab_model_servers.server.settings import write_model_folder
 from trimtab_pipelines.documents import write_json
 from trimtab_pipelines.edge_settings import ReplicaIdentity
@@ -30,9 +29,6 @@ IDLE_HANG_SECONDS = 0.6
 BUSY_HANG_SECONDS = 20.0
 """Time after which a computing, unresponsive replica hangs."""
 MAX_FAILED_STARTS = 3
-ENCODER_NICENESS = 5
-"""Niceness of encoder replicas, so that generation, whose first token has an SLO, takes precedence. In a cluster the
-pods' CPU requests serve this purpose."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,11 +127,6 @@ class ReplicaManager:
         """Process ids of ready replicas, by replica name."""
         members = self._managed.items()
         return {name: m.process.pid for name, m in members if m.process.pid and m.replica.state == "ready"}
-
-    @property
-    def computed_seconds(self) -> Mapping[str, float]:
-        """CPU seconds used by each replica, including those starting or stopping."""
-        return {name: managed.process.cpu_seconds for name, managed in self._managed.items()}
 
     @property
     def cores(self) -> float:
@@ -274,7 +265,6 @@ class ReplicaManager:
             lambda ports: self._ready(name, ports),
             lambda: self._end(name),
             site.identity,
-            ENCODER_NICENESS if stage.encodes else 0,
         )
         replica = Replica(name, action.stage, action.variant, frozenset(variants), action.cores, "starting")
         self._managed[name] = ManagedReplica(replica, process, self.clock())

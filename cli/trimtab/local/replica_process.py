@@ -40,7 +40,6 @@ class ReplicaProcess:
         on_ready: called once with its ports.
         on_end: called once when it has ended, for whatever reason.
         identity: identity for mutual TLS with the router.
-        niceness: scheduling priority, see nice(2).
     """
 
     def __init__(
@@ -50,9 +49,8 @@ class ReplicaProcess:
         on_ready: Callable[[ReplicaPorts], None],
         on_end: Callable[[], None],
         identity: ReplicaIdentity | None = None,
-        niceness: int = 0,
     ) -> None:
-        self.folder, self.log, self._identity, self._niceness = folder, log, identity, niceness
+        self.folder, self.log, self._identity = folder, log, identity
         self._on_ready, self._on_end = on_ready, on_end
         self._loop = asyncio.get_running_loop()
         self._process: ForkServerProcess | None = None
@@ -84,10 +82,9 @@ class ReplicaProcess:
             return True
 
     async def start(self) -> None:
-        """Fork the process."""
         context = multiprocessing.get_context("forkserver")
         self._ports, ports = context.Pipe(duplex=False)
-        arguments = (str(self.folder), str(self.log), ports, self._identity, self._niceness)
+        arguments = (str(self.folder), str(self.log), ports, self._identity)
         process = context.Process(target=replica_main.serve, args=arguments, name=self.folder.name, daemon=True)
         self.log.parent.mkdir(parents=True, exist_ok=True)
         try:
@@ -116,11 +113,9 @@ class ReplicaProcess:
             self._deadline = self._loop.call_later(STOP_TIMEOUT_SECONDS, self._signal, signal.SIGKILL)
 
     def kill(self) -> None:
-        """Send SIGKILL."""
         self._signal(signal.SIGKILL)
 
     async def wait(self) -> None:
-        """Wait until the process has ended."""
         await self._ended.wait()
 
     def _signal(self, number: signal.Signals) -> None:
@@ -157,11 +152,7 @@ class ReplicaProcess:
 
 
 def start_fork_server(modules: Sequence[str] = ()) -> None:
-    """Start the fork server and its imports before the first replica needs them.
-
-    Args:
-        modules: modules that this pipeline's replicas import, besides those of all replicas.
-    """
+    """Start the fork server before the first replica needs it; it imports what all replicas need, and `modules`."""
     multiprocessing.get_context("forkserver").set_forkserver_preload([*PRELOADED, *modules])
     _ensure_fork_server()
 

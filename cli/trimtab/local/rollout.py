@@ -3,8 +3,8 @@
 `trimtab_pipelines.rollout` decides the number of replicas, as in every runtime. An old replica serves until its
 successors are ready and the router uses them.
 
-A replica usually loads every variant of its stage and may serve those that its cores suffice for. A change of variant
-is then a `Resize`: the reserved cores change, the process continues.
+A replica loads every variant of its stage if memory allows, and may serve those that its cores suffice for. A change of
+variant is then a `Resize`: the reserved cores change, the process continues.
 """
 
 from collections.abc import Mapping, Sequence
@@ -14,10 +14,14 @@ from dataclasses import dataclass, replace
 from trimtab_pipelines import rollout
 from trimtab_pipelines.backoff import pause_seconds
 from trimtab_pipelines.rollout import Capacity, ReplicaGroupState, ReplicaState
+from trimtab_pipelines.spec import InferencePipeline
+from trimtab_pipelines.stages import Stage
 
 DRAIN_LIMIT_SECONDS = 30.0
 FIRST_BACKOFF_SECONDS = 0.5
 LONGEST_BACKOFF_SECONDS = 30.0
+MEMORY_SHARE = 0.6
+"""Share of the available memory that replicas may use."""
 _TOLERANCE = 1e-9
 
 
@@ -208,3 +212,23 @@ def is_resizable(replica: Replica, target: StageTarget) -> bool:
 def threads(cores: float) -> int:
     """Number of compute threads of a replica: its whole cores, at least one."""
     return max(1, int(cores + _TOLERANCE))
+
+
+def memory_bytes_per_replica(pipeline: InferencePipeline, limit_cores: float, available_bytes: float) -> float:
+    """Divide the memory by the maximum number of replicas that the cores allow."""
+    min_cores = min(variant.resources.cpu for stage in pipeline.spec.stages for variant in stage.variants)
+    max_replicas = max(int(limit_cores / min_cores + 1e-9), len(pipeline.spec.stages))
+    return MEMORY_SHARE * available_bytes / max_replicas
+
+
+def variants_to_load(stage: Stage, needed: str, memory_bytes: float) -> tuple[str, ...]:
+    """Return the needed variant and those closest in accuracy that fit in memory."""
+    reference = stage.variant(needed)
+    others = [variant for variant in stage.variants if variant.name != needed]
+    others.sort(key=lambda variant: (abs(variant.accuracy - reference.accuracy), variant.resources.memory))
+    loaded, used = {needed}, reference.resources.memory
+    for variant in others:
+        if used + variant.resources.memory <= memory_bytes:
+            loaded.add(variant.name)
+            used += variant.resources.memory
+    return tuple(variant.name for variant in stage.variants if variant.name in loaded)

@@ -17,26 +17,24 @@ from typing import Self
 
 import psutil
 
-from trimtab.local import logs
 from trimtab.local.envoy_process import EnvoyPorts, make_sockets, start_envoy, wait_for_ports
-from trimtab.local.heartbeat import KILL_SECONDS, wait_for_exit
-from trimtab.local.other_cpu_usage import OtherCpuUsage, busy_seconds
+from trimtab.local.process_upkeep import KILL_SECONDS, Upkeep, keep_logs_small, log_to_file
 from trimtab.local.replica_manager import LocalSite, ReplicaManager
 from trimtab.local.replica_process import start_fork_server
-from trimtab.local.rollout import backoff_seconds
+from trimtab.local.rollout import memory_bytes_per_replica
 from trimtab.local.router_client import RouterClient, RouterUnreachable
-from trimtab.local.variant_packing import memory_bytes_per_replica
 from trimtab_model_servers.families.registry import modules_to_preload
 from trimtab_pipelines.documents import (
     DocumentError,
     load_edge,
     load_pipeline,
     load_published_plan,
+    pipeline_folder,
     validate_plan,
     write_json,
 )
 from trimtab_pipelines.plan import PipelinePlan
-from trimtab_pipelines.processes.child_process import ChildProcess, RouterPorts, StartError
+from trimtab_pipelines.processes.child_process import ChildProcess, RouterPorts, StartError, command_options
 from trimtab_pipelines.router_state import RouterState
 from trimtab_pipelines.spec import InferencePipeline
 from trimtab_router.envoy.sockets import Sockets
@@ -46,14 +44,12 @@ log = logging.getLogger(__name__)
 
 START_SECONDS = 60.0
 STOP_SECONDS = 10.0
-HEALTHY_SECONDS = 10.0
 BUSY_POLL_SECONDS, CALM_POLL_SECONDS = 0.1, 0.5
 MAX_ROUTER_TIMEOUTS = 3
 """Consecutive timeouts of two seconds after which a router that listens is considered hung."""
 ADAPTER_HANG_SECONDS = 20.0
 """The adapter sends a heartbeat each second, except while it computes a plan."""
 MAX_FAULTS = 1000
-TRIM_SECONDS = 60.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,7 +106,6 @@ class Supervisor:
     proxy: ChildProcess | None = None
     adapter: ChildProcess | None = None
     client: RouterClient = field(init=False)
-    cpu_usage: OtherCpuUsage = field(default_factory=OtherCpuUsage)
     _tasks: list["asyncio.Task[None]"] = field(default_factory=list)
     _changed: asyncio.Event = field(default_factory=asyncio.Event)
     _first_ready: asyncio.Event = field(default_factory=asyncio.Event)
@@ -124,9 +119,8 @@ class Supervisor:
         budget = self.pipeline.spec.budget
         limit = budget.cores + budget.surge_cores
         memory = memory_bytes_per_replica(self.pipeline, limit, psutil.virtual_memory().available)
-        home = self.setup.pipeline_file.resolve()
-        folder, identity = home if home.is_dir() else home.parent, load_edge(self.setup.edge).replicas
-        site = LocalSite(self.pipeline, folder, self.setup.folder, limit, memory, identity)
+        home, identity = pipeline_folder(self.setup.pipeline_file), load_edge(self.setup.edge).replicas
+        site = LocalSite(self.pipeline, home, self.setup.folder, limit, memory, identity)
         self.replica_manager = ReplicaManager(
             site, time.monotonic, self._changed.set, self.record_fault, self.record_fault
         )
@@ -134,11 +128,6 @@ class Supervisor:
     @property
     def plan_file(self) -> Path:
         return self.setup.folder / "plan.json"
-
-    @property
-    def machine_file(self) -> Path:
-        """CPU usage of other processes, for the adapter."""
-        return self.setup.folder / "machine.json"
 
     @property
     def decisions_file(self) -> Path:
@@ -214,13 +203,13 @@ class Supervisor:
     async def _start(self) -> None:
         folder = self.setup.folder
         folder.mkdir(parents=True, exist_ok=True)
-        for stale in (self.plan_file, self.machine_file, self.replica_manager.site.endpoints_file):
+        for stale in (self.plan_file, self.replica_manager.site.endpoints_file):
             stale.unlink(missing_ok=True)
         if self.setup.profiles_file is not None:
             self.decisions_file.unlink(missing_ok=True)
         for name in ("models", "logs"):
             shutil.rmtree(folder / name, ignore_errors=True)
-        self._log_to_file(folder / "logs" / "supervisor.log")
+        self._log = log_to_file(folder / "logs" / "supervisor.log")
         if self.setup.plan is not None:
             write_json(self.plan_file, self.setup.plan)
             self._apply(self.setup.plan)
@@ -232,43 +221,32 @@ class Supervisor:
         await self._start_router()
         if self.sockets is not None:
             await self._start_proxy()
-            proxy = self._keep_running("proxy", lambda: self.proxy, self._start_proxy)
-            self._tasks.append(asyncio.create_task(proxy, name="proxy"))
-        self._tasks += [
-            asyncio.create_task(self._watch_plan(), name="plan"),
-            asyncio.create_task(self._trim_logs(), name="logs"),
-            asyncio.create_task(self._keep_running("router", lambda: self.router, self._start_router), name="router"),
-        ]
+            self._keep_running("proxy", lambda: self.proxy, self._start_proxy)
+        self._tasks.append(asyncio.create_task(self._watch_plan(), name="plan"))
+        self._tasks.append(asyncio.create_task(keep_logs_small(folder / "logs"), name="logs"))
+        self._keep_running("router", lambda: self.router, self._start_router)
         if self.setup.profiles_file is not None:
             await self._start_adapter()
-            adapter = self._keep_running("adapter", lambda: self.adapter, self._start_adapter, ADAPTER_HANG_SECONDS)
-            self._tasks.append(asyncio.create_task(adapter, name="adapter"))
-
-    def _log_to_file(self, path: Path) -> None:
-        """Log into a file, not into the terminal."""
-        path.parent.mkdir(parents=True, exist_ok=True)
-        self._log = logging.FileHandler(path)
-        self._log.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s"))
-        runtime = logging.getLogger("trimtab")
-        runtime.addHandler(self._log)
-        runtime.setLevel(logging.INFO)
+            self._keep_running("adapter", lambda: self.adapter, self._start_adapter, ADAPTER_HANG_SECONDS)
 
     async def _start_router(self) -> None:
-        files = ["--pipeline", str(self.setup.pipeline_file), "--plan", str(self.plan_file)]
-        files += ["--endpoints", str(self.replica_manager.site.endpoints_file)]
-        files += ["--tasks", str(self.replica_manager.site.tasks)]
-        if self.setup.admin_keys is not None:
-            files += ["--admin-keys", str(self.setup.admin_keys)]
-        ports = ["--admin-port", str(self.admin_port or self.setup.admin_port)]
-        if self.setup.edge is not None:
-            ports += ["--edge", str(self.setup.edge)]
-        if self.sockets is not None:
-            ports += ["--sockets", str(self.sockets.folder)]
-        else:
-            ports += ["--no-proxy", "--rest-port", str(self.rest_port or self.setup.rest_port)]
+        setup, site, sockets = self.setup, self.replica_manager.site, self.sockets
+        arguments = command_options(
+            pipeline=setup.pipeline_file,
+            plan=self.plan_file,
+            endpoints=site.endpoints_file,
+            tasks=site.tasks,
+            admin_keys=setup.admin_keys,
+            admin_port=self.admin_port or setup.admin_port,
+            edge=setup.edge,
+            sockets=None if sockets is None else sockets.folder,
+            rest_port=(self.rest_port or setup.rest_port) if sockets is None else None,
+        )
+        if sockets is None:
+            arguments.append("--no-proxy")
         log_file = self.setup.folder / "logs" / "router.log"
         self._router_timeouts = -1000  # timeouts do not count until it listens
-        self.router = await ChildProcess.start("trimtab_router", [*files, *ports], log_file, "the router")
+        self.router = await ChildProcess.start("trimtab_router", arguments, log_file, "the router")
         try:
             announced = await self.router.read_ready_line(RouterPorts, START_SECONDS)
         except StartError:
@@ -295,44 +273,26 @@ class Supervisor:
         self.rest_port, self.grpc_port = ports.rest_port, ports.grpc_port
 
     async def _start_adapter(self) -> None:
-        arguments = ["--pipeline", str(self.setup.pipeline_file), "--profiles", str(self.setup.profiles_file)]
-        arguments += ["--plan", str(self.plan_file), "--decisions", str(self.decisions_file)]
-        arguments += ["--router", self.client.url, "--heartbeat"]
-        if self.setup.prometheus is not None:
-            arguments += ["--prometheus", self.setup.prometheus]
+        arguments = command_options(
+            pipeline=self.setup.pipeline_file,
+            profiles=self.setup.profiles_file,
+            plan=self.plan_file,
+            decisions=self.decisions_file,
+            router=self.client.url,
+            prometheus=self.setup.prometheus,
+        )
         log_file = self.setup.folder / "logs" / "adapter.log"
-        self.adapter = await ChildProcess.start("trimtab_adapter", arguments, log_file, "the adapter")
+        self.adapter = await ChildProcess.start("trimtab_adapter", [*arguments, "--heartbeat"], log_file, "the adapter")
 
-    async def _keep_running(
+    def _keep_running(
         self,
         name: str,
         current: Callable[[], ChildProcess | None],
         start: Callable[[], Awaitable[None]],
         hang_seconds: float | None = None,
     ) -> None:
-        """Restart a process when it ends, or sends no heartbeat; raises StartError if it never starts."""
-        failures, started_at = 0, time.monotonic()
-        while True:
-            process = current()
-            if process is not None:
-                code = await self._wait_for_exit(process, hang_seconds)
-                healthy = time.monotonic() - started_at > HEALTHY_SECONDS
-                failures = 1 if healthy else failures + 1
-                if not self._first_ready.is_set() and failures > 1:
-                    raise StartError(process.exit_message(code))
-                self.record_fault(f"the {name} ended", f"exit code {code}")
-            await asyncio.sleep(backoff_seconds(failures))
-            started_at = time.monotonic()
-            try:
-                await start()
-            except (StartError, OSError) as error:
-                log.warning("%s", error)
-
-    async def _wait_for_exit(self, process: ChildProcess, hang_seconds: float | None) -> int:
-        if hang_seconds is None:
-            return await process.wait()
-        detail = f"no heartbeat for {hang_seconds:g} s; it was killed"
-        return await wait_for_exit(process, hang_seconds, lambda: self.record_fault(f"{process.name} hung", detail))
+        upkeep = Upkeep(name, current, start, self.record_fault, self._first_ready, hang_seconds)
+        self._tasks.append(asyncio.create_task(upkeep.run(), name=name))
 
     def record_fault(self, what: str, detail: str = "") -> None:
         """Record a fault; a repeated one is recorded once, and the oldest are dropped."""
@@ -341,27 +301,11 @@ class Supervisor:
             self.faults.append(Fault(time.time(), what, detail.strip("; ")))
             del self.faults[:-MAX_FAULTS]
 
-    def _write_machine_state(self) -> None:
-        """Write the CPU usage of other processes for the adapter."""
-        now = time.monotonic()
-        if self.setup.profiles_file is None or not self.cpu_usage.is_due(now):
-            return
-        machine = self.cpu_usage.sample(now, busy_seconds(), self.replica_manager.computed_seconds)
-        if machine is not None:
-            with suppress(OSError):
-                write_json(self.machine_file, machine)
-
     async def _watch_plan(self) -> None:
         stamps = FileStamps()
         async for _ in changes(self.setup.folder):
             if stamps.changed(self.plan_file):
                 self._read_plan()
-
-    async def _trim_logs(self) -> None:
-        while True:
-            await asyncio.sleep(TRIM_SECONDS)
-            with suppress(OSError):  # tried again a minute later
-                logs.trim_logs(self.setup.folder / "logs")
 
     def _read_plan(self) -> None:
         """Apply the plan on disk; an invalid one is logged, and the last valid plan stays in force."""
@@ -383,7 +327,6 @@ class Supervisor:
         while True:
             self._changed.clear()
             await self._poll()
-            self._write_machine_state()
             if self.plan is not None:
                 self.replica_manager.step(self._serving())
             for reason in self.replica_manager.start_errors.values():

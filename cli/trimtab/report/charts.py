@@ -14,14 +14,12 @@ from trimtab.run_samples import Run
 BLUE, ORANGE, GREY, RED = "#3f7fd9", "#e08a2e", "#868d98", "#cf4b4b"
 RUN_COLOURS = (BLUE, GREY, ORANGE)
 RUN_DASHES = ("solid", "dot", "dash")
-REASON_COLOURS = ("#cf4b4b", "#e08a2e", "#8a6fc9", "#5a9a6a", "#868d98", "#b08a5a")
-REASON_PATTERNS = ("", "/", "x", ".", "-", "+")
+REASON_STYLES = ((RED, ""), (ORANGE, "/"), ("#8a6fc9", "x"), ("#5a9a6a", "."), (GREY, "-"), ("#b08a5a", "+"))
 HEIGHT = 260
 _GRID = "rgba(134,141,152,0.25)"
 
 
 def load_chart(run: Run) -> go.Figure:
-    """Requests per second, and the planned peak."""
     figure = _figure(run, "requests per second")
     _line(
         figure, series.observed_load(run), "received", BLUE, width=1.6, fill="tozeroy", fillcolor="rgba(63,127,217,.15)"
@@ -43,33 +41,28 @@ def stage_chart(run: Run, stage: str) -> go.Figure:
     figure.update_annotations(x=0, xanchor="left", font={"size": 13})
     spans = series.variant_spans(run, stage)
     at = np.array([time for span in spans for time in (span.start, span.end)])
-    rows: list[tuple[str, list[Any], str, float]] = [
-        (titles[0], [s.stage.variant for s in spans for _ in range(2)], BLUE, 4.0),
-        (titles[1], [s.stage.batch_size for s in spans for _ in range(2)], ORANGE, 2.0),
-        (titles[2], [s.stage.ready_replicas for s in spans for _ in range(2)], GREY, 2.0),
-    ]
-    for row, (name, values, colour, width) in enumerate(rows, 1):
+    states = [(s.stage.variant, s.stage.batch_size, s.stage.ready_replicas) for s in spans for _ in ("start", "end")]
+    styles = ((BLUE, 4.0), (ORANGE, 2.0), (GREY, 2.0))
+    for row, (name, (colour, width)) in enumerate(zip(titles, styles, strict=True), 1):
+        values = [state[row - 1] for state in states]
         trace = go.Scatter(x=at, y=values, name=name, mode="lines", line={"color": colour, "width": width})
         figure.add_trace(trace, row=row, col=1)
     figure.update_yaxes(categoryorder="array", categoryarray=names, range=[-0.5, len(names) - 0.5], row=1, col=1)
     figure.update_yaxes(rangemode="tozero", nticks=4, row=2, col=1)
     figure.update_yaxes(rangemode="tozero", nticks=4, dtick=_replica_step(spans), row=3, col=1)
     _apply_layout(figure, run, height=HEIGHT + 80 + 14 * len(names), legend=False)
-    figure.update_xaxes(title_text="", row=1, col=1)
-    figure.update_xaxes(title_text="", row=2, col=1)
+    for row in (1, 2):
+        figure.update_xaxes(title_text="", row=row, col=1)
     return figure
 
 
 def latency_chart(run: Run) -> go.Figure:
-    """Latency percentiles against the SLO."""
     figure = _figure(run, "milliseconds")
     median, p99 = series.latencies(run, (0.5, 0.99))
     _line(figure, _scaled(p99, 1000), "p99", BLUE, width=2.2)
     _line(figure, _scaled(median, 1000), "median", GREY, width=1.8, dash="dot")
     slo_ms = 1000 * run.pipeline.spec.slo.latency_seconds
-    figure.add_hline(y=slo_ms, line={"color": RED, "width": 1.6, "dash": "dash"})
-    label = f"SLO {slo_ms:g} ms"
-    figure.add_annotation(x=1, xref="paper", y=slo_ms, text=label, showarrow=False, xanchor="right", yanchor="bottom")
+    _limit(figure, slo_ms, f"SLO {slo_ms:g} ms")
     values = p99.value[~np.isnan(p99.value)]
     top = max(slo_ms, 1000 * float(values.max()) if values.size else 0.0)
     figure.update_yaxes(range=[0, 1.15 * top])
@@ -83,19 +76,14 @@ def lost_chart(run: Run) -> go.Figure | None:
         return None
     figure = _figure(run, "requests")
     for n, (reason, curve) in enumerate(curves.items()):
-        colour = REASON_COLOURS[n % len(REASON_COLOURS)]
-        marker = {
-            "color": colour,
-            "pattern": {"shape": REASON_PATTERNS[n % len(REASON_PATTERNS)]},
-            "line": {"width": 0},
-        }
+        colour, pattern = REASON_STYLES[n % len(REASON_STYLES)]
+        marker = {"color": colour, "pattern": {"shape": pattern}, "line": {"width": 0}}
         figure.add_trace(go.Bar(x=curve.at, y=curve.value, name=reason, marker=marker))
     figure.update_layout(barmode="stack", bargap=0.05, showlegend=True)
     return figure
 
 
 def accuracy_chart(run: Run) -> go.Figure:
-    """Expected accuracy by the plans, and measured accuracy."""
     figure = _figure(run, "accuracy")
     expected, measured = series.accuracies(run)
     _line(figure, expected, "expected", ORANGE, width=2.2, dash="dash")
@@ -109,40 +97,33 @@ def accuracy_chart(run: Run) -> go.Figure:
 
 
 def cores_chart(run: Run) -> go.Figure:
-    """Cores reserved and used, against the budget."""
     figure = _figure(run, "cores")
     reserved, busy = series.cores(run)
     _line(figure, reserved, "reserved by replicas", BLUE, width=2.2, shape="hv")
     _line(figure, busy, "used by their processes", GREY, width=1.6, dash="dot")
     budget = run.pipeline.spec.budget
-    figure.add_hline(y=budget.cores, line={"color": RED, "width": 1.6, "dash": "dash"})
-    label = f"budget {budget.cores:g}" + (f" (+{budget.surge_cores:g} during rollouts)" if budget.surge_cores else "")
-    figure.add_annotation(
-        x=1, xref="paper", y=budget.cores, text=label, showarrow=False, xanchor="right", yanchor="bottom"
-    )
+    surge = f" (+{budget.surge_cores:g} during rollouts)" if budget.surge_cores else ""
+    _limit(figure, budget.cores, f"budget {budget.cores:g}{surge}")
     top = max([budget.cores + budget.surge_cores, *reserved.value, *busy.value])
     figure.update_yaxes(range=[0, 1.2 * top])
     return figure
 
 
 def comparison_charts(runs: Sequence[Run]) -> list[tuple[str, go.Figure]]:
-    """Accuracy and p99 of several runs of the same load."""
     accuracy, latency = _figure(runs[0], "measured accuracy"), _figure(runs[0], "milliseconds")
     for run, colour, dash in zip(runs, RUN_COLOURS, RUN_DASHES, strict=False):
         _line(accuracy, series.accuracies(run)[1], run.title, colour, width=2.2, dash=dash)
         (p99,) = series.latencies(run, (0.99,))
         _line(latency, _scaled(p99, 1000), run.title, colour, width=2.2, dash=dash)
     slo_ms = 1000 * runs[0].pipeline.spec.slo.latency_seconds
-    latency.add_hline(y=slo_ms, line={"color": RED, "width": 1.6, "dash": "dash"})
+    _limit(latency, slo_ms)
     return [("Measured accuracy", accuracy), (f"p99 latency (dashed red: SLO of {slo_ms:g} ms)", latency)]
 
 
 def _figure(run: Run, unit: str) -> go.Figure:
     figure = go.Figure()
     _apply_layout(figure, run, height=HEIGHT, legend=True)
-    figure.update_yaxes(
-        title_text=unit, rangemode="tozero" if unit not in ("accuracy", "measured accuracy") else "normal"
-    )
+    figure.update_yaxes(title_text=unit, rangemode="normal" if "accuracy" in unit else "tozero")
     return figure
 
 
@@ -186,6 +167,11 @@ def _line(
     line = {"color": colour, "width": width, "dash": dash, "shape": shape}
     trace = go.Scatter(x=curve.at, y=curve.value, name=name, mode=mode, line=line, marker={"size": 4}, **more)
     figure.add_trace(trace)
+
+
+def _limit(figure: go.Figure, value: float, label: str = "") -> None:
+    figure.add_hline(y=value, line={"color": RED, "width": 1.6, "dash": "dash"})
+    figure.add_annotation(x=1, xref="paper", y=value, text=label, showarrow=False, xanchor="right", yanchor="bottom")
 
 
 def _scaled(curve: Curve, factor: float) -> Curve:

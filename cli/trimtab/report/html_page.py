@@ -19,13 +19,9 @@ OWN_X_AXIS = "own-x-axis"
 
 
 def page(title: str, parts: Sequence[str], charts: Charts, state: Literal["live", "finished"] | None = None) -> str:
-    """Render a page of HTML parts and the charts in them.
+    """Render a page of HTML parts and the charts in them, by the id of their element.
 
-    Args:
-        title: title of the browser window.
-        parts: HTML, top to bottom.
-        charts: by the id of their element.
-        state: of the run, if the page is served: a live page refreshes itself and loads plotly.js from the server.
+    A page with a `state` is served: it loads plotly.js from the server, and a live one refreshes itself.
     """
     charts_json = json.dumps(_charts_json(charts)).replace("</", "<\\/")
     body = "".join(f"<div class='part'>{part}</div>" for part in parts)
@@ -72,7 +68,6 @@ def table(columns: Sequence[str], rows: Iterable[Sequence[str]], numbers: range)
 
 
 def summary_grid(items: Iterable[SummaryItem]) -> str:
-    """Render summary items as a grid of cards."""
     return f"<div class='cards'>{''.join(map(_card, items))}</div>"
 
 

@@ -6,6 +6,7 @@ from html import escape
 from pathlib import Path
 from typing import Literal
 
+from trimtab.options import console
 from trimtab.plan_view import STAGE_COLUMNS, explanation_lines, stage_rows
 from trimtab.report import charts, html_page, series
 from trimtab.report.html_page import Charts, section, table
@@ -22,8 +23,9 @@ FOOTER = "<footer>Drag over a chart to zoom in, double-click to reset.</footer>"
 
 
 def write_report(path: Path, runs: Sequence[Run]) -> None:
-    """Write the report of the first run, compared with the others if there are any."""
+    """Write the report of the first run, compared with the others if there are any, and print its path."""
     write_atomically(path, render(runs))
+    console.print(f"report: {path}")
 
 
 def render(runs: Sequence[Run], state: Literal["live", "finished"] | None = None) -> str:

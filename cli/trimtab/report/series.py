@@ -2,10 +2,12 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 
 import numpy as np
 from numpy.typing import NDArray
 
+from trimtab.local.counters import bucket_increase, quantile_upper_bound
 from trimtab.run_samples import Run, Sample, StageSample
 from trimtab_loadtester.results import Results
 from trimtab_pipelines.plan import PipelinePlan
@@ -14,7 +16,7 @@ from trimtab_pipelines.request_outcome import RequestOutcome
 Floats = NDArray[np.float64]
 BINS = 60
 MIN_BIN_SECONDS = 1.0
-LATE = "answered late"
+LATE, DROPPED = "answered late", "dropped in "
 DECIMALS = 6
 """Precision of accuracies: further digits are noise of the sums."""
 
@@ -43,10 +45,11 @@ def seconds(run: Run) -> float:
     return run.samples[-1].at - run.started_at if run.samples else 0.0
 
 
-def bin_edges(run: Run) -> Floats:
-    """Edges of about sixty equal bins over the run, each of at least a second."""
+def _bins(run: Run) -> tuple[Floats, Floats]:
+    """Edges and middles of about sixty equal bins over the run, each of at least a second."""
     length = max(seconds(run), MIN_BIN_SECONDS)
-    return np.linspace(0.0, length, max(int(length / max(length / BINS, MIN_BIN_SECONDS)), 1) + 1)
+    edges = np.linspace(0.0, length, max(int(length / max(length / BINS, MIN_BIN_SECONDS)), 1) + 1)
+    return edges, (edges[:-1] + edges[1:]) / 2
 
 
 def observed_load(run: Run) -> Curve:
@@ -87,12 +90,11 @@ def variant_spans(run: Run, stage: str) -> list[VariantSpan]:
 
 def latencies(run: Run, quantiles: Sequence[float]) -> list[Curve]:
     """Latency quantiles in seconds, one curve each, binned by scheduled arrival."""
-    edges = bin_edges(run)
     if run.results is None:
         return [_bucket_latency(run, quantile) for quantile in quantiles]
+    edges, middles = _bins(run)
     answered = run.results.answered
     groups = _grouped(answered["scheduled"], answered["latency_seconds"], edges)
-    middles = (edges[:-1] + edges[1:]) / 2
     return [
         Curve(middles, np.array([np.quantile(group, q) if group.size else np.nan for group in groups]))
         for q in quantiles
@@ -103,12 +105,12 @@ def lost_requests(run: Run) -> Mapping[str, Curve]:
     """Requests per bin that were not answered in time, by outcome and reason."""
     if run.results is None:
         return _lost_by_counters(run)
-    edges, records = bin_edges(run), run.results.records
-    curves, reasons = {}, np.array(loss_reasons(run.results))
-    for reason in sorted(set(reasons.tolist()) - {""}):
-        arrivals = records["scheduled"][reasons == reason]
-        curves[reason] = Curve((edges[:-1] + edges[1:]) / 2, np.histogram(arrivals, edges)[0].astype(np.float64))
-    return curves
+    edges, middles = _bins(run)
+    arrivals, reasons = run.results.records["scheduled"], np.array(loss_reasons(run.results))
+    return {
+        reason: Curve(middles, np.histogram(arrivals[reasons == reason], edges)[0].astype(np.float64))
+        for reason in sorted(set(reasons.tolist()) - {""})
+    }
 
 
 def loss_reasons(results: Results) -> list[str]:
@@ -119,7 +121,7 @@ def loss_reasons(results: Results) -> list[str]:
         if outcome is RequestOutcome.OK:
             reasons.append("")
         elif outcome is RequestOutcome.DROPPED and record["drop_stage"]:
-            reasons.append(f"dropped in {record['drop_stage']}: {record['drop_reason']}")
+            reasons.append(f"{DROPPED}{record['drop_stage']}: {record['drop_reason']}")
         elif outcome is RequestOutcome.LATE:
             reasons.append(LATE)
         else:
@@ -129,10 +131,9 @@ def loss_reasons(results: Results) -> list[str]:
 
 def accuracies(run: Run) -> tuple[Curve, Curve]:
     """Expected and measured accuracy, per bin."""
-    edges = bin_edges(run)
-    middles = (edges[:-1] + edges[1:]) / 2
     if run.results is None:
         return _expected_by_counters(run), _measured_by_samples(run)
+    edges, middles = _bins(run)
     answered = run.results.answered
     arrivals = answered["scheduled"]
     expected = [_mean(group) for group in _grouped(arrivals, answered["expected_accuracy"], edges)]
@@ -182,19 +183,14 @@ def _growth(run: Run, count: Callable[[Sample], float]) -> Curve:
 
 
 def _lost_by_counters(run: Run) -> Mapping[str, Curve]:
-    names = {name for sample in run.samples for name in sample.counters.drops}
-    curves = {f"dropped in {name}": _growth(run, _drops_at(name)) for name in names}
-    for outcome, reason in (("late", LATE), ("refused", "refused"), ("failed", "failed")):
-        curves[reason] = _growth(run, _outcomes_of(outcome))
-    return {name: curve for name, curve in sorted(curves.items()) if curve.value.any()}
+    def lost(sample: Sample, reason: str) -> float:
+        if reason.startswith(DROPPED):
+            return sample.counters.drops.get(reason.removeprefix(DROPPED), 0)
+        return sample.counters.outcomes.get("late" if reason == LATE else reason, 0)
 
-
-def _drops_at(name: str) -> Callable[[Sample], float]:
-    return lambda sample: sample.counters.drops.get(name, 0)
-
-
-def _outcomes_of(outcome: str) -> Callable[[Sample], float]:
-    return lambda sample: sample.counters.outcomes.get(outcome, 0)
+    drops = {f"{DROPPED}{name}" for sample in run.samples for name in sample.counters.drops}
+    curves = {reason: _growth(run, partial(lost, reason=reason)) for reason in (*drops, LATE, "refused", "failed")}
+    return {reason: curve for reason, curve in sorted(curves.items()) if curve.value.any()}
 
 
 def _expected_by_counters(run: Run) -> Curve:
@@ -220,9 +216,7 @@ def _bucket_latency(run: Run, quantile: float) -> Curve:
     """Upper edge of the bucket that holds the quantile, over ten samples each."""
     at, value = [], []
     for first, last in zip(run.samples, run.samples[10:], strict=False):
-        edges = sorted(last.counters.latency_buckets)
-        grown = np.array([last.counters.latency_buckets[e] - first.counters.latency_buckets.get(e, 0.0) for e in edges])
+        answered = bucket_increase(first.counters.latency_buckets, last.counters.latency_buckets)
         at.append(last.at - run.started_at)
-        answered = grown.size and grown[-1] > 0
-        value.append(edges[int(np.searchsorted(grown, quantile * grown[-1]))] if answered else np.nan)
-    return Curve(np.array(at), np.array(value))
+        value.append(quantile_upper_bound(answered, quantile))
+    return Curve(np.array(at), np.array(value, dtype=np.float64))  # None becomes NaN

@@ -8,7 +8,8 @@ from dataclasses import dataclass
 from rich.console import Console
 from rich.table import Table
 
-from trimtab.chat_stats import CHAT_LABELS, ChatStats
+from trimtab.local.counters import CHAT_LABELS, ChatStats
+from trimtab.options import terminal_table
 from trimtab.report.series import LATE, loss_reasons
 from trimtab.report.summary_stats import RunStats, run_stats
 from trimtab.run_samples import Run
@@ -66,7 +67,6 @@ def summary_items(run: Run) -> list[SummaryItem]:
 
 
 def slo_text(slo: ServiceLevel) -> str:
-    """Describe the targets of an SLO."""
     targets = [f"{1000 * slo.latency_seconds:g} ms"]
     if slo.time_to_first_token_seconds is not None:
         targets.append(f"{1000 * slo.time_to_first_token_seconds:g} ms to the first token")
@@ -91,21 +91,11 @@ def _chat_items(chats: Mapping[str, ChatStats], slo: ServiceLevel) -> Iterator[S
         label = CHAT_LABELS[modality]
         share = "" if math.isnan(stats.in_time_fraction) else f", {_percent(stats.in_time_fraction)} within the SLO"
         answered = f"; {stats.answered:,} answered{share}"
-        for metric, p50, p99, target, suffix in (
-            (
-                "time to first token",
-                stats.first_token_p50_seconds,
-                stats.first_token_p99_seconds,
-                slo.time_to_first_token_seconds,
-                answered,
-            ),
-            (
-                "time between tokens",
-                stats.next_token_p50_seconds,
-                stats.next_token_p99_seconds,
-                slo.time_per_output_token_seconds,
-                "",
-            ),
+        first = stats.first_token_p50_seconds, stats.first_token_p99_seconds, slo.time_to_first_token_seconds
+        following = stats.next_token_p50_seconds, stats.next_token_p99_seconds, slo.time_per_output_token_seconds
+        for metric, (p50, p99, target), suffix in (
+            ("time to first token", first, answered),
+            ("time between tokens", following, ""),
         ):
             slo_detail = "" if target is None else f", SLO {_milliseconds(target)}"
             holds = None if target is None or math.isnan(p99) else p99 <= target
@@ -146,17 +136,14 @@ COMPARISON_COLUMNS = (
 
 def comparison_rows(runs: Sequence[Run]) -> list[tuple[str, ...]]:
     """Return a row of COMPARISON_COLUMNS for each run."""
-    return [_row(run.title, run_stats(run)) for run in runs]
+    return [_comparison_row(run.title, run_stats(run)) for run in runs]
 
 
 def print_comparison(runs: Sequence[Run], console: Console) -> None:
-    table = Table(*COMPARISON_COLUMNS, box=None, pad_edge=False)
-    for row in comparison_rows(runs):
-        table.add_row(*row)
-    console.print(table)
+    console.print(terminal_table(COMPARISON_COLUMNS, comparison_rows(runs)))
 
 
-def _row(title: str, stats: RunStats) -> tuple[str, ...]:
+def _comparison_row(title: str, stats: RunStats) -> tuple[str, ...]:
     return (
         title,
         f"{stats.received:,}",

@@ -6,8 +6,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from trimtab.chat_stats import ChatStats, chat_stats
-from trimtab.local.router_client import median_and_p99
+from trimtab.local.counters import ChatStats, chat_stats, median_and_p99
 from trimtab.report import series
 from trimtab.run_samples import Run
 from trimtab_loadtester.results import TOKEN_TIMES, ModalityResults
@@ -56,6 +55,21 @@ class RunStats:
     def accuracy_gap(self) -> float:
         """Absolute difference of expected and measured accuracy."""
         return abs(self.measured_accuracy - self.expected_accuracy)
+
+    def figures(self) -> dict[str, float | int | str | None]:
+        """Return the figures of a result line."""
+        return {
+            "received_requests": self.received,
+            **{f"{name}_requests": count for name, count in self.outcomes.items()},
+            "within_slo_fraction": self.slo_fraction,
+            "expected_accuracy": self.expected_accuracy,
+            "measured_accuracy": self.measured_accuracy,
+            "latency_p50_seconds": self.p50_seconds,
+            "latency_p99_seconds": self.p99_seconds,
+            "mean_cores": self.mean_cores,
+            "plan_changes": self.plan_changes,
+            **{f"variant_changes_{stage}": count for stage, count in self.variant_changes.items()},
+        }
 
 
 def run_stats(run: Run) -> RunStats:

@@ -7,7 +7,7 @@ from urllib.parse import unquote, urlsplit
 
 import torch
 
-from trimtab.tuning.precisions import Gpu
+from trimtab.tuning.candidates import Gpu
 from trimtab_loadtester.payloads.interface import Payload
 from trimtab_model_servers.errors import ModelError
 from trimtab_model_servers.families.interfaces import CPU, Network
@@ -27,12 +27,9 @@ class CandidateModel:
     """The model of a tuning target, loaded once with all candidate points."""
 
     def __init__(self, pipeline: InferencePipeline, folder: Path, points: Sequence[OperatingPoint]) -> None:
-        """Load the model onto the device that its variant requests.
+        """Load the model of a pipeline of one stage with one variant, onto the device that the variant requests.
 
-        Args:
-            pipeline: the target, of one stage with one variant.
-            folder: base of relative storage URIs.
-            points: the points to try, the full model first.
+        The points to try begin with the full model; `folder` is the base of relative storage URIs.
 
         Raises:
             ValueError: the model cannot be loaded, or cannot run at a point.
@@ -72,7 +69,6 @@ class CandidateModel:
         return Path(unquote(parts.path) if parts.scheme else self._spec.storage_uri).parent
 
     def spec_at(self, point: OperatingPoint) -> ModelSpec:
-        """Return the specification of the model with a single point."""
         return self._spec.model_copy(update={"operating_points": (point,)})
 
     def add_point(self, point: OperatingPoint, like: str, folder: Path) -> None:

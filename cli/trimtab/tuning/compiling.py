@@ -10,9 +10,8 @@ from pathlib import Path
 from pydantic import ValidationError
 
 from trimtab.tuning.candidate_model import CandidateModel
-from trimtab.tuning.quality import QualityEvaluator
+from trimtab.tuning.measurement import QualityEvaluator, TimeBudget, Timer
 from trimtab.tuning.selection import MIN_GAIN, Trial
-from trimtab.tuning.timing import TimeBudget, Timer
 from trimtab_model_servers.compile_worker import CompileRequest, CompileResult
 from trimtab_model_servers.errors import ModelError
 from trimtab_model_servers.transformer.compiled import compiler_problem
@@ -51,16 +50,7 @@ def compile_points(
     batches: Sequence[int],
     folder: Path,
 ) -> Compilations:
-    """Compile and measure points in their order, until the timer's budget is spent.
-
-    Args:
-        model: the model that measured them.
-        trials: the points to compile.
-        evaluator: evaluates compiled points.
-        timer: times compiled points.
-        batches: batch sizes to time.
-        folder: folder of the compiled forms.
-    """
+    """Compile points into `folder` and measure them, in their order, until the timer's budget is spent."""
     compiled, rejected = [], {}
     for trial in trials:
         timer.on_progress(f"compiling {trial.point.name}")

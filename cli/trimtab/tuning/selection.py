@@ -40,9 +40,7 @@ class Selection:
 def choose(trials: Sequence[Trial], floor: float) -> Selection:
     """Select the points that no other dominates, with worthwhile steps between them.
 
-    Args:
-        trials: the full model first, which is always selected.
-        floor: share of its accuracy that every point must reach, 0…1.
+    The first trial is the full model, which is always selected; the others must reach a share `floor` of its accuracy.
     """
     full, *others = trials
     min_accuracy = floor * full.accuracy.value

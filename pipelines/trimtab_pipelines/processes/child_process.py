@@ -55,6 +55,12 @@ class StartError(OperationFailed):
     """A process did not start; the message names it and quotes its log."""
 
 
+def command_options(**values: object) -> list[str]:
+    """Write the options `--name value` of a command line; None omits an option."""
+    given = [(name.replace("_", "-"), value) for name, value in values.items() if value is not None]
+    return [word for name, value in given for word in (f"--{name}", str(value))]
+
+
 class ChildProcess:
     """A running `python -m MODULE`. Standard output can be read line by line; standard error goes to a log file."""
 

@@ -4,8 +4,7 @@ from typing import Any
 
 import torch
 
-from trimtab.tuning.quality import QualityEvaluator
-from trimtab.tuning.timing import TimeBudget, Timer
+from trimtab.tuning.measurement import QualityEvaluator, TimeBudget, Timer
 from trimtab_loadtester.payloads.interface import Payload, Score
 from trimtab_pipelines.operating_point import OperatingPoint, TokenMerging
 
@@ -59,6 +58,5 @@ class FakeModel:
 
 
 def with_tools(model: Any, seconds: float) -> tuple[Any, QualityEvaluator, Timer]:
-    """A model with an evaluator and a timer that share a budget."""
     timer = Timer(model, [model.payload(index) for index in range(8)], lambda _: None, TimeBudget(seconds, model.clock))
     return model, QualityEvaluator(model, model, 80, 8), timer

@@ -1,14 +1,18 @@
-"""A small echo pipeline on disk, and plans for it."""
+"""Small pipelines of echoes and of a vision transformer, and plans for them."""
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import yaml
 
 from tests.builders import a_pipeline, a_pipeline_document, a_plan, a_stage, a_variant
+from tests.model_servers.transformer.test_family import IMAGE, OUTPUTS
 from trimtab_pipelines.documents import write_json
 from trimtab_pipelines.plan import PipelinePlan
 from trimtab_pipelines.spec import InferencePipeline
+
+TASK_INPUT = {"name": "task", "datatype": "INT64", "shape": []}
 
 
 def echo_stages(*, delay_seconds: float = 0.0) -> list[dict[str, Any]]:
@@ -33,7 +37,6 @@ def echo_stages(*, delay_seconds: float = 0.0) -> list[dict[str, Any]]:
 
 
 def write_echo_pipeline(folder: Path, **changes: Any) -> Path:
-    """Write the pipeline; return its file."""
     document = a_pipeline_document(echo_stages(), **({"budget": {"cores": "2"}, "slo": {"latency": "2s"}} | changes))
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / "pipeline.yaml"
@@ -42,17 +45,31 @@ def write_echo_pipeline(folder: Path, **changes: Any) -> Path:
 
 
 def echo_pipeline() -> InferencePipeline:
-    """The same pipeline as a value."""
     return a_pipeline(echo_stages(), budget={"cores": "2"}, slo={"latency": "2s"})
 
 
 def echo_plan(variant: str = "fast", replicas: int = 1, generation: int = 1) -> PipelinePlan:
-    """A plan that runs this variant in both stages."""
     accuracy = {"fast": 0.8, "slow": 0.9}[variant]
     return a_plan(echo_pipeline(), generation, variant=variant, replicas=replicas, cores="500m", accuracy=accuracy)
 
 
 def write_plan(path: Path, plan: PipelinePlan) -> Path:
-    """Write a plan as JSON."""
     write_json(path, plan)
     return path
+
+
+def a_transformer_pipeline(
+    inputs: Sequence[dict[str, Any]] = (IMAGE,), slo: str = "1s", **variant: Any
+) -> InferencePipeline:
+    """One stage `classify` of a vision transformer `vit` that outputs its confidence."""
+    vit = a_variant("vit", family="vision-transformer", **({"accuracy": 0.5} | variant))
+    stage = a_stage(
+        "classify",
+        inputs=[{"name": read["name"], "from": f"request.inputs.{read['name']}"} for read in inputs],
+        outputs=OUTPUTS,
+        confidence="confidence",
+        batchSizes=[1, 8],
+        variants=[vit],
+    )
+    outputs = [{"name": "label", "from": "classify.outputs.label"}]
+    return a_pipeline([stage], slo={"latency": slo}, inputs=list(inputs), outputs=outputs)

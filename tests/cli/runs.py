@@ -3,7 +3,7 @@
 import numpy as np
 
 from tests.cli.pipelines import echo_pipeline, echo_plan
-from trimtab.local.router_client import Counters
+from trimtab.local.counters import Counters
 from trimtab.local.supervisor import Fault
 from trimtab.run_samples import Run, Sample, StageSample
 from trimtab_loadtester.results import Record, Results, RunFacts, StageVisit

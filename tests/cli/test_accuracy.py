@@ -67,7 +67,7 @@ def test_mean_confidence_needs_a_value_for_each_row() -> None:
 
 
 def test_correlated_answers_of_a_sample_count_once() -> None:
-    """Ten right or ten wrong a sample tell no more than one would; ten that do not hang together tell ten times."""
+    """Ten equal answers to a sample count as one; ten independent ones count as ten."""
     together = Tally.of([Score(10, 10)] * 50 + [Score(0, 10)] * 50)
     apart = Tally.of([Score(5, 10), Score(4, 10), Score(6, 10)] * 40)
     assert together.effective == pytest.approx(100)
@@ -156,7 +156,7 @@ def test_accuracy_is_shown_with_its_evidence() -> None:
 
 
 def test_evaluate_measures_every_variant_of_a_pipeline(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """`wrong` adds two where one is right; of ten samples two are labelled with what it gives."""
+    """`wrong` adds two instead of one; two of ten labels equal its outputs."""
     right, wrong = a_variant("right", accuracy=0.6), a_variant("wrong", accuracy=0.5, parameters={"increment": 2.0})
     pipeline = a_pipeline([a_stage("first", variants=[wrong, right])], slo={"latency": "1s"})
     (tmp_path / "pipeline.yaml").write_text("# mine\n" + dump_yaml(pipeline))

@@ -12,10 +12,9 @@ from rich.console import Console
 
 from tests.builders import a_pipeline, a_plan
 from tests.cli.runs import BEGAN, a_run, a_sample
-from trimtab.chat_stats import chat_stats
 from trimtab.commands import status
 from trimtab.load_options import default_client, parse_load_options
-from trimtab.local.router_client import Counters
+from trimtab.local.counters import Counters, chat_stats
 from trimtab.local.supervisor import Setup, Supervisor
 from trimtab.options import LoadArguments
 from trimtab.remote_recorder import sum_counters
@@ -159,11 +158,10 @@ def a_forgiving_pipeline(folder: Path) -> Path:
 
 
 async def test_local_run_streams_a_load_of_chats(tmp_path, capsys):
-    """Every chat is answered by the model, most of them correctly."""
     path = a_forgiving_pipeline(tmp_path)
     pipeline = load_pipeline(path)
     order = parse_load_options(
-        LoadArguments(load="constant:4", duration=5.0, seed=1), protocol=default_client(pipeline, None)
+        LoadArguments(load="constant:4", duration_seconds=5.0, seed=1), protocol=default_client(pipeline, None)
     )
     asked = asyncio.Event()
 

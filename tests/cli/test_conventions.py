@@ -16,9 +16,11 @@ from trimtab import app, run_record
 from trimtab.__main__ import main
 from trimtab.app import run
 from trimtab.commands import status
-from trimtab.local.router_client import Counters
+from trimtab.local.counters import Counters
+from trimtab_pipelines.documents import dump_yaml, load_pipeline
 from trimtab_pipelines.plan import PipelinePlan
 from trimtab_pipelines.router_state import RecentRequests, RouterState
+from trimtab_pipelines.spec import InferencePipeline
 
 HEAVY = {"numpy", "torch", "grpc", "aiohttp", "httpx", "plotly", "uvloop", "trimtab_adapter", "trimtab_loadtester"}
 
@@ -67,9 +69,11 @@ def test_plan_and_explain_print_json(tmp_path: Path, capsys: Captured) -> None:
 def test_report_prints_json_and_writes_html(tmp_path: Path, capsys: Captured) -> None:
     run_record.save(a_run(), tmp_path)
     assert run(["report", str(tmp_path), "--json"]) == 0
-    (report,) = json.loads(capsys.readouterr().out)
+    captured = capsys.readouterr()
+    (report,) = json.loads(captured.out)
     assert (report["title"], report["received"], sum(report["outcomes"].values())) == ("made by hand", 1200, 1200)
-    assert (tmp_path / "report.html").exists()
+    assert "1128 ok + 60 late" in " ".join(captured.err.split())
+    assert (tmp_path / "report.html").stat().st_size > 1_000_000
 
 
 def test_load_syntax_is_equal_in_all_commands(tmp_path: Path, capsys: Captured) -> None:
@@ -89,10 +93,7 @@ def test_load_syntax_is_equal_in_all_commands(tmp_path: Path, capsys: Captured) 
         (("plan", "--load", "inf"), "rate inf must lie between 0 and"),
         (("plan", "--load", "nan"), "rate nan must lie between 0 and"),
         (("explain", "--load", "-3"), "rate -3 must lie between 0 and"),
-        (
-            ("up", "--folder", "/dev/null/run", "--profiles", "/nowhere"),
-            "cannot be a run folder: Not a directory",
-        ),
+        (("up", "--folder", "/dev/null/run", "--profiles", "/nowhere"), "cannot be a run folder: Not a directory"),
         (("up", "--duration", "nan"), "--duration nan: seconds must be above 0, and finite"),
         (("loadtest", "--load", "5", "--duration", "1", "--address", "127.0.0.1:99999"), "must be HOST:PORT"),
         (("loadtest", "--load", "5", "--duration", "1", "--address", "nonsense"), "must be HOST:PORT"),
@@ -139,12 +140,6 @@ def test_path_in_brackets_is_printed_verbatim(tmp_path: Path, capsys: Captured) 
     assert f"written to {plan}" in output
 
 
-@pytest.mark.parametrize("option", ["--rest-port", "--grpc-port", "--admin-port", "--page-port"])
-def test_invalid_port_is_rejected(tmp_path: Path, capsys: Captured, option: str) -> None:
-    assert run(["up", str(write_echo_pipeline(tmp_path)), option, "99999"]) == 2
-    assert "65535" in capsys.readouterr().err
-
-
 @pytest.mark.parametrize(
     ("changes", "complaint"),
     [
@@ -155,9 +150,6 @@ def test_invalid_port_is_rejected(tmp_path: Path, capsys: Captured, option: str)
 )
 def test_unservable_variant_is_rejected_before_start(tmp_path, capsys: Captured, changes, complaint):
     path = write_echo_pipeline(tmp_path)
-    from trimtab_pipelines.documents import dump_yaml, load_pipeline  # noqa: PLC0415
-    from trimtab_pipelines.spec import InferencePipeline  # noqa: PLC0415
-
     document = load_pipeline(path).model_dump(mode="json", by_alias=True, exclude_none=True)
     document["spec"]["stages"][0]["variants"][0] |= changes
     path.write_text(dump_yaml(InferencePipeline.model_validate(document)))
@@ -189,7 +181,7 @@ def test_status_prints_accuracy_sources(capsys: Captured) -> None:
     assert "expected accuracy 0.9000 (declared and measured)" in " ".join(capsys.readouterr().out.split())
 
 
-def testpipelines_table_shows_accuracy_sources() -> None:
+def test_pipelines_table_shows_accuracy_sources() -> None:
     named = {"name": "echoes", "namespace": "here"}
     written = a_pipeline().model_dump(mode="json", by_alias=True, exclude_none=True)
     known = {**written, "metadata": named, "status": {"accuracy": "0.900"}}

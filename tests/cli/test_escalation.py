@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 
 from tests.builders import a_pipeline_document, a_stage, a_variant
-from tests.model_servers.transformer.test_family import IMAGE, OUTPUTS, answers, images, spec
+from tests.cli.pipelines import a_transformer_pipeline
+from tests.model_servers.transformer.test_family import answers, images, spec
 from tests.model_servers.transformer.test_family import weights as weights  # noqa: PLC0414  (a fixture)
-from trimtab.accuracy.attribution import Choice, ReceivedAnswer
-from trimtab.accuracy.escalation import escalations
+from trimtab.accuracy.attribution import Choice, ReceivedAnswer, escalations
 from trimtab.app import run
 from trimtab_loadtester.payloads.interface import Score
 from trimtab_model_servers.server.hosted_model import load_model
@@ -41,7 +41,7 @@ def heard_of(confidence: np.ndarray, right: np.ndarray, rows: int = 1) -> list[R
 
 
 def both_points(rows: int = 1) -> dict[Choice, list[ReceivedAnswer]]:
-    """`fast` is wrong on what it is least certain of, where `full` is right."""
+    """`fast` is wrong on its least confident rows, where `full` is correct."""
     confidence = np.random.default_rng(0).random(ROWS)
     right = confidence > 0.3
     every = np.ones(ROWS, bool)
@@ -135,20 +135,11 @@ def test_yaml_edit_replaces_only_escalations() -> None:
 def test_evaluate_writes_escalations_of_a_transformer(
     weights: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Right is what `full` answers; `fast` merges and is wrong at times."""
+    """The labels are the answers of `full`; `fast` merges tokens and is sometimes wrong."""
     points = [{"name": "full", "accuracy": 0.5}, {"name": "fast", "accuracy": 0.5, "merging": {"schedule": [6]}}]
-    stage = a_stage(
-        "classify",
-        inputs=[{"name": "image", "from": "request.inputs.image"}],
-        outputs=OUTPUTS,
-        confidence="confidence",
-        variants=[
-            a_variant("vit", family="vision-transformer", storageUri=str(weights), accuracy=0.5, operatingPoints=points)
-        ],
+    (tmp_path / "pipeline.yaml").write_text(
+        dump_yaml(a_transformer_pipeline(storageUri=str(weights), operatingPoints=points))
     )
-    document = a_pipeline_document([stage], slo={"latency": "1s"})
-    document["spec"] |= {"inputs": [IMAGE], "outputs": [{"name": "label", "from": "classify.outputs.label"}]}
-    (tmp_path / "pipeline.yaml").write_text(dump_yaml(InferencePipeline.model_validate(document)))
     model, pictures = load_model(spec(weights)), images(ROWS)
     labels = answers(model, "full", pictures, [0] * ROWS)["label"]
     lines = [

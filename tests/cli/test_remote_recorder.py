@@ -12,7 +12,8 @@ import pytest
 
 from tests.cli.runs import a_run, a_sample
 from trimtab import remote_recorder, run_record
-from trimtab.local.router_client import Counters, RouterClient, RouterUnreachable
+from trimtab.local.counters import Counters
+from trimtab.local.router_client import RouterClient, RouterUnreachable
 from trimtab.remote_recorder import RemoteRecorder, Routers
 from trimtab_pipelines.processes.child_process import StartError
 from trimtab_pipelines.router_state import RouterState

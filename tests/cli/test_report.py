@@ -23,7 +23,7 @@ LATE, DROPPED = 60, 12
 
 
 class Page(HTMLParser):
-    """Gathers what a browser would fetch, and the text of the page."""
+    """Parser that collects what a browser would fetch, and the text of the page."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -48,9 +48,6 @@ def page() -> Page:
 
 def test_report_loads_no_external_resource(page: Page) -> None:
     assert page.fetched == []
-
-
-def test_style_loads_no_external_resource() -> None:
     style = re.search(r"<style>(.*?)</style>", render([a_run()]), re.DOTALL)
     assert style is not None
     assert not re.search(r"url\(|@import", style[1])

@@ -1,5 +1,6 @@
 """The rollout keeps the budget at every step, always arrives, and leaves no stage without a ready replica."""
 
+from collections.abc import Iterator
 from dataclasses import replace
 
 from hypothesis import given, settings
@@ -23,7 +24,7 @@ VARIANTS = {"s": 0.25, "m": 0.5, "l": 1.0}
 
 
 class Machine:
-    """Carries out actions as processes would: starts and drains take a while, the router moves when it can."""
+    """Executes actions as processes would: starts and drains take a while."""
 
     def __init__(self, limit: float, *, hosts_all: bool) -> None:
         self.limit = limit
@@ -49,6 +50,14 @@ class Machine:
             changed = replace(replica, state="stopping")
         self.replicas[place] = changed
 
+    def step(self, targets: list[StageTarget]) -> Iterator[Action]:
+        """Execute the next actions within the budget; yield each."""
+        self.route(targets)
+        for action in decide(targets, self.replicas, limit_cores=self.limit, serving=self.serving, now=self.now):
+            self.carry_out(action)
+            assert self.cores <= self.limit + 1e-6
+            yield action
+
     def route(self, targets: list[StageTarget]) -> None:
         """The router moves once a ready replica may serve the new variant."""
         for target in targets:
@@ -57,7 +66,7 @@ class Machine:
                 self.serving[target.stage] = target.variant
 
     def progress(self, data: st.DataObject) -> None:
-        """Let one process come a step further, chosen at random; the dead are gone from the list."""
+        """Advance one process, drawn at random; ended ones leave the list."""
         self.now += 1.0
         moving = [
             n for n, r in enumerate(self.replicas) if r.state != "ready" and not (r.state == "draining" and r.idle)
@@ -104,13 +113,10 @@ def plans(draw: st.DrawFn) -> tuple[float, list[list[StageTarget]]]:
 
 
 def roll(machine: Machine, targets: list[StageTarget], data: st.DataObject, *, keep_ready: bool) -> None:
-    """Walk to a plan; check every step."""
     for _ in range(400):
-        machine.route(targets)
-        actions = decide(targets, machine.replicas, limit_cores=machine.limit, serving=machine.serving, now=machine.now)
-        for action in actions:
-            machine.carry_out(action)
-            assert machine.cores <= machine.limit + 1e-6
+        actions = 0
+        for _ in machine.step(targets):
+            actions += 1
             if keep_ready:
                 assert all(machine.ready(target.stage) >= 1 for target in targets)
         if not actions and machine.arrived(targets):
@@ -122,7 +128,6 @@ def roll(machine: Machine, targets: list[StageTarget], data: st.DataObject, *, k
 @settings(max_examples=150, deadline=None)
 @given(plans(), st.booleans(), st.data())
 def test_rollout_stays_within_the_budget_and_ends(case, hosts_all, data) -> None:
-    """Whatever the plans, every step stays within the budget and every plan becomes true, without any surge."""
     budget, sequence = case
     machine = Machine(budget, hosts_all=hosts_all)
     for targets in sequence:
@@ -132,7 +137,6 @@ def test_rollout_stays_within_the_budget_and_ends(case, hosts_all, data) -> None
 @settings(max_examples=100, deadline=None)
 @given(plans(), st.data())
 def test_rollout_keeps_a_replica_ready_if_all_variants_loaded(case, data) -> None:
-    """With every variant loaded no stage is ever without a ready replica, even without surge."""
     budget, sequence = case
     machine = Machine(budget, hosts_all=True)
     for n, targets in enumerate(sequence):
@@ -142,7 +146,7 @@ def test_rollout_keeps_a_replica_ready_if_all_variants_loaded(case, data) -> Non
 @settings(max_examples=100, deadline=None)
 @given(plans(), st.data())
 def test_rollout_keeps_a_replica_ready_with_surge(case, data) -> None:
-    """With one variant loaded each, surge for one replica is enough."""
+    """One variant is loaded in each replica; the surge is one replica."""
     budget, sequence = case
     machine = Machine(budget + max(VARIANTS.values()), hosts_all=False)
     for n, targets in enumerate(sequence):
@@ -152,17 +156,11 @@ def test_rollout_keeps_a_replica_ready_with_surge(case, data) -> None:
 @settings(max_examples=60, deadline=None)
 @given(plans(), st.booleans(), st.data())
 def test_rollout_recovers_from_deaths_and_new_plans(case, hosts_all, data) -> None:
-    """A plan may come while the last one is half done, and replicas may die at any time."""
     budget, sequence = case
     machine = Machine(budget, hosts_all=hosts_all)
     for targets in sequence[:-1]:
         for _ in range(data.draw(st.integers(0, 12))):
-            machine.route(targets)
-            for action in decide(
-                targets, machine.replicas, limit_cores=machine.limit, serving=machine.serving, now=machine.now
-            ):
-                machine.carry_out(action)
-                assert machine.cores <= machine.limit + 1e-6
+            list(machine.step(targets))
             machine.progress(data)
             if machine.replicas and data.draw(st.integers(0, 3)) == 0:
                 machine.replicas.pop(data.draw(st.integers(0, len(machine.replicas) - 1)))
@@ -174,7 +172,7 @@ def ready(name: str, variant: str, cores: float, *, loaded: str = "sml") -> Repl
 
 
 def test_variant_change_of_equal_cores_needs_no_action() -> None:
-    """The replica has it loaded: the router moves, no process does."""
+    """The replica has loaded the variant: the router switches, no process does."""
     actions = decide(
         [StageTarget("read", "m", 1, 1.0)], [ready("read-0", "s", 1.0)], limit_cores=1, serving={"read": "s"}, now=0
     )
@@ -183,7 +181,6 @@ def test_variant_change_of_equal_cores_needs_no_action() -> None:
 
 
 def test_replica_shrinks_after_the_router_switched() -> None:
-    """As long as the router sends batches to the large variant, its cores stay reserved."""
     target, replica = StageTarget("read", "s", 1, 0.25), ready("read-0", "l", 1.0)
 
     assert decide([target], [replica], limit_cores=1, serving={"read": "l"}, now=0) == []
@@ -191,7 +188,6 @@ def test_replica_shrinks_after_the_router_switched() -> None:
 
 
 def test_new_replica_starts_before_the_old_one_drains() -> None:
-    """One variant loaded each and room for both: start first."""
     target, old = StageTarget("read", "l", 1, 1.0), ready("read-0", "s", 1.0, loaded="s")
     new = ready("read-1", "l", 1.0, loaded="l")
 
@@ -201,7 +197,6 @@ def test_new_replica_starts_before_the_old_one_drains() -> None:
 
 
 def test_replica_drains_first_if_the_budget_holds_one() -> None:
-    """No room for both: the old one goes first."""
     target, old = StageTarget("read", "l", 1, 1.0), ready("read-0", "s", 1.0, loaded="s")
 
     assert decide([target], [old], limit_cores=1, serving={"read": "s"}, now=0) == [MarkDraining("read-0")]

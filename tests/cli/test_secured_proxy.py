@@ -101,16 +101,7 @@ async def test_loadtest_passes_tls_and_keys(tmp_path, capsys):
             assert await live(b"", metadata=[("x-api-key", key)])
         secured = ("--ca", str(authority.file), "--api-key-file", str(key_file))
         for protocol, port in (("REST", local.rest_port), ("gRPC", local.grpc_port)):
-            arguments = [
-                "--address",
-                f"127.0.0.1:{port}",
-                "--protocol",
-                protocol,
-                "--load",
-                "constant:5",
-                "--duration",
-                "2",
-            ]
+            arguments = f"--address 127.0.0.1:{port} --protocol {protocol} --load constant:5 --duration 2".split()
             sent = await load(pipeline, *arguments, *secured)
             assert sent["ok"] + sent["late"] == sent["received"] > 0, sent
             assert (await load(pipeline, *arguments, "--ca", str(authority.file), exit_code=1))["ok"] == 0
@@ -160,7 +151,6 @@ async def test_mutual_tls_certificates_can_be_replaced(tmp_path):
 
 
 async def status_of(port: int) -> str:
-    """Output of `trimtab status`, run as a subprocess."""
     asking = await asyncio.create_subprocess_exec(
         *(sys.executable, "-m", "trimtab", "status", "--port", str(port)), stdout=subprocess.PIPE
     )
@@ -168,7 +158,6 @@ async def status_of(port: int) -> str:
 
 
 async def send_from_process(pipeline: Path, address: str, access: Access, folder: Path) -> Results:
-    """Send a load from a separate process, as `trimtab up` does."""
     order = LoadOptions("constant:5", duration_seconds=2, access=access)
     sending = await LoadProcess.start(pipeline, address, order, folder)
     try:

@@ -8,41 +8,18 @@ from typing import Any
 import httpx
 import numpy as np
 
+from tests.builders import a_plan
+from tests.cli.pipelines import TASK_INPUT, a_transformer_pipeline
 from tests.cli.test_supervisor import until
-from tests.model_servers.transformer.test_family import SHAPE
+from tests.model_servers.transformer.test_family import IMAGE, SHAPE
 from tests.model_servers.transformer.test_family import weights as weights  # noqa: PLC0414  (a fixture)
 from tests.model_servers.transformer.test_task_registry import a_task
 from trimtab.local.supervisor import Setup, Supervisor
-from trimtab_pipelines.documents import load_pipeline
-from trimtab_pipelines.plan import PipelinePlan, initial_stage_plan
+from trimtab_pipelines.documents import dump_yaml, load_pipeline
 from trimtab_router.envoy.api_keys import HashedKey, format_entry, key_digest, new_key
 
-PIPELINE = """
-apiVersion: trimtab.dev/v1alpha1
-kind: InferencePipeline
-metadata: {name: tasks}
-spec:
-  inputs:
-  - {name: image, datatype: UINT8, shape: [1, 16, 16]}
-  - {name: task, datatype: INT64, shape: []}
-  outputs:
-  - {name: label, from: classify.outputs.label}
-  slo: {latency: 20s}
-  budget: {cores: "1"}
-  stages:
-  - name: classify
-    inputs:
-    - {name: image, from: request.inputs.image}
-    - {name: task, from: request.inputs.task}
-    outputs:
-    - {name: label, datatype: INT64}
-    variants:
-    - name: small
-      family: vision-transformer
-      storageUri: small.safetensors
-      accuracy: 0.5
-      resources: {cpu: 500m, memory: 64Mi}
-"""
+INPUTS = (IMAGE, TASK_INPUT)
+VARIANT = {"storageUri": "small.safetensors", "resources": {"cpu": "500m", "memory": "64Mi"}}
 
 
 def body(task: int | None = None, name: str = "") -> dict[str, Any]:
@@ -55,23 +32,17 @@ def body(task: int | None = None, name: str = "") -> dict[str, Any]:
 
 async def test_registered_task_outlives_all_replicas(weights, tmp_path):
     (tmp_path / "small.safetensors").symlink_to(weights)
-    (tmp_path / "pipeline.yaml").write_text(PIPELINE)
-    pipeline, key = load_pipeline(tmp_path / "pipeline.yaml"), new_key()
+    (tmp_path / "pipeline.yaml").write_text(dump_yaml(a_transformer_pipeline(INPUTS, "20s", **VARIANT)))
+    key = new_key()
     (tmp_path / "keys").write_text(f"ann: {format_entry(HashedKey('ann', key_digest(key)))}\n")
-    stage = initial_stage_plan(pipeline.spec.stages[0]).model_copy(update={"replicas": 2, "cores": 0.5})
-    plan = PipelinePlan.model_validate(
-        {
-            "metadata": {"name": "tasks"},
-            "spec": {"pipeline": "tasks", "generation": 1, "createdAt": 0, "stages": [stage.model_dump(by_alias=True)]},
-        }
-    )
+    plan = a_plan(load_pipeline(tmp_path), replicas=2, cores=0.5)
     setup = Setup(tmp_path / "pipeline.yaml", tmp_path / "run", plan=plan, proxy=False, admin_keys=tmp_path / "keys")
     task = a_task(tmp_path / "task.safetensors", weights, likeliest=1, ways={"plain": None})
     async with Supervisor(setup) as local, httpx.AsyncClient(timeout=60, trust_env=False) as client:
         await local.ready()
 
         async def ask(task: int | None = None, name: str = "") -> httpx.Response:
-            url = f"http://127.0.0.1:{local.rest_port}/v2/models/tasks/infer"
+            url = f"http://127.0.0.1:{local.rest_port}/v2/models/sample/infer"
             return await client.post(url, json=body(task, name))
 
         async def label(task: int | None = None, name: str = "") -> int:
@@ -80,7 +51,7 @@ async def test_registered_task_outlives_all_replicas(weights, tmp_path):
             assert answer.json()["parameters"].get("trimtab.classify.task", "") == name
             return int(answer.json()["outputs"][0]["data"][0])
 
-        url = f"http://127.0.0.1:{local.admin_port}/trimtab/v1/tasks/classify/small/late"
+        url = f"http://127.0.0.1:{local.admin_port}/trimtab/v1/tasks/classify/vit/late"
         others, stop = [], asyncio.Event()
 
         async def keep_asking() -> None:
@@ -118,24 +89,16 @@ async def test_listed_task_has_the_record_of_its_replicas(weights, tmp_path):
     judged = {"value": 0.75, "source": "Measured", "samples": 99, "low": 0.7, "high": 0.8, "meanConfidence": 0.9}
     ways: dict[str, int | None] = {"plain": None}
     a_task(tmp_path / "task.safetensors", weights, likeliest=1, ways=ways, accuracyByPoint={"default": judged})
-    named = "storageUri: small.safetensors\n      tasks: [{name: late, storageUri: task.safetensors}]"
-    (tmp_path / "pipeline.yaml").write_text(PIPELINE.replace("storageUri: small.safetensors", named))
-    stage = initial_stage_plan(load_pipeline(tmp_path / "pipeline.yaml").spec.stages[0]).model_copy(
-        update={"cores": 0.5}
-    )
-    plan = PipelinePlan.model_validate(
-        {
-            "metadata": {"name": "tasks"},
-            "spec": {"pipeline": "tasks", "generation": 1, "createdAt": 0, "stages": [stage.model_dump(by_alias=True)]},
-        }
-    )
+    tasks = [{"name": "late", "storageUri": "task.safetensors"}]
+    (tmp_path / "pipeline.yaml").write_text(dump_yaml(a_transformer_pipeline(INPUTS, "20s", tasks=tasks, **VARIANT)))
+    plan = a_plan(load_pipeline(tmp_path), cores=0.5)
     setup = Setup(tmp_path / "pipeline.yaml", tmp_path / "run", plan=plan, proxy=False)
     async with Supervisor(setup) as local, httpx.AsyncClient(timeout=60, trust_env=False) as client:
         await local.ready()
-        url = f"http://127.0.0.1:{local.rest_port}/v2/models/tasks/infer"
+        url = f"http://127.0.0.1:{local.rest_port}/v2/models/sample/infer"
         answer = (await client.post(url, json=body(name="late"))).json()
         assert local.state is not None
-        accuracy = local.state.stages["classify"].registered_accuracies["small"]["default"]["late"]
+        accuracy = local.state.stages["classify"].registered_accuracies["vit"]["default"]["late"]
 
     assert answer["outputs"][0]["data"] == [1]
     assert answer["parameters"]["trimtab.expected_accuracy"] == 0.75

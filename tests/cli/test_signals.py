@@ -58,26 +58,24 @@ sys.exit(run_reporting_errors(waits))
 """
 
 
-def test_failure_caused_by_sigterm_exits_with_143() -> None:
+@pytest.mark.parametrize(
+    ("script", "shell", "said"),
+    [
+        (FAILS, (), ("", "trimtab: terminated\n")),
+        # Shells ignore SIGINT for a background job.
+        (WAITS, ("sh", "-c", 'trap "" INT; exec "$@"', "sh"), ("cleaned up\n", "trimtab: terminated\n")),
+    ],
+    ids=["failure caused by the signal", "background job"],
+)
+def test_sigterm_exits_with_143(script: str, shell: tuple[str, ...], said: tuple[str, str]) -> None:
     pipe = subprocess.PIPE
-    with subprocess.Popen([sys.executable, "-c", FAILS], stdout=pipe, stderr=pipe, text=True) as process:
+    with subprocess.Popen([*shell, sys.executable, "-c", script], stdout=pipe, stderr=pipe, text=True) as process:
         assert process.stdout is not None
         assert process.stdout.readline() == "waits\n"
         process.terminate()
-        _, errors = process.communicate(timeout=PATIENCE_SECONDS)
+        output = process.communicate(timeout=PATIENCE_SECONDS)
 
-    assert (process.returncode, errors) == (143, "trimtab: terminated\n")
-
-
-def test_background_job_ends_on_sigterm() -> None:
-    ignoring = ("sh", "-c", 'trap "" INT; exec "$@"', "sh")  # as shells do for what ends in `&`
-    with subprocess.Popen([*ignoring, sys.executable, "-c", WAITS], stdout=subprocess.PIPE, text=True) as process:
-        assert process.stdout is not None
-        assert process.stdout.readline() == "waits\n"
-        process.terminate()
-        output, _ = process.communicate(timeout=PATIENCE_SECONDS)
-
-    assert (process.returncode, output) == (143, "cleaned up\n")
+    assert (process.returncode, output) == (143, said)
 
 
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])

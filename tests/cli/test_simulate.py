@@ -44,32 +44,18 @@ def test_fixed_plan_does_not_change(tmp_path: Path, capsys: Captured) -> None:
 def test_simulated_latency_includes_prefill_of_text(tmp_path: Path, capsys: Captured) -> None:
     (tmp_path / "pipeline.yaml").write_text(dump_yaml(PIPELINE))
     (tmp_path / "profile.yaml").write_text(dump_yaml(*READ.values()))
-    files = (
-        str(tmp_path / "pipeline.yaml"),
+    arguments = [
+        "simulate",
+        str(tmp_path),
         "--profiles",
         str(tmp_path / "profile.yaml"),
         "--out",
         str(tmp_path / "out"),
-    )
+    ]
+    arguments += ["--load", "constant:2", "--duration", "20", "--images", "0"]
     medians = []
     for tokens in ("20", "120"):
-        assert (
-            run(
-                (
-                    "simulate",
-                    *files,
-                    "--load",
-                    "constant:2",
-                    "--duration",
-                    "20",
-                    "--images",
-                    "0",
-                    "--text-tokens",
-                    tokens,
-                )
-            )
-            == 0
-        )
+        assert run([*arguments, "--text-tokens", tokens]) == 0
         figures = json.loads(capsys.readouterr().out.splitlines()[-1])["figures"]
         assert figures["ok_requests"] == figures["received_requests"]
         medians.append(figures["latency_p50_seconds"])

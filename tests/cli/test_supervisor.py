@@ -21,7 +21,6 @@ from tests.cli.pipelines import echo_plan, write_echo_pipeline, write_plan
 from tests.pipelines.test_jsonl import a_disk_with
 from trimtab.app import run
 from trimtab.local.supervisor import Setup, Supervisor
-from trimtab_pipelines.documents import DocumentError
 from trimtab_pipelines.processes.child_process import ChildProcess, StartError
 
 BODY = {
@@ -108,7 +107,6 @@ async def test_supervisor_follows_plans_and_survives_kills(local: Supervisor, cl
 
 
 async def test_hung_replica_is_replaced(local: Supervisor, client: httpx.AsyncClient) -> None:
-    """The only replica of a stage is suspended; another replaces it and no request fails."""
     await infer(client)
     name, pid = next((name, pid) for name, pid in local.replica_manager.pids.items() if name.startswith("first"))
     os.kill(pid, signal.SIGSTOP)
@@ -167,7 +165,6 @@ async def test_router_start_error_is_reported(tmp_path: Path) -> None:
 
 
 async def test_replica_start_error_is_reported(tmp_path: Path) -> None:
-    """The error contains the log of the model server."""
     document = write_echo_pipeline(tmp_path).read_text().replace("family: echo", "family: ecco")
     (tmp_path / "pipeline.yaml").write_text(document)
     with pytest.raises(StartError, match=r"stage (first|second): its replica does not start[\s\S]*ecco"):
@@ -191,11 +188,6 @@ async def test_stopping_router_has_time_to_drain(tmp_path: Path) -> None:
     await supervisor.stop()
 
     assert patience == [45.0]
-
-
-def test_supervisor_rejects_a_plan_above_the_budget(tmp_path: Path) -> None:
-    with pytest.raises(DocumentError, match="the plan needs 3 cores, the budget is 2"):
-        Supervisor(Setup(write_echo_pipeline(tmp_path), tmp_path / "run", plan=echo_plan(replicas=3)))
 
 
 @contextmanager
@@ -237,7 +229,6 @@ def assert_gone(processes: list[psutil.Process]) -> None:
 
 
 def test_interrupt_ends_all_processes(tmp_path: Path) -> None:
-    """Ctrl-C ends the command with code 0, ends its processes and removes its temporary files."""
     with up(tmp_path) as (process, below):
         assert len(below) >= 4
         process.send_signal(signal.SIGINT)
@@ -266,7 +257,6 @@ def test_kill_leaves_only_the_record(tmp_path: Path) -> None:
 
 
 def test_folder_is_locked_by_one_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """A second run fails and names the first, which continues."""
     record = tmp_path / "record"
     with up(tmp_path, "--folder", str(record)) as (process, below):
         arguments = ["up", str(tmp_path), "--plan", str(tmp_path / "given.json"), "--folder", str(record)]
@@ -282,7 +272,6 @@ def test_folder_is_locked_by_one_run(tmp_path: Path, capsys: pytest.CaptureFixtu
 
 
 def test_interrupted_profile_ends_all_processes(tmp_path: Path) -> None:
-    """SIGTERM ends all model servers and sets the exit code."""
     command = [sys.executable, "-m", "trimtab", "profile", str(write_echo_pipeline(tmp_path)), "--quick"]
     with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True) as process:
         deadline = time.monotonic() + PATIENCE_SECONDS
@@ -306,7 +295,6 @@ def test_working_directory_is_not_imported(tmp_path: Path) -> None:
 
 
 def test_local_run_serves_and_records_a_load(tmp_path: Path) -> None:
-    """The command ends with the load and writes record and report."""
     out = tmp_path / "record"
     options = ("--load", "constant:20", "--duration", "3", "--folder", str(out), "--report", str(tmp_path / "r.html"))
     with up(tmp_path, *options) as (process, below):

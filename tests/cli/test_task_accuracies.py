@@ -7,18 +7,17 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.builders import a_pipeline, a_pipeline_document, a_stage, a_variant
-from tests.model_servers.transformer.test_family import IMAGE, OUTPUTS, answers, images, spec
+from tests.builders import a_pipeline, a_stage
+from tests.cli.pipelines import TASK_INPUT, a_transformer_pipeline
+from tests.model_servers.transformer.test_family import IMAGE, answers, images, spec
 from tests.model_servers.transformer.test_family import weights as weights  # noqa: PLC0414  (a fixture)
-from trimtab.accuracy.attribution import Choice, ReceivedAnswer, mean_confidences
-from trimtab.accuracy.per_task import task_accuracies, task_accuracy_stages
+from trimtab.accuracy.attribution import Choice, ReceivedAnswer, mean_confidences, task_accuracies, task_accuracy_stages
 from trimtab.app import run
 from trimtab_loadtester.payloads.interface import Score
 from trimtab_loadtester.payloads.labelled import LabelledPayloads, SamplesError
 from trimtab_model_servers.server.hosted_model import load_model
 from trimtab_pipelines.accuracy_evidence import Accuracy
 from trimtab_pipelines.documents import dump_yaml, load_pipeline
-from trimtab_pipelines.spec import InferencePipeline
 from trimtab_pipelines.yaml_edit import with_accuracies
 
 HERE = "tests.cli.test_task_accuracies"
@@ -62,8 +61,6 @@ def test_only_stages_with_task_input_get_task_accuracies() -> None:
 
 
 class Named:
-    """Samples that tell their tasks by these names."""
-
     names: tuple[str, ...] = ("cats", "dogs")
 
     def __len__(self) -> int:
@@ -166,7 +163,7 @@ PICTURES, ROWS = images(60), 60
 
 
 class TwoTasks:
-    """Pictures of a transformer's two tasks, which are labelled as it answers them; of the second, half otherwise."""
+    """Images of a transformer's two tasks, labelled with its answers; half the labels of the second are wrong."""
 
     labels: list[int]
 
@@ -184,19 +181,9 @@ class TwoTasks:
 def test_transformer_is_evaluated_on_each_of_its_tasks(
     command: str, weights: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    task_input = {"name": "task", "from": "request.inputs.task"}
-    stage = a_stage(
-        "classify",
-        inputs=[{"name": "image", "from": "request.inputs.image"}, task_input],
-        outputs=OUTPUTS,
-        confidence="confidence",
-        batchSizes=[1, 8],
-        variants=[a_variant("vit", family="vision-transformer", storageUri=str(weights), accuracy=0.5)],
+    (tmp_path / "pipeline.yaml").write_text(
+        dump_yaml(a_transformer_pipeline([IMAGE, TASK_INPUT], storageUri=str(weights)))
     )
-    document = a_pipeline_document([stage], slo={"latency": "1s"})
-    given = [IMAGE, {"name": "task", "datatype": "INT64", "shape": []}]
-    document["spec"] |= {"inputs": given, "outputs": [{"name": "label", "from": "classify.outputs.label"}]}
-    (tmp_path / "pipeline.yaml").write_text(dump_yaml(InferencePipeline.model_validate(document)))
     given_answers = answers(load_model(spec(weights)), "full", PICTURES, [n % 2 for n in range(ROWS)])
     wrong = [n % 4 == 3 for n in range(ROWS)]
     monkeypatch.setattr(

@@ -29,7 +29,6 @@ def local_run(tmp_path: Path) -> LocalRun:
 
 
 def shown(local_run: LocalRun, *, terminal: bool) -> str:
-    """Replay sixty seconds; return the output."""
     output = StringIO()
     console = Console(file=output, force_terminal=terminal, width=150, soft_wrap=True, highlight=False)
     with terminal_view(local_run, console):
@@ -51,7 +50,6 @@ def test_log_gets_plain_lines(local_run: LocalRun) -> None:
 
 
 def test_terminal_gets_a_table(local_run: LocalRun) -> None:
-    """A stage whose variant differs from the plan shows both."""
     text = shown(local_run, terminal=True)
     assert "\x1b[" in text
     assert "fast → slow" in text

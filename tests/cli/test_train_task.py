@@ -17,7 +17,7 @@ HERE = "tests.cli.test_train_task"
 
 
 class Stripes:
-    """Stripes that lie, or stand."""
+    """Horizontal or vertical stripes."""
 
     def __len__(self):
         return 48
@@ -30,7 +30,7 @@ class Stripes:
 
 
 class Named(Stripes):
-    """The same with labels that are words."""
+    """The same samples with words as labels."""
 
     def __getitem__(self, index):
         image, truth = super().__getitem__(index)

@@ -1,51 +1,23 @@
 """`trimtab train-task` on a user's own torchvision weights: what is trained and judged is what replicas serve."""
 
-import json
-
 import numpy as np
 import pytest
 import torch
 from safetensors.torch import save_file
 from torchvision.models import VisionTransformer as Torchvision
 
+from tests.cli.pipelines import TASK_INPUT, a_transformer_pipeline
 from trimtab.app import run
 from trimtab.commands.train_task import image_classification, read_images
 from trimtab_loadtester.payloads.labelled import LabelledPayloads
 from trimtab_model_servers.families.vision_transformer import ServedTransformer
 from trimtab_model_servers.server.hosted_model import load_model
-from trimtab_pipelines.documents import load_pipeline
+from trimtab_pipelines.documents import dump_yaml, load_pipeline
 from trimtab_pipelines.model_spec import model_spec
 from trimtab_pipelines.tasks import parse_task_record
 
 SAMPLES = "tests.cli.test_train_task_external_weights:Tints"
-DOCUMENT = """
-apiVersion: trimtab.dev/v1alpha1
-kind: InferencePipeline
-metadata: {{name: own}}
-spec:
-  inputs:
-  - {{name: image, datatype: UINT8, shape: [3, 32, 32]}}
-  - {{name: task, datatype: INT64, shape: []}}
-  outputs:
-  - {{name: label, from: classify.outputs.label}}
-  slo: {{latency: 1s}}
-  budget: {{cores: "1"}}
-  stages:
-  - name: classify
-    inputs:
-    - {{name: image, from: request.inputs.image}}
-    - {{name: task, from: request.inputs.task}}
-    outputs:
-    - {{name: label, datatype: INT64}}
-    variants:
-    - name: own
-      family: vision-transformer
-      storageUri: stock.safetensors
-      accuracy: 0.5
-      parameters: {parameters}
-      tasks: {tasks}
-      operatingPoints: {points}
-"""
+INPUTS = ({"name": "image", "datatype": "UINT8", "shape": [3, 32, 32]}, TASK_INPUT)
 OWN = {"heads": 2, "normalisation": "ImageNet"}
 POINTS = [{"name": "full", "accuracy": 0.5}, {"name": "rough", "accuracy": 0.5, "precision": "BF16"}]
 
@@ -73,9 +45,9 @@ def weights(folder):
 
 
 def written(folder, parameters, points, tasks=()):
-    filled = [json.dumps(one) for one in (parameters, list(tasks), points)]
-    text = DOCUMENT.format(**dict(zip(("parameters", "tasks", "points"), filled, strict=True)))
-    (folder / "pipeline.yaml").write_text(text)
+    variant = {"parameters": parameters, "tasks": list(tasks), "operatingPoints": points}
+    pipeline = a_transformer_pipeline(INPUTS, storageUri="stock.safetensors", **variant)
+    (folder / "pipeline.yaml").write_text(dump_yaml(pipeline))
 
 
 def train(folder, parameters=OWN, points=POINTS):
@@ -86,7 +58,6 @@ def train(folder, parameters=OWN, points=POINTS):
 
 
 def replica(folder, parameters=OWN, points=POINTS):
-    """A model as a replica loads it, with the task among its variant's."""
     written(folder, parameters, points, [{"name": "tints", "storageUri": "tints.safetensors"}])
     document = load_pipeline(folder / "pipeline.yaml")
     stage = document.spec.stages[0]
@@ -128,7 +99,7 @@ def test_served_accuracy_matches_the_task_record(tmp_path, capsys, unusual):
 
 
 def test_prompts_and_merging_are_trained_for_each_point(tmp_path, capsys):
-    """The weights' own task has neither, and answers in the same batch as before."""
+    """The weights' own task has neither; its answers in the same batch do not change."""
     weights(tmp_path)
     merging = {"schedule": [6]}
     points = [

@@ -10,10 +10,9 @@ import pytest
 from tests.cli.fake_model import ROW_SECONDS, FakeModel, with_tools
 from tests.model_servers.test_model_adapters import a_spec
 from trimtab.tuning import compiling
-from trimtab.tuning.precisions import TuningHardware, precisions_to_try, why_not_faster, why_not_tried
+from trimtab.tuning.candidates import TuningHardware, precisions_to_try, why_not_faster, why_not_tried
+from trimtab.tuning.measurement import TimeBudget, run_trials
 from trimtab.tuning.selection import Trial, choose
-from trimtab.tuning.timing import TimeBudget
-from trimtab.tuning.trials import run_trials
 from trimtab_model_servers.compile_worker import CompileRequest, CompileResult
 from trimtab_pipelines.accuracy_evidence import Accuracy
 

@@ -15,6 +15,16 @@ STRONG_FROM = 0.09
 REFERENCE_DEPTH = 12
 EARLY = 1.6
 """Ratio of the first layer's merges to the mean in early merging; it falls linearly over the layers."""
+_Instructions = Mapping[Precision, Mapping[str, str]]
+"""CPU instructions that multiply in a precision: names of Linux, mapped to names of the manufacturer."""
+_X86: _Instructions = {
+    "BF16": {"avx512_bf16": "AVX512-BF16", "amx_bf16": "AMX-BF16"},
+    "FP16": {"avx512_fp16": "AVX512-FP16", "amx_fp16": "AMX-FP16"},
+    "INT8": {"avx512_vnni": "AVX512-VNNI", "avx_vnni": "AVX-VNNI", "amx_int8": "AMX-INT8"},
+}
+_ARM: _Instructions = {"BF16": {"bf16": "BF16"}, "FP16": {"asimdhp": "ASIMDHP"}, "INT8": {"i8mm": "I8MM"}}
+_ARM_FLAG = "asimd"
+Gpu = Literal["None", "Here", "Elsewhere"]
 
 
 def candidate_points(
@@ -46,20 +56,6 @@ def _point(name: str, schedule: tuple[int, ...], rule: str, usual: str) -> Opera
 
 def _with_precision(point: OperatingPoint, precision: Precision) -> OperatingPoint:
     return point.model_copy(update={"name": f"{point.name}-{precision.lower()}", "precision": precision})
-
-
-_Instructions = Mapping[Precision, Mapping[str, str]]
-"""CPU instructions that multiply in a precision: names of Linux, mapped to names of the manufacturer."""
-_X86: _Instructions = {
-    "BF16": {"avx512_bf16": "AVX512-BF16", "amx_bf16": "AMX-BF16"},
-    "FP16": {"avx512_fp16": "AVX512-FP16", "amx_fp16": "AMX-FP16"},
-    "INT8": {"avx512_vnni": "AVX512-VNNI", "avx_vnni": "AVX-VNNI", "amx_int8": "AMX-INT8"},
-}
-_ARM: _Instructions = {"BF16": {"bf16": "BF16"}, "FP16": {"asimdhp": "ASIMDHP"}, "INT8": {"i8mm": "I8MM"}}
-_ARM_FLAG = "asimd"
-
-
-Gpu = Literal["None", "Here", "Elsewhere"]
 
 
 @dataclass(frozen=True, slots=True)

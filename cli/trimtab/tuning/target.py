@@ -15,6 +15,8 @@ from trimtab_pipelines.tensors import RequestInput
 from trimtab_pipelines.variants import Variant
 from trimtab_pipelines.yaml_edit import node_content_end, with_accuracies
 
+KNOBS = ("merging", "prompts", "precision", "compiled")
+
 
 def tuning_target(pipeline: InferencePipeline, stage_name: str | None, variant_name: str | None) -> InferencePipeline:
     """Reduce a pipeline to one variant of one stage; a name may be None if there is only one.
@@ -83,9 +85,6 @@ def _request_input(stage_input: StageInput) -> StageInput:
 
 def _names(items: tuple[Stage, ...] | tuple[Variant, ...]) -> str:
     return ", ".join(item.name for item in items)
-
-
-KNOBS = ("merging", "prompts", "precision", "compiled")
 
 
 def with_points(text: str, stage: str, variant: str, selected: Sequence[Trial]) -> str:

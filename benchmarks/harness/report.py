@@ -8,8 +8,7 @@ from pathlib import Path
 
 import plotly.graph_objects as go
 
-from trimtab.options import console
-from trimtab.plan_view import terminal_table
+from trimtab.options import console, terminal_table
 from trimtab.report import html_page
 from trimtab.report.html_page import Charts
 from trimtab.report.summary import SummaryItem

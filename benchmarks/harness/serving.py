@@ -21,7 +21,7 @@ from trimtab_adapter.planning.baselines import with_pins
 from trimtab_adapter.planning.decide import PlanningInputs, decide
 from trimtab_loadtester.attack import AttackOptions, attack_async
 from trimtab_loadtester.load_spec import LoadSpec
-from trimtab_loadtester.payloads.sources import PayloadSource
+from trimtab_loadtester.payloads.interface import PayloadSource
 from trimtab_loadtester.results import Results
 from trimtab_pipelines.documents import load_endpoints, load_pipeline, load_profiles, write_json
 from trimtab_pipelines.plan import ForecastRecord, PipelinePlan

@@ -103,7 +103,7 @@ def test_invalid_trace_line_is_named(tmp_path: Path, capsys: Captured) -> None:
     trace = tmp_path / "trace.csv"
     trace.write_text("rps\n3\nmany\n")
     error = said(capsys, 2, "up", str(write_echo_pipeline(tmp_path)), "--trace", str(trace))
-    assert "trace.csv: line 3" in error
+    assert "trace.csv, line 3 holds" in error
 
 
 @pytest.mark.parametrize(

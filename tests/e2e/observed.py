@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 import aiohttp
 
 from tests.e2e.installation import MANAGER, NAMESPACE, CommandError, Installation
-from trimtab.local.router_client import Counters
+from trimtab.local.counters import Counters
 from trimtab_kubernetes import ClusterError
 from trimtab_kubernetes.objects import Object
 from trimtab_pipelines.kubernetes_names import (

@@ -10,7 +10,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
-from rich.console import Console
 
 from tests.figures import Figures
 from trimtab.demo_load import changing_load
@@ -78,7 +77,7 @@ async def recovery_seconds(is_recovered: Callable[[], bool]) -> float:
 @pytest.mark.endurance
 async def test_killed_processes_fail_no_request(tmp_path: Path, figures: Figures) -> None:
     document, kills = prepare(PIPELINE), Kills()
-    profile_file = choose_profiles(PIPELINE, document, None, Console(stderr=True))
+    profile_file = choose_profiles(PIPELINE, document, None)
     rate_rps = LOAD_SHARE * changing_load(document, load_profiles(profile_file)).high_rps
     load = LoadOptions(f"constant:{rate_rps:.3g}", duration_seconds=LOAD_SECONDS)
     setup = Setup(PIPELINE, tmp_path / "run", profile_file)

@@ -50,7 +50,7 @@ BENCHMARKS: Mapping[str, Benchmark] = {
     "engine": Benchmark("benchmarks.engine", "tokens per second of continuous batching against generate", (), True),
     "chats": Benchmark("benchmarks.chats", "client disconnects, shared images and embedding pulls of one replica"),
     "chats-routed": Benchmark("benchmarks.chats.through", "time to first token that the router adds to 50 streams"),
-    "placement": Benchmark("benchmarks.layouts", "goodput with a colocated and with a disaggregated encoder"),
+    "placement": Benchmark("benchmarks.papers.placement", "goodput with a colocated and with a disaggregated encoder"),
     "tokens": Benchmark("benchmarks.tokens", "speed-up of vision transformers by merged tokens"),
     "tuning": Benchmark("benchmarks.points", "operating points found by `trimtab tune`, served on other images"),
     "reproduce-ipa": _paper("ipa", "IPA's five pipelines, workloads and baselines in the simulator"),

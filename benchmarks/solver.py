@@ -16,7 +16,6 @@ from rich.console import Console
 from rich.progress import Progress, track
 from rich.table import Table
 
-from benchmarks.sharing import CORES, compare
 from tests.adapter.problems import a_large_graph, a_large_program, a_program, brute_force, with_accelerators
 from trimtab_adapter.solvers import exact, gurobi, highs
 from trimtab_adapter.solvers.program import Program, Solution, SolverUnavailable, objective_weights
@@ -97,7 +96,7 @@ def main() -> int:
             largest = max(largest, _difference(timed["exact"], one))
         gap = max(gap, timed["exact"].largest_gap)
     figures |= {"largest_difference": largest, "largest_gap_of_exact": gap}
-    figures |= _brute_force() | _licence() | _sharing()
+    figures |= _brute_force() | _licence()
     outcome = ResultLine(name="bench-solver", figures=figures, bars=_bars(figures))
     for each in outcome.bars:
         console.print(f"{'holds' if each.holds else 'MISSED'}: {each.bar} {each.value:.6g} {each.bound}")
@@ -237,22 +236,6 @@ def _licence() -> Figures:
         words = str(reason)
     console.print(f"limit of Gurobi: {words}")
     return {"gurobi_limit": words}
-
-
-def _sharing() -> Figures:
-    found = compare()
-    gain = found.joint_objective - found.split_objective
-    console.print(
-        f"two pipelines, {CORES:g} cores, alternating loads: planned together {found.joint_objective:.3f} (accuracy "
-        f"{found.joint_accuracy:.4f}), best fixed split {found.split_cores:g} + {CORES - found.split_cores:g} cores "
-        f"{found.split_objective:.3f} ({found.split_accuracy:.4f}): {gain:+.3f}"
-    )
-    return {
-        "pool_joint_objective": found.joint_objective,
-        "pool_joint_accuracy": found.joint_accuracy,
-        "pool_best_split_objective": found.split_objective,
-        "pool_best_split_accuracy": found.split_accuracy,
-    }
 
 
 def _shown(seeds: Iterable[int], what: str) -> Iterable[int]:

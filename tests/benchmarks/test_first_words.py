@@ -1,21 +1,15 @@
 """Time to first token of a chat: a refusal or a stream with only an error has none."""
 
-import json
-
 import aiohttp
-import numpy as np
 import pytest
 from aiohttp import web
 from aiohttp.test_utils import TestServer
 
 from benchmarks.chats.through import ALONE, ROUTED, Heard, Way, bars_of, listen, overhead_figures
-from benchmarks.layouts.asking import PATIENCE_SECONDS, Asker, ChatResult
-from benchmarks.layouts.burst import first_seconds, over_calm
 from trimtab_training.lmm_digits.chat_samples import Chat
 from trimtab_training.lmm_digits.questions import Kind
 
 QUESTION = Chat(Kind.SUM, b'[{"role": "user", "content": "What is 7 plus 5?"}]', (), "12")
-BODY = {"model": "lmm", "messages": [{"role": "user", "content": "What is 7 plus 5?"}], "stream": True}
 ERROR = b'data: {"error": {"message": "the replica is gone"}}\n\ndata: [DONE]\n\n'
 
 
@@ -28,55 +22,12 @@ def a_server(status, body):
     return TestServer(app)
 
 
-async def asked_of(server):
-    async with server, aiohttp.ClientSession() as session:
-        return await Asker(server.port, "lmm", session).ask(BODY, "12")
-
-
 async def listened_to(body):
     heard = Heard()
     async with a_server(200, body) as server, aiohttp.ClientSession() as session:
         way = Way(str(server.make_url("/v1/chat/completions")), "lmm", session, inner=False, words=(1, 2))
         await listen(way, QUESTION, 2, heard, counts=True)
     return heard
-
-
-async def test_refused_chat_counts_as_the_longest_wait():
-    refused = await asked_of(a_server(429, json.dumps({"error": {"message": "too many"}}).encode()))
-
-    assert (refused.status, refused.first_seconds, refused.error) == (429, None, "too many")
-    assert first_seconds([ChatResult(status=200, first_seconds=0.02, whole=True), refused]).tolist() == [
-        0.02,
-        PATIENCE_SECONDS,
-    ]
-
-
-async def test_stream_cut_after_a_token_counts_as_the_longest_wait():
-    word = b'data: {"choices": [{"delta": {"content": "1"}, "finish_reason": null}]}\n\n'
-    cut = await asked_of(a_server(200, word))
-
-    assert cut.first_seconds is not None
-    assert first_seconds([cut]).tolist() == [PATIENCE_SECONDS]
-
-
-def test_burst_ratio_has_a_confidence_interval_over_rounds():
-    random = np.random.default_rng(1)
-    drifts = np.linspace(1.0, 3.0, 12)
-    calm = [drift * random.exponential(0.01, 105) for drift in drifts]
-    slower = over_calm(calm, [1.3 * one for one in calm])
-    same = over_calm(calm, [drift * random.exponential(0.01, 105) for drift in drifts])
-
-    assert slower["over_calm"] == slower["over_calm_low"] == slower["over_calm_high"] == 1.3
-    assert same["over_calm_low"] < 1.0 < same["over_calm_high"]
-    assert same["over_calm_low"] < same["over_calm"] < same["over_calm_high"]
-
-
-def test_too_few_chats_or_unequal_rounds_are_rejected():
-    few = [np.full(30, 0.01)] * 10
-    with pytest.raises(ValueError, match="needs 1000 chats at least; got 300"):
-        over_calm(few, few)
-    with pytest.raises(ValueError, match="got 10 in calm and 9 beside a burst"):
-        over_calm(few, few[1:])
 
 
 async def test_stream_with_only_an_error_has_no_first_token():

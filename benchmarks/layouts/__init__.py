@@ -1,1 +1,0 @@
-"""Large multimodal models served whole and parted, on the same cores."""

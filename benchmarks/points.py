@@ -19,10 +19,9 @@ from typing import Any
 import yaml
 from PIL import Image
 
-from trimtab.app import run_reporting_errors
+from benchmarks.harness.report import Report
 from trimtab.options import console
 from trimtab_pipelines.documents import load_pipeline
-from trimtab_pipelines.result_line import ResultLine, Threshold, threshold
 from trimtab_pipelines.variants import Variant
 from trimtab_training.prompt_tuning import LabelledImages
 from trimtab_training.vit_tasks import train_finer_patches
@@ -88,18 +87,16 @@ def run(*arguments: str | Path) -> tuple[Told, float]:
     return told, time.monotonic() - began
 
 
-def evaluated(found: Told, seconds: float, served: Told, variant: Variant) -> list[Threshold]:
-    """What holds of what was found, and of what that gave served."""
-    figures, names = found["figures"], [point.name for point in variant.operating_points]
+def judge(report: Report, tuned: Told, seconds: float, served: Told, variant: Variant) -> None:
+    """Compare the points that were found, and their accuracy on other images, with the goals."""
+    figures, names = tuned["figures"], [point.name for point in variant.operating_points]
     speeds = [1.0, *(float(figures[f"{name}_speed_up"]) for name in names[1:])]
     outside = [name for name in names if not _inside(variant, name, served)]
-    return [
-        threshold("minutes until points were found", seconds / 60, "<=", 10.0),
-        threshold("forms tried", figures["tried"], ">=", 8),
-        threshold("points selected", len(names), ">=", 3),
-        threshold("a point's speed over the next more accurate one's, least", min(_steps(speeds)), ">=", 1.05),
-        threshold("points whose served accuracy is outside of their interval", len(outside), "==", 0),
-    ]
+    report.hold("minutes until points were found", seconds / 60, "<=", 10.0)
+    report.hold("forms tried", figures["tried"], ">=", 8)
+    report.hold("points selected", len(names), ">=", 3)
+    report.hold("a point's speed over the next more accurate one's, least", min(_steps(speeds)), ">=", 1.05)
+    report.hold("points whose served accuracy is outside of their interval", len(outside), "==", 0)
 
 
 def _steps(speeds: Sequence[float]) -> list[float]:
@@ -132,16 +129,8 @@ def main() -> int:
         found, seconds = run("tune", folder, "--samples", first)
         variant = load_pipeline(folder).spec.stage(STAGE).variant(VARIANT)
         served, _ = run("evaluate", folder, "--samples", second, "--out", folder / "served.yaml")
-    bars = evaluated(found, seconds, served, variant)
-    figures = {name: figure for name, figure in found["figures"].items() if name != "samples"}
-    again = {f"{point.name}_served": _served(point.name, served) for point in variant.operating_points}
-    counts = {"images": given.images, "second_images": given.second}
-    outcome = ResultLine(name="bench-points", figures=counts | figures | again, bars=tuple(bars))
-    for each in outcome.bars:
-        console.print(f"{'holds' if each.holds else 'MISSED'}: {each.bar} {each.value:.4g} {each.bound}")
-    outcome.print()
-    return 0 if outcome.holds else 1
-
-
-if __name__ == "__main__":
-    sys.exit(run_reporting_errors(main))
+    report = Report("bench-points", {"images": given.images, "second_images": given.second})
+    report.add({name: figure for name, figure in found["figures"].items() if name != "samples"})
+    report.add({f"{point.name}_served": _served(point.name, served) for point in variant.operating_points})
+    judge(report, found, seconds, served, variant)
+    return report.finish()

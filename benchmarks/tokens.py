@@ -1,12 +1,11 @@
-"""``make bench NAME=tokens``: speed-up of a vision transformer by merged tokens, in seconds and in operations.
+"""Speed-up of a vision transformer by merged tokens, in seconds and in operations.
 
-Every delta is timed in every round, so that what else the machine does falls on all alike; a delta's figure is the
-median over rounds of its ratio to delta 0 in the same round. Weights of ViT-B/16 are random: speed does not ask.
+Every delta is timed in every round, so that other load of the machine affects all alike; a delta's figure is the median
+over rounds of its ratio to delta 0 in the same round. Weights of ViT-B/16 are random: they do not affect the speed.
 """
 
 import argparse
 import statistics
-import sys
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
@@ -14,15 +13,15 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
-from rich.console import Console
 from rich.progress import Progress
 from torch.utils.flop_counter import FlopCounterMode
 
+from benchmarks.harness.report import Report
+from trimtab.options import console
 from trimtab_model_servers.transformer.checkpoints import load, random_checkpoint
 from trimtab_model_servers.transformer.config import SHAPES
 from trimtab_model_servers.transformer.merging import RULES, MergeInputs, Rule
 from trimtab_model_servers.transformer.transformer import ForwardPlan, VisionTransformer
-from trimtab_pipelines.result_line import ResultLine, Threshold, threshold
 
 BASE_DELTAS = (0, 5, 10, 15, 20, 25)
 SMALL_DELTAS = (0, 4, 6, 8, 10)
@@ -132,26 +131,30 @@ def operations(transformer: VisionTransformer, plan: ForwardPlan) -> int:
     return int(counter.get_total_flops())
 
 
-def judged(setting: Setting, found: dict[int, Timed], share: float | None) -> tuple[dict[str, float], list[Threshold]]:
-    """Write down a setting's figures, and the bars where there are any."""
-    shape, figures, bars = setting.transformer.shape, {}, []
+def judge(setting: Setting, timings: dict[int, Timed], report: Report, min_share: float | None) -> None:
+    """Add a setting's figures to the report; each speed-up must reach `min_share` of the ratio of operations."""
+    shape = setting.transformer.shape
     costs = {
         delta: operations(setting.transformer, ForwardPlan((delta,) * shape.depth, RULES["bipartite"]))
         for delta in setting.deltas
     }
-    for delta, timed in found.items():
-        where = f"{setting.name}_batch_{setting.batch}_merge_{delta}"
-        ratios = [plain / own for plain, own in zip(found[0].seconds, timed.seconds, strict=True)]
+    for delta, timed in timings.items():
+        name = f"{setting.name}_batch_{setting.batch}_merge_{delta}"
+        ratios = [plain / own for plain, own in zip(timings[0].seconds, timed.seconds, strict=True)]
         speed_up, promised = statistics.median(ratios), costs[0] / costs[delta]
-        figures[f"{where}_images_per_second"] = round(setting.batch / statistics.median(timed.seconds), 2)
-        figures[f"{where}_speed_up_ratio"] = round(speed_up, 3)
-        figures[f"{where}_multiplications_ratio"] = round(promised, 3)
-        figures[f"{where}_merging_share"] = round(timed.merging_share, 4)
+        report.add(
+            {
+                f"{name}_images_per_second": round(setting.batch / statistics.median(timed.seconds), 2),
+                f"{name}_speed_up_ratio": round(speed_up, 3),
+                f"{name}_multiplications_ratio": round(promised, 3),
+                f"{name}_merging_share": round(timed.merging_share, 4),
+            }
+        )
         if timed.peak_mebibytes is not None:
-            figures[f"{where}_peak_mebibytes"] = round(timed.peak_mebibytes, 1)
-        if delta and share is not None:
-            bars.append(threshold(f"{where}: speed-up over ratio of multiplications", speed_up / promised, ">=", share))
-    return figures, bars
+            report.add({f"{name}_peak_mebibytes": round(timed.peak_mebibytes, 1)})
+        if delta and min_share is not None:
+            share = speed_up / promised
+            report.hold(f"{name}: speed-up over ratio of multiplications", share, ">=", min_share)
 
 
 def settings(options: argparse.Namespace) -> list[Setting]:
@@ -165,38 +168,28 @@ def settings(options: argparse.Namespace) -> list[Setting]:
     return found
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
-    """Time, print, judge."""
-    parser = argparse.ArgumentParser(description="Throughput of vision transformers against tokens merged.")
+def main() -> int:
+    """Time every setting; 0 if every threshold holds."""
+    parser = argparse.ArgumentParser(prog="benchmarks tokens", description=__doc__)
     parser.add_argument("--device", default="cpu", help="cpu or cuda")
     parser.add_argument("--rule", choices=list(RULES), default="bipartite")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--threads", type=int, default=torch.get_num_threads())
     parser.add_argument("--small", type=Path, default=PIPELINE, help="weights of the small trained transformer")
-    options = parser.parse_args(arguments)
+    options = parser.parse_args()
     torch.set_num_threads(options.threads)
     device = torch.device(options.device)
-    figures: dict[str, float | int | str | None] = {"device": str(device), "rule": options.rule}
-    figures["threads"] = options.threads
-    bars: list[Threshold] = []
-    with Progress(console=Console(stderr=True)) as progress:
+    report = Report("bench-tokens", {"device": str(device), "rule": options.rule, "threads": options.threads})
+    with Progress(console=console) as progress:
         for setting in settings(options):
-            own, judgement = judged(setting, run(setting, device, options.rule, progress), _share(setting, device))
-            figures |= own
-            bars += judgement
-    outcome = ResultLine(name="bench-tokens", figures=figures, bars=tuple(bars))
-    outcome.print()
-    return 0 if outcome.holds else 1
+            judge(setting, run(setting, device, options.rule, progress), report, _min_share(setting, device))
+    return report.finish()
 
 
-def _share(setting: Setting, device: torch.device) -> float | None:
-    """What a speed-up must reach; nothing is promised of a transformer so small that calls cost more than numbers."""
+def _min_share(setting: Setting, device: torch.device) -> float | None:
+    """Return what a speed-up must reach; None for a transformer so small that calls cost more than computation."""
     if setting.name != "base":
         return None
     if device.type == "cuda":
         return GPU_SHARE if setting.batch >= GPU_LEAST_BATCH else None
     return CPU_SHARE
-
-
-if __name__ == "__main__":
-    sys.exit(main())

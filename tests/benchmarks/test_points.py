@@ -2,7 +2,8 @@
 
 import torch
 
-from benchmarks.points import document, evaluated, write_images
+from benchmarks.harness.report import Report
+from benchmarks.points import document, judge, write_images
 from trimtab_pipelines.spec import InferencePipeline
 from trimtab_training.prompt_tuning import LabelledImages
 
@@ -16,7 +17,9 @@ def holding(speeds, served, seconds=60.0, tried=20):
     variant = InferencePipeline.model_validate(content).spec.stages[0].variants[0]
     found = {"figures": {"tried": tried, **{f"p{n}_speed_up": speed for n, speed in enumerate(speeds)}}}
     again = {"figures": {f"accuracy_classify_vit_p{n}": accuracy for n, accuracy in enumerate(served)}}
-    return [bar.holds for bar in evaluated(found, seconds, again, variant)]
+    report = Report("bench-points")
+    judge(report, found, seconds, again, variant)
+    return [bar.holds for bar in report.bars]
 
 
 def test_each_bar_holds_of_good_points_and_of_no_others():

@@ -50,8 +50,7 @@ from benchmarks.papers.otas_queries import (
     method_key,
     simulated_row,
 )
-from benchmarks.papers.policies import infaas, otas, pets
-from benchmarks.papers.policies.fixed import fixed
+from benchmarks.papers.policies import baselines, otas
 from trimtab.report.summary import SummaryItem
 from trimtab_adapter.simulation.environment import Environment
 from trimtab_adapter.simulation.simulator import Scenario, simulate
@@ -92,7 +91,7 @@ def point_of_table(view: SchedulerView, points: Sequence[Point]) -> Point:
 
 
 def _fixed(name: str) -> Method:
-    return Method(fixed(f"g{name}"), [option for option in GAMMAS if option.name == name])
+    return Method(baselines.fixed(f"g{name}"), [option for option in GAMMAS if option.name == name])
 
 
 def _policy(policy: Policy, **changes: object) -> Policy:
@@ -105,9 +104,9 @@ _AWARE = [*GAMMAS, *(trained_with_merging(option, _PLAIN[0]) for option in GAMMA
 METHODS = {
     OURS: Method(token_adaptive.POLICY),
     OTAS: Method(_policy(otas.POLICY, table=point_of_table)),
-    PETS: Method(pets.POLICY, _PLAIN, evicts=False),
-    PETS_EVICTS: Method(pets.POLICY, _PLAIN),
-    INFAAS: Method(infaas.POLICY, MODELS),
+    PETS: Method(baselines.PETS, _PLAIN, evicts=False),
+    PETS_EVICTS: Method(baselines.PETS, _PLAIN),
+    INFAAS: Method(baselines.INFAAS, MODELS),
     TOME: _fixed(MERGED),
     VPT: _fixed(PROMPTED),
     "SlackFit": Method(slack_fit.POLICY),

@@ -8,8 +8,8 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from benchmarks.papers.policies import infaas, otas, pets, policies_in_child_processes
-from benchmarks.papers.policies.fixed import fixed
+from benchmarks.papers.policies import otas, policies_in_child_processes
+from benchmarks.papers.policies.baselines import decide_infaas, decide_pets, fixed
 from tests.builders import a_pipeline
 from tests.router.test_option_cache import LARGE_QUEUES, points_of, whole
 from tests.router.test_option_cache import a_view as a_queue_view
@@ -113,7 +113,7 @@ def test_pets_serves_in_order_of_arrival():
     early = [a_work(9.0, utility=0.01, at=0.0) for _ in range(32)]
     late = [a_work(0.5, utility=1.0, at=0.1, task="birds") for _ in range(32)]
 
-    assert left(pets.decide, a_view([*late, *early])) == (BEST, early)
+    assert left(decide_pets, a_view([*late, *early])) == (BEST, early)
 
 
 @pytest.mark.parametrize(
@@ -130,7 +130,7 @@ def test_pets_serves_in_order_of_arrival():
 def test_infaas_keeps_the_loaded_model_while_it_carries_load(rps, loaded, point):
     view = a_view([a_work(1.0)], arrivals_rps=rps, loaded=loaded)
 
-    assert left(infaas.decide, view)[0] == point
+    assert left(decide_infaas, view)[0] == point
 
 
 def test_fixed_policy_uses_its_point_alone():

@@ -5,19 +5,19 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from benchmarks.papers.policies import aggressive, all_modalities, infaas, mosel, otas, pets, random_mix
+from benchmarks.papers.policies import baselines, mosel, otas
 from trimtab_pipelines.scheduling_policies import MAX_SPLIT_ROWS, POLICY_MODULES
 from trimtab_router.scheduling.policies import register
 
 ROOT = Path(__file__).parents[3]
 
 register("Mosel", mosel.POLICY, max_batch_rows=MAX_SPLIT_ROWS)
-register("Aggressive", aggressive.POLICY, max_batch_rows=MAX_SPLIT_ROWS)
-register("Random", random_mix.POLICY, max_batch_rows=MAX_SPLIT_ROWS)
-register("AllModalities", all_modalities.POLICY)
+register("Aggressive", mosel.AGGRESSIVE, max_batch_rows=MAX_SPLIT_ROWS)
+register("Random", mosel.RANDOM, max_batch_rows=MAX_SPLIT_ROWS)
+register("AllModalities", baselines.ALL_MODALITIES)
 register("Otas", otas.POLICY)
-register("PetsLike", pets.POLICY)
-register("InfaasLike", infaas.POLICY)
+register("PetsLike", baselines.PETS)
+register("InfaasLike", baselines.INFAAS)
 
 
 @contextmanager

@@ -6,6 +6,8 @@ greatest and all end by the violator's deadline. The deadlines of the jobs befor
 meets the deadline, the violator is skipped until its drop time.
 """
 
+from zlib import crc32
+
 from trimtab_router.scheduling.policies import slack_fit
 from trimtab_router.scheduling.policies.deadline_schedule import DROPPED, Job, ProgramStep, solve
 from trimtab_router.scheduling.policies.interface import Dispatch, Policy, SchedulerView, WaitUntil
@@ -74,4 +76,43 @@ def _replanned(planned_jobs: list[PlannedJob], start: float) -> bool:
     return True
 
 
+def decide_aggressive(view: SchedulerView) -> Dispatch | WaitUntil:
+    """A baseline: every job at the fastest strategy that reaches its floor, whatever its deadline (section 7.1)."""
+    jobs = jobs_of(view)[:1]
+    for job in jobs:
+        job.option = 0
+    return dispatch_first(view, jobs)
+
+
+def decide_random(view: SchedulerView) -> Dispatch | WaitUntil:
+    """The paper's random heuristic (appendix A): jobs before a violator take their fastest strategies in random order.
+
+    The paper draws with replacement and does not end if no choice meets the deadline; here the jobs are shuffled once,
+    and a violator that is still late is skipped. The shuffle is a hash of the time, so that equal views give equal
+    decisions.
+    """
+    start = max(view.now, min(view.free_at(), default=view.now))
+    planned_jobs: list[PlannedJob] = []
+    for job in jobs_of(view):
+        planned_jobs.append(job)
+        if not _speed_up_at_random(planned_jobs, start, view.now):
+            planned_jobs.pop()
+    return dispatch_first(view, planned_jobs)
+
+
+def _speed_up_at_random(planned_jobs: list[PlannedJob], start: float, now: float) -> bool:
+    """Make jobs faster in random order until the last is in time; False if it never is."""
+    until = planned_jobs[-1].group.deadline
+    spent = start + sum(job.seconds for job in planned_jobs)
+    for index in sorted(range(len(planned_jobs)), key=lambda index: crc32(f"{now!r} {index}".encode())):
+        job = planned_jobs[index]
+        if spent <= until:
+            break
+        spent -= job.seconds - float(job.choice.seconds[0])
+        job.option = 0
+    return spent <= until
+
+
 POLICY = Policy(decide, uses_fallbacks=True)
+AGGRESSIVE = Policy(decide_aggressive, uses_fallbacks=True)
+RANDOM = Policy(decide_random, uses_fallbacks=True)

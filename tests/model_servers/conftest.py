@@ -139,7 +139,15 @@ def replica(start: Callable[[Path], Replica], tmp_path_factory: pytest.TempPathF
 
 
 @pytest.fixture
-def running_hub(monkeypatch) -> Iterator[Hub]:
+def weights_cache(monkeypatch, tmp_path: Path) -> Path:
+    """The folder of the weights cache."""
+    folder = tmp_path / "cache"
+    monkeypatch.setenv("TRIMTAB_WEIGHTS_CACHE", str(folder))
+    return folder
+
+
+@pytest.fixture
+def running_hub(monkeypatch, weights_cache: Path) -> Iterator[Hub]:
     """A Hugging Face Hub on loopback, which its client uses."""
     with hub() as running:
         monkeypatch.setattr(huggingface_hub.constants, "ENDPOINT", running.endpoint)
@@ -149,18 +157,10 @@ def running_hub(monkeypatch) -> Iterator[Hub]:
 
 
 @pytest.fixture
-def store(monkeypatch) -> Iterator[ObjectStore]:
+def store(monkeypatch, weights_cache: Path) -> Iterator[ObjectStore]:
     """An object store on loopback, with credentials in the environment."""
     with object_store() as running:
         monkeypatch.setenv("AWS_ENDPOINT_URL", running.endpoint)
         monkeypatch.setenv("AWS_ACCESS_KEY_ID", "reader")
         monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "secret")
         yield running
-
-
-@pytest.fixture
-def weights_cache(monkeypatch, tmp_path: Path) -> Path:
-    """The folder of the weights cache."""
-    folder = tmp_path / "cache"
-    monkeypatch.setenv("TRIMTAB_WEIGHTS_CACHE", str(folder))
-    return folder

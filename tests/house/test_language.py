@@ -29,7 +29,7 @@ QUESTION = re.compile(r"(What|How|Which|Where|Who|Whose|When|Whether|Why)\b")
 MAX_TEST_NAME = 60
 MAX_COLLABORATORS = 8
 MAX_README_LINES = 100
-MAX_SMALL_MODULES = 63
+MAX_SMALL_MODULES = 25
 SMALL_LINES = 40
 
 

@@ -52,7 +52,7 @@ def test_neighbours_end_with_their_parent(ended_by):
 
 
 def test_terminated_overload_leaves_no_process():
-    with started("-m", "benchmarks.overload", "--phase", "door") as command:
+    with started("-m", "benchmarks.overload", "--phase", "proxy") as command:
         command.stdout.readline()  # the table's head: it has begun
         below = psutil.Process(command.pid).children(recursive=True)
         command.terminate()

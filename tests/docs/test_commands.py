@@ -43,8 +43,8 @@ def options_of(line: str) -> dict[str, Any]:
 def check_end(line: str) -> None:
     """Raise LoadError if a load is sent without end; a trace has its own, and plans are made for a load's peak."""
     parameters = options_of(line)
-    if parameters.get("load") is not None and "duration" in parameters:
-        LoadSpec.parse(parameters["load"]).rates(parameters["duration"])
+    if parameters.get("load") is not None and "duration_seconds" in parameters:
+        LoadSpec.parse(parameters["load"]).rates(parameters["duration_seconds"])
 
 
 @pytest.mark.parametrize(("page", "line"), LINES)

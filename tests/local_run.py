@@ -160,7 +160,7 @@ def recorded_seconds(html: str) -> int:
     if load is None:
         return 0
     x = load["data"][0]["x"]
-    return len(np.frombuffer(base64.b64decode(x["bdata"]), x["dtype"]))
+    return len(x) if isinstance(x, list) else len(np.frombuffer(base64.b64decode(x["bdata"]), x["dtype"]))
 
 
 def chat_pipeline(

@@ -75,14 +75,15 @@ async def recovery_seconds(is_recovered: Callable[[], bool]) -> float:
 
 
 @pytest.mark.endurance
-async def test_killed_processes_fail_no_request(tmp_path: Path, figures: Figures) -> None:
+def test_killed_processes_fail_no_request(tmp_path: Path, figures: Figures) -> None:
     document, kills = prepare(PIPELINE), Kills()
     profile_file = choose_profiles(PIPELINE, document, None)
     rate_rps = LOAD_SHARE * changing_load(document, load_profiles(profile_file)).high_rps
     load = LoadOptions(f"constant:{rate_rps:.3g}", duration_seconds=LOAD_SECONDS)
     setup = Setup(PIPELINE, tmp_path / "run", profile_file)
 
-    stats = run_stats(await LocalRun("killed processes", setup, load, fault_injector=kills.inject).run())
+    run = LocalRun("killed processes", setup, load, fault_injector=kills.inject)
+    stats = run_stats(asyncio.run(run.run()))
 
     figures.add(received=stats.received, **stats.outcomes, within_slo_fraction=stats.slo_fraction)
     figures.add(replicas_killed=len(kills.replica_seconds), latency_p99_seconds=stats.p99_seconds)

@@ -30,12 +30,13 @@ HOLDS_REQUESTS = {faults.delete_router_pod, faults.kill_envoys}
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def digits(installation: Installation) -> AsyncIterator[ObservedPipeline]:
-    """The digits pipeline with two routers."""
+    """The digits pipeline with two routers, and one that reads its weights from MinIO while there is room for it."""
     document = pipeline_document(DIGITS)
     document["spec"]["router"] = {"replicas": 2}
     async with observed(installation, document["metadata"]["name"]) as pipeline:
         await installation.apply(document)
         await pipeline.wait_until_ready(READY_SECONDS)
+        await faults.serve_from_minio(installation, DIGITS)
         yield pipeline
 
 
@@ -61,35 +62,25 @@ async def rate_rps(digits: ObservedPipeline) -> float:
         faults.delete_deployment,
         faults.break_plan,
         faults.apply_missing_image,
+        faults.stop_minio,
     ],
     ids=lambda fault: fault.__name__,
 )
 async def test_requests_survive(digits: ObservedPipeline, rate_rps: float, fault: Fault, figures: Figures) -> None:
-    await survive(digits, rate_rps, fault, figures)
-
-
-async def test_requests_survive_without_minio(digits: ObservedPipeline, rate_rps: float, figures: Figures) -> None:
-    """Another pipeline reads its weights from there."""
-    await faults.serve_from_minio(digits.installation, DIGITS)
-
-    await survive(digits, rate_rps, faults.stop_minio, figures)
-
-
-async def survive(pipeline: ObservedPipeline, rate_rps: float, fault: Fault, figures: Figures) -> None:
-    """Send a load, let the fault strike after some calm, and judge the requests and the recovery."""
-    await until(pipeline.is_ready, "Ready before the fault", RECOVERY_SECONDS)
-    access, begun = pipeline.installation.credentials.access(), asyncio.Event()
+    """The load is steady; the fault strikes after some calm."""
+    await until(digits.is_ready, "Ready before the fault", RECOVERY_SECONDS)
+    access, begun = digits.installation.credentials.access(), asyncio.Event()
     options = LoadOptions(f"constant:{rate_rps:.3g}", duration_seconds=LOAD_SECONDS, access=access)
 
     async def strike() -> float:
         await begun.wait()
         await asyncio.sleep(CALM_SECONDS)
         began = time.monotonic()
-        await fault(pipeline)
+        await fault(digits)
         return time.monotonic() - began
 
-    async with retrying(pipeline) as retried:
-        results, seconds = await asyncio.gather(send(DIGITS, pipeline.address, options, begun), strike())
+    async with retrying(digits) as retried:
+        results, seconds = await asyncio.gather(send(DIGITS, digits.address, options, begun), strike())
 
     figures.add(**{outcome.word: results.count(outcome) for outcome in RequestOutcome}, recovery_seconds=seconds)
     failures = results.records[results.records["outcome"] == RequestOutcome.FAILED]

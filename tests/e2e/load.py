@@ -43,7 +43,8 @@ async def free_by_node(
         node = pod["spec"].get("nodeName")
         if node not in free or pod["status"].get("phase") in ("Succeeded", "Failed") or is_ignored(pod):
             continue
-        for container in pod["spec"]["containers"]:
+        sidecars = [each for each in pod["spec"].get("initContainers", []) if each.get("restartPolicy") == "Always"]
+        for container in (*pod["spec"]["containers"], *sidecars):
             free[node] -= parse_quantity(container.get("resources", {}).get("requests", {}).get("cpu", 0))
     return free
 

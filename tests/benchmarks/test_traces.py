@@ -30,7 +30,7 @@ def error_about(monkeypatch, capsys, tmp_path):
         arguments = ["--trace", str(trace), *places, *more]
         if evaluation == "forecast":
             monkeypatch.setattr(sys, "argv", [evaluation, *arguments])
-            assert importlib.import_module("benchmarks.forecast.__main__").main() == 2
+            assert importlib.import_module("benchmarks.forecast").main() == 2
         else:
             assert run_benchmark([f"reproduce-{evaluation}", *arguments]) == 2
         return capsys.readouterr().err

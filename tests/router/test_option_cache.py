@@ -5,7 +5,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from benchmarks.schedule import deciding
+from tests.router import modality_mix_decisions
 from tests.router.test_queue import Caller
 from trimtab_pipelines.scheduling_policies import MAX_SPLIT_ROWS
 from trimtab_router.request import RequestOptions
@@ -30,7 +30,9 @@ def a_view(*pieces):
     queue = DeadlineQueue(10_000)
     for piece in pieces:
         queue.push(piece)
-    return SchedulerView(0.0, queue, deciding.POINTS, 64, 0.0, "Predicted", free_at=lambda: (0.0,), mixes_points=True)
+    return SchedulerView(
+        0.0, queue, modality_mix_decisions.POINTS, 64, 0.0, "Predicted", free_at=lambda: (0.0,), mixes_points=True
+    )
 
 
 def whole(work, **changes):
@@ -47,7 +49,7 @@ def a_unit(*works):
 @pytest.mark.parametrize("floor", [0.0, 0.5, 0.78, 0.9])
 @pytest.mark.parametrize("drift", [{}, {"all": 1.6, "text": 3.0}])
 def test_options_are_all_undominated_splits_above_the_floor(floor, drift, monkeypatch):
-    monkeypatch.setattr(deciding, "DRIFT", drift)
+    monkeypatch.setattr(modality_mix_decisions, "DRIFT", drift)
     menu = OptionCache(a_view())
     found = job_options(menu, a_unit(a_job(9, floor)), mixed=True)
     assert found is not None
@@ -164,13 +166,13 @@ def test_mixed_inputs_are_offered_points_that_read_the_common():
 
 
 def test_decision_among_twenty_jobs_takes_milliseconds():
-    spent = deciding.milliseconds((1, 15), views=60)
+    spent = modality_mix_decisions.decision_milliseconds((1, 15), views=60)
 
     assert np.median(spent) < 8.0, "about one millisecond on a machine that has nothing else to do"
 
 
 def test_prepared_tables_are_reused_by_decisions():
-    points = [replace(point, accuracy=0.97 * point.accuracy) for point in deciding.POINTS]
+    points = [replace(point, accuracy=0.97 * point.accuracy) for point in modality_mix_decisions.POINTS]
     book = split_table(points, "", 64)
     assert book.max_mixed_rows < 1
 
@@ -183,7 +185,7 @@ def test_prepared_tables_are_reused_by_decisions():
 
 
 def test_decision_does_not_wait_for_tables_being_built(monkeypatch):
-    points = [replace(point, accuracy=0.96 * point.accuracy) for point in deciding.POINTS]
+    points = [replace(point, accuracy=0.96 * point.accuracy) for point in modality_mix_decisions.POINTS]
     write, book = precompute_tables(points, 64), split_table(points, "", 64)
     job = a_job(64, floor=0.75, deadline=100.0)
     view = replace(a_view(whole(job)), points=points)
@@ -205,7 +207,7 @@ def test_decision_does_not_wait_for_tables_being_built(monkeypatch):
 
 def points_of(most_rows):
     """Points profiled for batches as large as that, which are as slow there as in parts."""
-    for point in deciding.POINTS:
+    for point in modality_mix_decisions.POINTS:
         full = point.profiled[-1]
         profiled = tuple(full * (rows // 64) + point.profiled[rows % 64 - 1] for rows in range(65, most_rows + 1))
         profiled = point.profiled + profiled

@@ -1,4 +1,4 @@
-"""Asks every forecaster about the same moments of the same loads."""
+"""Forecasts of every forecaster on the same windows of the same loads."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from benchmarks.forecast.shapes import RULES, drawn, excerpts
+from benchmarks.load_shapes import RULES, drawn, excerpts
 from trimtab_adapter.observation import lookback_seconds
 from trimtab_predictor.context import load_context
 from trimtab_predictor.evaluate import STRIDE_SECONDS, ar_forecaster, scaled_load

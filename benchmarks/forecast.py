@@ -18,7 +18,7 @@ import numpy as np
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks.forecast.judge import AS_RECORDED, KNOWN_RATE, SERVED, Judge, Load, Moments, by_shape, rebuilt
+from benchmarks.forecast_windows import AS_RECORDED, KNOWN_RATE, SERVED, Judge, Load, Moments, by_shape, rebuilt
 from trimtab.app import run_reporting_errors
 from trimtab_pipelines.result_line import ResultLine, threshold
 from trimtab_predictor.context import MEMORY_SECONDS
@@ -34,7 +34,7 @@ TIMED_FORECASTS = 500
 
 
 def costs(moments: Moments, rps_per_core: float) -> dict[str, tuple[float, float]]:
-    """For each forecaster the cores idle on average because it said too much, and the share of requests beyond.
+    """Return for each forecaster the mean idle cores of its overestimates and the share of requests beyond it.
 
     The capacity is what was forecast; of each second's requests, those above it count as beyond.
     """

@@ -1,1 +1,0 @@
-"""Benchmark of all forecasters on the same windows."""

@@ -1,4 +1,4 @@
-"""Options of a benchmark that takes published models with random weights, on cores or on a GPU."""
+"""Command-line options for published models with random weights, on CPU or GPU."""
 
 import argparse
 from typing import get_args
@@ -7,13 +7,11 @@ from trimtab_model_servers.families.hf_vlm.configs import CONFIGS
 from trimtab_model_servers.families.hf_vlm.parts import Placement, Precision
 
 
-def add_published(parser: argparse.ArgumentParser) -> None:
-    """Let a parser take which, where they compute, and in which numbers."""
-    parser.add_argument("--published", choices=tuple(CONFIGS), action="append", help="these instead; repeatable")
-    parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu", help="where it computes (default cpu)")
-    parser.add_argument("--dtype", choices=get_args(Precision), default="float32", help="of a published one")
+def add_model_options(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--published", choices=tuple(CONFIGS), action="append", help="measure this model; repeatable")
+    parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu", help="(default cpu)")
+    parser.add_argument("--dtype", choices=get_args(Precision), default="float32", help="of a published model")
 
 
-def kept_of(options: argparse.Namespace) -> Placement:
-    """How they are kept."""
+def placement_of(options: argparse.Namespace) -> Placement:
     return Placement(options.dtype, options.device)

@@ -1,6 +1,6 @@
-"""A quantile over rounds together, and how far it may be by chance.
+"""Bootstrap confidence interval of a quantile over measurement rounds.
 
-What comes in one round shares what the machine did in it, so rounds are drawn again, not what is in them.
+Measurements of one round share the state of the machine, so the bootstrap resamples rounds, not measurements.
 """
 
 from collections.abc import Callable, Sequence
@@ -10,20 +10,20 @@ from numpy.typing import NDArray
 
 RESAMPLES = 2_000
 Rounds = Sequence[NDArray[np.float64]]
-"""What was measured, round by round."""
-Drawn = NDArray[np.int64]
-"""Numbers of rounds."""
+"""The measurements of each round."""
+Sample = NDArray[np.int64]
+"""Indexes of resampled rounds."""
 
 
-def p99(rounds: Rounds, which: Drawn) -> float:
-    """The 99th percentile of these rounds together; infinite where there is nothing in them."""
-    together = np.concatenate([rounds[number] for number in which])
-    return float(np.quantile(together, 0.99)) if len(together) else float("inf")
+def p99(rounds: Rounds, sample: Sample) -> float:
+    """Return the 99th percentile of the pooled rounds, or infinity if they are empty."""
+    pooled = np.concatenate([rounds[number] for number in sample])
+    return float(np.quantile(pooled, 0.99)) if len(pooled) else float("inf")
 
 
-def by_chance(told: Callable[[Drawn], float], rounds: int) -> tuple[float, float]:
-    """Between what bounds 90 % of what is told of rounds lie, had others of so many come."""
+def confidence_interval(statistic: Callable[[Sample], float], rounds: int) -> tuple[float, float]:
+    """Return the bounds of the 90 % bootstrap interval of a statistic of rounds."""
     random = np.random.default_rng(0)
-    found = [told(random.integers(rounds, size=rounds)) for _ in range(RESAMPLES)]
-    low, high = np.quantile(found, (0.05, 0.95))
+    values = [statistic(random.integers(rounds, size=rounds)) for _ in range(RESAMPLES)]
+    low, high = np.quantile(values, (0.05, 0.95))
     return float(low), float(high)

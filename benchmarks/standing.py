@@ -1,7 +1,7 @@
-"""Where callers stand in line for a processor: in life they have machines of their own.
+"""Scheduling priority of load clients, which in production have machines of their own.
 
-Linux shares processors out by sessions first, where it is told to (`sched_autogroup_enabled`): so a session says, too,
-how nice it is. What is not allowed is left as it is.
+With `sched_autogroup_enabled`, Linux schedules by session first, so the autogroup of the session gets the same
+niceness. A priority that the process may not set stays as it is.
 """
 
 import os
@@ -9,29 +9,29 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-OWN_SESSION = Path("/proc/self/autogroup")
+AUTOGROUP = Path("/proc/self/autogroup")
 
 
 @contextmanager
-def ahead(by: int) -> Iterator[None]:
-    """Let this process, and its session, have a processor before those as nice as it was until now."""
-    usual = os.getpriority(os.PRIO_PROCESS, 0)
-    _stand(usual - by)
+def raise_priority(by: int) -> Iterator[None]:
+    """Lower the niceness of this process and its session while the context lasts."""
+    niceness = os.getpriority(os.PRIO_PROCESS, 0)
+    _set_niceness(niceness - by)
     try:
         yield
     finally:
-        _stand(usual)
+        _set_niceness(niceness)
 
 
-def apart_and_behind(niceness: int) -> None:
-    """Give this process a session of its own, which takes no processor from anybody who is less nice."""
-    with suppress(PermissionError):  # it has one already
+def lower_priority(niceness: int) -> None:
+    """Move this process to its own session with a niceness."""
+    with suppress(PermissionError):  # the process already leads a session
         os.setsid()
-    _stand(niceness)
+    _set_niceness(niceness)
 
 
-def _stand(niceness: int) -> None:
+def _set_niceness(niceness: int) -> None:
     with suppress(OSError):
         os.setpriority(os.PRIO_PROCESS, 0, niceness)
     with suppress(OSError):
-        OWN_SESSION.write_text(str(niceness), encoding="ascii")
+        AUTOGROUP.write_text(str(niceness), encoding="ascii")

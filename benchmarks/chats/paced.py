@@ -1,4 +1,4 @@
-"""A model of random weights whose steps take as long as a large one's do on a GPU: some tens of milliseconds."""
+"""A small random model whose steps take tens of milliseconds on a CPU, as a large model's do on a GPU."""
 
 from pathlib import Path
 from typing import Any, Final
@@ -14,19 +14,19 @@ END_MARKS: Final = ("<|im_end|>", "<|eot_id|>")
 
 
 def write_model(folder: Path) -> str:
-    """Write it as its publisher would; returns its family."""
+    """Write the model in the layout of its publisher and return its family."""
     shape = CONFIGS[NAME]("tiny")
     config: Any = shape.model().config
     text = config.text_config
     text.hidden_size, text.intermediate_size, text.num_hidden_layers = WIDTH, 3 * WIDTH, LAYERS
     text.num_attention_heads = text.num_key_value_heads = HEADS
     text.layer_types = LAYERS * ["full_attention"]
-    save(shape, config, folder)
+    _save(shape, config, folder)
     return f"{NAME}/colocated"
 
 
-def save(shape: VlmConfig, config: Any, folder: Path) -> None:
-    """Write a model of random weights and its tokenizer; each word that it writes is a letter, none is half a one."""
+def _save(shape: VlmConfig, config: Any, folder: Path) -> None:
+    """Write random weights and a byte tokenizer; each generated token is a printable ASCII character."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(1)
         model = shape.model_class(config)

@@ -32,7 +32,7 @@ from rich.progress import Progress
 from benchmarks.chats.paced import write_model
 from benchmarks.chats.replica import WEIGHTS, request_of
 from benchmarks.cores import CLIENT_CORE, SERVER_CORE, pin_threads
-from benchmarks.rounds import Rounds, by_chance, p99
+from benchmarks.rounds import Rounds, confidence_interval, p99
 from tests.local_run import chat_pipeline, chat_plan
 from trimtab.app import run_reporting_errors
 from trimtab.local.supervisor import Setup, Supervisor
@@ -215,7 +215,7 @@ def _by_chance(alone: Heard, other: Heard) -> dict[str, float]:
     ones, others = alone.rounds, other.rounds
     if len(ones) != len(others) or not all(map(len, (*ones, *others))):
         return {}
-    bounds = by_chance(lambda which: 1e3 * (p99(others, which) - p99(ones, which)), len(ones))
+    bounds = confidence_interval(lambda which: 1e3 * (p99(others, which) - p99(ones, which)), len(ones))
     return dict(zip(("low", "high"), (round(bound, 2) for bound in bounds), strict=True))
 
 

@@ -19,7 +19,7 @@ from rich.progress import Progress
 
 from benchmarks.engine import text, trained
 from benchmarks.engine.race import STREAMS, Race, Way
-from benchmarks.published import add_published, kept_of
+from benchmarks.published import add_model_options, placement_of
 from trimtab_model_servers.families.lmm_digits.models import ARCHITECTURES, Architecture
 from trimtab_pipelines.result_line import ResultLine, Threshold, threshold
 
@@ -57,7 +57,7 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--rounds", type=int, default=ROUNDS, help=f"of each race (default {ROUNDS})")
     parser.add_argument("--compared", type=int, default=1_000, help="chats compared, each trained model (default 1000)")
     parser.add_argument("--only", choices=(*ARCHITECTURES, "random"), action="append", help="repeatable")
-    add_published(parser)
+    add_model_options(parser)
     options = parser.parse_args()
     if options.dtype != "float32" and not options.published:
         parser.error("--dtype is of a published size; name one by --published")
@@ -67,7 +67,7 @@ def _options() -> argparse.Namespace:
 def _races(options: argparse.Namespace) -> Iterator[tuple[str, Race]]:
     if options.published:
         for name in options.published:
-            yield name, text.published(name, options.requests, kept_of(options))
+            yield name, text.published(name, options.requests, placement_of(options))
         return
     for name in options.only or ("random", *ARCHITECTURES):
         if name == "random":

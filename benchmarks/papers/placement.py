@@ -41,8 +41,8 @@ from benchmarks.papers.placement_chats import (
     search_goodput,
     steady_load,
 )
-from benchmarks.rounds import Rounds, by_chance, p99
-from benchmarks.standing import ahead, apart_and_behind
+from benchmarks.rounds import Rounds, confidence_interval, p99
+from benchmarks.standing import lower_priority, raise_priority
 from tests.local_run import Up, up
 from trimtab.options import console
 from trimtab_pipelines.errors import UserError
@@ -294,7 +294,7 @@ async def beside_a_burst(sender: ChatSender, burst_rps: float) -> dict[str, floa
             return loop.run_in_executor(pool, _send_image_chats, sender.port, sender.model, rps, seconds, seed)
 
         await send_images(1.0, 1.0, 0)  # all is loaded by then
-        with ahead(NICENESS_STEP):
+        with raise_priority(NICENESS_STEP):
             for number in range(ROUNDS):
                 for is_burst in (False, True) if number % 2 == 0 else (True, False):
                     sent = sender.send_at_rate(text, TEXT_RPS, ROUND_SECONDS, seed=number)
@@ -308,7 +308,7 @@ async def beside_a_burst(sender: ChatSender, burst_rps: float) -> dict[str, floa
 
 
 def _send_image_chats(port: int, model: str, rps: float, seconds: float, seed: int) -> None:
-    apart_and_behind(NICENESS_STEP)
+    lower_priority(NICENESS_STEP)
 
     async def send() -> None:
         async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0)) as session:
@@ -342,7 +342,7 @@ def compare_rounds(calm: Rounds, burst: Rounds) -> dict[str, float]:
     if 0.01 * fewest < MIN_BEYOND_P99:
         needed = math.ceil(MIN_BEYOND_P99 / 0.01)
         raise ValueError(f"a 99th percentile needs at least {needed} chats; got {fewest}; send more or longer rounds")
-    low, high = by_chance(lambda which: p99(burst, which) / p99(calm, which), len(calm))
+    low, high = confidence_interval(lambda which: p99(burst, which) / p99(calm, which), len(calm))
     every = np.arange(len(calm))
     return {
         "calm_ms": round(1e3 * p99(calm, every), 2),

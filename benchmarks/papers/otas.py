@@ -243,7 +243,7 @@ COLUMNS = (
 )
 SHOWN = (OURS, OTAS, PETS, PETS_EVICTS, INFAAS, TOME, VPT)
 PRINTED = {
-    (SYNTHETIC, OTAS): "type 1 85.54 %, nobody late or evicted",
+    (SYNTHETIC, OTAS): "type 1 85.54 %, no query late or evicted",
     (SYNTHETIC, PETS): "OTAS 18.2 % above",
     (SYNTHETIC, INFAAS): "OTAS 72.5 % above",
     (BURSTY, OTAS): "type 1 75.58 % (MAF)",

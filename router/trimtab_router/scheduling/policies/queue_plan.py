@@ -3,6 +3,7 @@
 `ModalityMix` and `TokenAdaptive` share it. They differ in how rows are grouped, and in the value of an option.
 """
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
@@ -31,7 +32,7 @@ def priority_utility(utility: float, priority: int) -> float:
 
 
 @dataclass(slots=True, eq=False)
-class RowGroup:
+class RowGroup(ABC):
     """Rows that are scheduled as one: a request, a part of a large one, or several small ones."""
 
     deadline: float
@@ -49,16 +50,17 @@ class RowGroup:
         self.slices.append(row_slice)
         self.rows += rows
 
+    @abstractmethod
     def goes_with(self, other: Self, max_batch_rows: int) -> bool:
         """Return whether another group may be joined with this one in one batch."""
-        raise NotImplementedError
 
+    @abstractmethod
     def joined(self, other: Self) -> Self:
-        raise NotImplementedError
+        """Return one group of the rows of both."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class GroupOptions:
+class GroupOptions(ABC):
     """Options of a group, the fastest first. Arrays have shape (options,)."""
 
     indices: Integers
@@ -68,9 +70,9 @@ class GroupOptions:
     first_share: float = field(default=1.0, kw_only=True)
     """Share of the group's value that the first option earns."""
 
+    @abstractmethod
     def serving_options(self, option: int) -> list[tuple[ServingOption, int]]:
         """Return how an option serves the rows: serving options with their rows, the most accurate first."""
-        raise NotImplementedError
 
     def first_batch_rows(self, serving_option: ServingOption, rows: int) -> int:  # noqa: ARG002 - one batch by default
         """Return the rows of the first of the batches that serve this many rows."""

@@ -2,7 +2,6 @@
 
 import importlib
 import os
-import runpy
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -21,6 +20,7 @@ class Benchmark:
     """A command that prints its figures and ends with one line of JSON."""
 
     module: str
+    """Of this package; its `main` returns the exit code."""
     summary: str
     arguments: tuple[str, ...] = ()
     single_threaded: bool = False
@@ -29,30 +29,28 @@ class Benchmark:
 
 def _paper(name: str, summary: str) -> Benchmark:
     trace = ("--trace", TRACE) if TRACE else ()
-    return Benchmark(f"benchmarks.papers.{name}", summary, ("--data", str(DATA), "--out", str(OUT / name), *trace))
+    return Benchmark(f"papers.{name}", summary, ("--data", str(DATA), "--out", str(OUT / name), *trace))
 
 
 _FORECAST = ("--trace", TRACE, "--fit", str(RECORDED_LOAD)) if TRACE else ("--trace", str(RECORDED_LOAD))
 
 BENCHMARKS: Mapping[str, Benchmark] = {
     "router": Benchmark(
-        "benchmarks.router", "overhead, throughput, large tensors and batching against chained MLServers"
+        "router.__main__", "overhead, throughput, large tensors and batching against chained MLServers"
     ),
-    "router-commits": Benchmark("benchmarks.router.commits", "cost of a request against a checkout of another commit"),
-    "overload": Benchmark(
-        "benchmarks.overload", "goodput at 3 and 10 times capacity, with and without a busy neighbour"
-    ),
-    "solver": Benchmark("benchmarks.solver", "the exact solver against HiGHS, Gurobi and brute force"),
-    "schedule": Benchmark("benchmarks.schedule", "deadline schedules: time and distance from the optimum"),
-    "simulator": Benchmark("benchmarks.simulator", "simulated against served latency and drops", ("--out", str(OUT))),
-    "forecast": Benchmark("benchmarks.forecast", "every forecaster on the same windows", _FORECAST),
-    "operator": Benchmark("benchmarks.operator_scale", "reconciliation of 300 pipelines on a real API server"),
-    "engine": Benchmark("benchmarks.engine", "tokens per second of continuous batching against generate", (), True),
-    "chats": Benchmark("benchmarks.chats", "client disconnects, shared images and embedding pulls of one replica"),
-    "chats-routed": Benchmark("benchmarks.chats.through", "time to first token that the router adds to 50 streams"),
-    "placement": Benchmark("benchmarks.papers.placement", "goodput with a colocated and with a disaggregated encoder"),
-    "tokens": Benchmark("benchmarks.tokens", "speed-up of vision transformers by merged tokens"),
-    "tuning": Benchmark("benchmarks.points", "operating points found by `trimtab tune`, served on other images"),
+    "router-commits": Benchmark("router.commits", "cost of a request against a checkout of another commit"),
+    "overload": Benchmark("overload.__main__", "goodput at 3 and 10 times capacity, with and without a busy neighbour"),
+    "solver": Benchmark("solver", "the exact solver against HiGHS, Gurobi and brute force"),
+    "schedule": Benchmark("schedule", "deadline schedules: time and distance from the optimum"),
+    "simulator": Benchmark("simulator.__main__", "simulated against served latency and drops", ("--out", str(OUT))),
+    "forecast": Benchmark("forecast", "every forecaster on the same windows", _FORECAST),
+    "operator": Benchmark("operator_scale", "reconciliation of 300 pipelines on a real API server"),
+    "engine": Benchmark("engine.__main__", "tokens per second of continuous batching against generate", (), True),
+    "chats": Benchmark("chats.__main__", "client disconnects, shared images and embedding pulls of one replica"),
+    "chats-routed": Benchmark("chats.through", "time to first token that the router adds to 50 streams"),
+    "placement": Benchmark("papers.placement", "goodput with a colocated and with a disaggregated encoder"),
+    "tokens": Benchmark("tokens", "speed-up of vision transformers by merged tokens"),
+    "tuning": Benchmark("points", "operating points found by `trimtab tune`, served on other images"),
     "reproduce-ipa": _paper("ipa", "IPA's five pipelines, workloads and baselines in the simulator"),
     "reproduce-mosel": _paper("mosel", "MOSEL's models and policies in the simulator, or served with --served"),
     "reproduce-otas": _paper("otas", "OTAS's loads, policy and baselines in the simulator, or served with --served"),
@@ -72,11 +70,7 @@ def main(arguments: list[str]) -> int:
     if benchmark.single_threaded:
         os.environ["OMP_NUM_THREADS"] = "1"
     sys.argv = [f"benchmarks {name}", *benchmark.arguments, *rest]
-    module = importlib.import_module(benchmark.module)
-    if hasattr(module, "main"):
-        return run_reporting_errors(module.main)
-    runpy.run_module(benchmark.module, run_name="__main__", alter_sys=True)
-    return 0
+    return run_reporting_errors(importlib.import_module(f"benchmarks.{benchmark.module}").main)
 
 
 if __name__ == "__main__":

@@ -8,7 +8,6 @@ forecast was too high, requests beyond it because it was too low.
 """
 
 import argparse
-import sys
 import time
 from collections.abc import Mapping, Sequence
 from functools import partial
@@ -170,7 +169,3 @@ def _show(
         ratio = row[SERVED] / row["AR(12)"] if row["AR(12)"] else 0.0
         table.add_row(shape, *(f"{row[name]:.2%}" if name in row else "" for name in _SHOWN), f"{ratio:.2f}")
     console.print(table)
-
-
-if __name__ == "__main__":
-    sys.exit(main())

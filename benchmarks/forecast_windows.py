@@ -108,7 +108,7 @@ def _cut(load: Load, starts: NDArray[np.int64]) -> Load:
 def _knowing_the_rate(futures: Load, load: Load, larger: Load) -> Load:
     """The median peak if each of the larger load's requests [N, 20] comes with the same chance, by drawing.
 
-    What is left of the error is the chance of who comes, which nobody can foresee: no forecaster can be better.
+    The rest of the error is the randomness of arrivals, which no forecaster can foresee.
     """
     chance = float(np.nansum(load) / np.nansum(larger))
     rng = np.random.default_rng(1)

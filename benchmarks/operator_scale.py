@@ -7,12 +7,12 @@ its second pass, which has nothing to change, must write nothing.
 import argparse
 import asyncio
 import os
-import socket
 import sys
 import time
-from collections.abc import AsyncIterator
+from collections import Counter
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -22,22 +22,25 @@ from prometheus_client.parser import text_string_to_metric_families
 from rich.console import Console
 from rich.progress import Progress
 
+from benchmarks.harness.report import Report
+from benchmarks.router.processes import free_port, usage
 from tests import control_plane
 from tests.builders import a_pipeline_document, a_plan, a_point_profile, a_profile
-from trimtab.app import run_reporting_errors
 from trimtab_kubernetes import Cluster, NotFound, list_and_watch
 from trimtab_pipelines.kubernetes_names import profile_name
 from trimtab_pipelines.profiling import FINGERPRINT_ANNOTATION, profile_tasks
 from trimtab_pipelines.rendering import crd
-from trimtab_pipelines.result_line import ResultLine, threshold
 from trimtab_pipelines.spec import InferencePipeline
 
 STAGES = 3
 NAMESPACES = 10
 OBJECTS_PER_PIPELINE = STAGES + 1
 AT_ONCE = 16
-LONGEST_SECONDS = 540.0
-MOST_WRITES_PER_PIPELINE = 30
+MAX_SECONDS = 540.0
+MAX_WRITES_PER_PIPELINE = 30
+OWN_READS = 3
+"""Of this benchmark, in the first pass."""
+RECONCILES = "trimtab_reconciles_total"
 READS, WRITES = {"GET", "LIST", "WATCH"}, {"POST", "PUT", "PATCH", "APPLY", "DELETE"}
 RESOURCES = {
     "configmaps",
@@ -69,34 +72,27 @@ class Pass:
 
 
 def main() -> int:
-    """Measure and print; 1 where a bar is missed."""
-    parser = argparse.ArgumentParser(prog="operator_scale", description=__doc__)
+    parser = argparse.ArgumentParser(prog="benchmarks operator", description=__doc__)
     parser.add_argument("--pipelines", type=int, default=300)
     count = parser.parse_args().pipelines
     with control_plane.api_server() as kubeconfig:
         first, second = asyncio.run(_measure(kubeconfig, count))
-    figures: dict[str, float | int | str | None] = {
-        "pipelines": count,
-        "stages_each": STAGES,
-        "load_average": os.getloadavg()[0],
-    }
-    for name, found in (("first", first), ("second", second)):
-        figures |= {
-            f"{name}_seconds": round(found.seconds, 1),
-            f"{name}_cpu_seconds": round(found.cpu_seconds, 1),
-            f"{name}_peak_mib": round(found.peak_mib, 1),
-            f"{name}_reads_per_pipeline": round(found.reads / count, 2),
-            f"{name}_writes_per_pipeline": round(found.writes / count, 2),
-        }
-    bars = (
-        threshold("pipelines_reconciled", first.reconciled, "==", count),
-        threshold("writes_per_pipeline", first.writes / count, "<=", MOST_WRITES_PER_PIPELINE),
-        threshold("pipelines_reconciled_again", second.reconciled, ">=", count),
-        threshold("writes_of_a_pass_with_nothing_to_do", second.writes, "==", 0),
-    )
-    outcome = ResultLine(name="bench-operator", figures=figures, bars=bars)
-    outcome.print()
-    return 0 if outcome.holds else 1
+    report = Report("bench-operator", {"pipelines": count, "stages_each": STAGES, "load_average": os.getloadavg()[0]})
+    for name, cost in (("first", first), ("second", second)):
+        report.add(
+            {
+                f"{name}_seconds": round(cost.seconds, 1),
+                f"{name}_cpu_seconds": round(cost.cpu_seconds, 1),
+                f"{name}_peak_mib": round(cost.peak_mib, 1),
+                f"{name}_reads_per_pipeline": round(cost.reads / count, 2),
+                f"{name}_writes_per_pipeline": round(cost.writes / count, 2),
+            }
+        )
+    report.hold("pipelines_reconciled", first.reconciled, "==", count)
+    report.hold("writes_per_pipeline", first.writes / count, "<=", MAX_WRITES_PER_PIPELINE)
+    report.hold("pipelines_reconciled_again", second.reconciled, ">=", count)
+    report.hold("writes_of_a_pass_with_nothing_to_do", second.writes, "==", 0)
+    return report.finish()
 
 
 async def _measure(kubeconfig: Path, count: int) -> tuple[Pass, Pass]:
@@ -151,7 +147,7 @@ def _documents(pipeline: InferencePipeline) -> list[dict[str, Any]]:
     namespace = pipeline.metadata.namespace
     plan = a_plan(pipeline).model_dump(mode="json", by_alias=True, exclude_none=True)
     plan["metadata"] = {"name": pipeline.name, "namespace": namespace}
-    found = [pipeline.model_dump(mode="json", by_alias=True, exclude_none=True), plan]
+    documents = [pipeline.model_dump(mode="json", by_alias=True, exclude_none=True), plan]
     for task in profile_tasks(pipeline):
         for stage, variants in task.variants_by_stage.items():
             points = [a_point_profile(variant) for variant in variants]
@@ -161,55 +157,58 @@ def _documents(pipeline: InferencePipeline) -> list[dict[str, Any]]:
                 "namespace": namespace,
                 "annotations": {FINGERPRINT_ANNOTATION: task.fingerprint},
             }
-            found.append(profile)
-    return found
+            documents.append(profile)
+    return documents
 
 
 async def _first_pass(cluster: Cluster, server: "Server", kubeconfig: Path, count: int, progress: Progress) -> Pass:
+    """Start the operator and wait until every pipeline has its cores in its status."""
     task = progress.add_task("pipelines reconciled", total=count)
-    before = await server.requests()
-    async with _operator(kubeconfig) as operator:
-        started = time.monotonic()
-        done: set[str] = set()
-        async with asyncio.timeout(LONGEST_SECONDS):
-            async for change in list_and_watch(cluster, "InferencePipeline"):
-                status = (change.object or {}).get("status") or {}
-                if change.object is not None and status.get("cores") == str(STAGES):
-                    done.add("/".join(change.key))
-                    progress.update(task, completed=len(done))
-                if len(done) == count:
-                    break
-        seconds = time.monotonic() - started
-        await operator.rest()
-        spent = operator.spent()
-    after = await server.requests()
+    ready: set[tuple[str, ...]] = set()
+
+    async def wait(_: "Operator") -> None:
+        async for change in list_and_watch(cluster, "InferencePipeline"):
+            status = (change.object or {}).get("status") or {}
+            if change.object is not None and status.get("cores") == str(STAGES):
+                ready.add(change.key)
+                progress.update(task, completed=len(ready))
+            if len(ready) == count:
+                return
+
+    cost = await _run_operator(server, kubeconfig, wait)
     deployments = len((await cluster.list("Deployment")).items)
-    whole = len(done) if deployments == OBJECTS_PER_PIPELINE * count else 0
-    return Pass(seconds, *spent, *_difference(before, after, own_reads=3), whole)
+    is_complete = deployments == OBJECTS_PER_PIPELINE * count
+    return replace(cost, reads=cost.reads - OWN_READS, reconciled=len(ready) if is_complete else 0)
 
 
 async def _second_pass(server: "Server", kubeconfig: Path, count: int, progress: Progress) -> Pass:
+    """Restart the operator and wait until it has reconciled every pipeline again."""
     task = progress.add_task("reconciled again", total=count)
+
+    async def wait(operator: "Operator") -> None:
+        reconciled = 0.0
+        while reconciled < count:
+            await asyncio.sleep(0.2)
+            reconciled = (await operator.metrics()).get(RECONCILES, 0.0)
+            progress.update(task, completed=min(reconciled, count))
+
+    return await _run_operator(server, kubeconfig, wait)
+
+
+async def _run_operator(server: "Server", kubeconfig: Path, wait: Callable[["Operator"], Awaitable[None]]) -> Pass:
+    """Return what one run of the operator costs until it rests."""
     before = await server.requests()
     async with _operator(kubeconfig) as operator:
         started = time.monotonic()
-        reconciled = 0.0
-        async with asyncio.timeout(LONGEST_SECONDS):
-            while reconciled < count:
-                await asyncio.sleep(0.2)
-                reconciled = (await operator.metrics()).get("trimtab_reconciles_total", 0.0)
-                progress.update(task, completed=min(reconciled, count))
+        async with asyncio.timeout(MAX_SECONDS):
+            await wait(operator)
         seconds = time.monotonic() - started
         await operator.rest()
-        spent = operator.spent()
-        reconciled = (await operator.metrics()).get("trimtab_reconciles_total", 0.0)
-    return Pass(seconds, *spent, *_difference(before, await server.requests(), own_reads=0), int(reconciled))
-
-
-def _difference(before: dict[str, float], after: dict[str, float], own_reads: int) -> tuple[float, float]:
-    """Reads and writes in between, less those of this benchmark."""
-    reads = sum(after.get(verb, 0.0) - before.get(verb, 0.0) for verb in READS)
-    return reads - own_reads, sum(after.get(verb, 0.0) - before.get(verb, 0.0) for verb in WRITES)
+        cpu_seconds, peak_mib = operator.usage()
+        reconciled = (await operator.metrics()).get(RECONCILES, 0.0)
+    requests = await server.requests() - before
+    reads, writes = (float(sum(requests[verb] for verb in verbs)) for verbs in (READS, WRITES))
+    return Pass(seconds, cpu_seconds, peak_mib, reads, writes, int(reconciled))
 
 
 class Server:
@@ -221,19 +220,18 @@ class Server:
             line.split()[-1] for line in kubeconfig.read_text().splitlines() if line.strip().startswith("server:")
         )
 
-    async def requests(self) -> dict[str, float]:
-        """Requests for the kinds the operator works with, by verb."""
+    async def requests(self) -> Counter[str]:
+        """Return the requests for the kinds that the operator works with, by verb."""
         headers = {"Authorization": f"Bearer {control_plane.TOKEN}"}
-        answer = await self._client.get(f"{self._address}/metrics", headers=headers, timeout=30)
-        answer.raise_for_status()
-        lines = [line for line in answer.text.splitlines() if line.startswith("apiserver_request_total{")]
-        found: dict[str, float] = {}
+        response = await self._client.get(f"{self._address}/metrics", headers=headers, timeout=30)
+        response.raise_for_status()
+        lines = [line for line in response.text.splitlines() if line.startswith("apiserver_request_total{")]
+        requests = Counter[str]()
         for family in text_string_to_metric_families("\n".join(lines)):
             for sample in family.samples:
                 if sample.labels.get("resource") in RESOURCES:
-                    verb = sample.labels["verb"]
-                    found[verb] = found.get(verb, 0.0) + sample.value
-        return found
+                    requests[sample.labels["verb"]] += int(sample.value)
+        return requests
 
 
 @dataclass(frozen=True, slots=True)
@@ -244,36 +242,34 @@ class Operator:
     metrics_port: int
 
     async def metrics(self) -> dict[str, float]:
-        """Its series, summed over their labels; empty while it starts."""
+        """Return its series, summed over their labels; empty while it starts."""
         try:
             async with httpx.AsyncClient() as client:
                 text = (await client.get(f"http://127.0.0.1:{self.metrics_port}/metrics")).text
         except httpx.HTTPError:
             return {}
-        found: dict[str, float] = {}
+        totals: dict[str, float] = {}
         for family in text_string_to_metric_families(text):
             for sample in family.samples:
-                found[sample.name] = found.get(sample.name, 0.0) + sample.value
-        return found
+                totals[sample.name] = totals.get(sample.name, 0.0) + sample.value
+        return totals
 
     async def rest(self) -> None:
         """Wait until two seconds pass without a reconciliation."""
         last = -1.0
-        while (now := (await self.metrics())["trimtab_reconciles_total"]) != last:
+        while (now := (await self.metrics())[RECONCILES]) != last:
             last = now
             await asyncio.sleep(2.0)  # the operator does not report that its queue is empty
 
-    def spent(self) -> tuple[float, float]:
-        """CPU seconds and peak memory in MiB."""
-        times = self.process.cpu_times()
-        status = Path(f"/proc/{self.process.pid}/status").read_text()
-        peak_kib = next(int(line.split()[1]) for line in status.splitlines() if line.startswith("VmHWM"))
-        return times.user + times.system, peak_kib / 1024
+    def usage(self) -> tuple[float, float]:
+        """Return CPU seconds and peak memory in MiB."""
+        total = usage((self.process.pid,))
+        return total.cpu_seconds, total.peak_bytes / 2**20
 
 
 @asynccontextmanager
 async def _operator(kubeconfig: Path) -> AsyncIterator[Operator]:
-    health_port, metrics_port = _free_port(), _free_port()
+    health_port, metrics_port = free_port(), free_port()
     environment = {
         **os.environ,
         "KUBECONFIG": str(kubeconfig),
@@ -287,13 +283,3 @@ async def _operator(kubeconfig: Path) -> AsyncIterator[Operator]:
     finally:
         process.terminate()
         await process.wait()
-
-
-def _free_port() -> int:
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        return int(listener.getsockname()[1])
-
-
-if __name__ == "__main__":
-    sys.exit(run_reporting_errors(main))

@@ -33,7 +33,7 @@ STAGE, VARIANT = "classify", "vit"
 WEIGHTS = "vit.safetensors"
 SECOND_SEED = 1_000
 """Of the images that what was selected is served on."""
-Told = Mapping[str, Any]
+ResultDocument = Mapping[str, Any]
 
 
 def document() -> dict[str, Any]:
@@ -76,18 +76,18 @@ def write_images(images: LabelledImages, folder: Path) -> Path:
     return folder
 
 
-def run(*arguments: str | Path) -> tuple[Told, float]:
+def run(*arguments: str | Path) -> tuple[ResultDocument, float]:
     """Run a command of ours; its last line, and the seconds that it took."""
     began = time.monotonic()
     done = subprocess.run(
         [sys.executable, "-m", "trimtab", *map(str, arguments)], stdout=subprocess.PIPE, text=True, check=True
     )
     console.print(done.stdout, markup=False, highlight=False)
-    told: Told = json.loads(done.stdout.splitlines()[-1])
-    return told, time.monotonic() - began
+    result: ResultDocument = json.loads(done.stdout.splitlines()[-1])
+    return result, time.monotonic() - began
 
 
-def judge(report: Report, tuned: Told, seconds: float, served: Told, variant: Variant) -> None:
+def judge(report: Report, tuned: ResultDocument, seconds: float, served: ResultDocument, variant: Variant) -> None:
     """Compare the points that were found, and their accuracy on other images, with the goals."""
     figures, names = tuned["figures"], [point.name for point in variant.operating_points]
     speeds = [1.0, *(float(figures[f"{name}_speed_up"]) for name in names[1:])]
@@ -103,12 +103,12 @@ def _steps(speeds: Sequence[float]) -> list[float]:
     return [faster / why_slower for why_slower, faster in pairwise(speeds)] or [0.0]
 
 
-def _inside(variant: Variant, name: str, served: Told) -> bool:
+def _inside(variant: Variant, name: str, served: ResultDocument) -> bool:
     interval = variant.point(name).measured_accuracy()
     return (interval.low or 0.0) <= _served(name, served) <= (interval.high or 1.0)
 
 
-def _served(name: str, served: Told) -> float:
+def _served(name: str, served: ResultDocument) -> float:
     return float(served["figures"][f"accuracy_{STAGE}_{VARIANT}_{name}"])
 
 

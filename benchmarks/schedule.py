@@ -3,7 +3,6 @@
 Times are processor times of one process.
 """
 
-import sys
 import time
 from collections.abc import Sequence
 
@@ -124,7 +123,3 @@ def _count_missed_queues() -> Figures:
             possible += 1
             missed += schedule.served < len(queue)
     return {"cases": CASES, "all_can_be_served": possible, "missed": missed}
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -1,40 +1,44 @@
-"""Are the solvers exact and how long do they take? Exact, HiGHS and Gurobi on the same problems; then one line of JSON.
+"""Benchmark of the planning solvers: exact, HiGHS and Gurobi on the same problems, and brute force on small ones.
 
-Random chains of stages × variants × 7 batch sizes with α/β from 20 to 2000, the span of IPA's scaling figure (Gurobi
-there: up to 2 s at 10 × 10). Thousands of small chains and DAGs are compared with brute force. The exact solver runs
-three times on each, and the bars hold the best processor time to account: it has one thread, so that is what the clock
-shows where nothing else runs. The clock's own figures stand beside it.
+Problems are random chains of stages × variants × 7 batch sizes with α/β from 20 to 2000, the span of IPA's scaling
+figure (Gurobi there: up to 2 s at 10 × 10). The exact solver runs three times on each, and its best processor time
+counts: it has one thread, so that is its wall-clock time on an idle machine.
 """
 
-import sys
+import argparse
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
+from functools import partial
 
 import numpy as np
-from rich.console import Console
-from rich.progress import Progress, track
-from rich.table import Table
+from rich.progress import track
 
+from benchmarks.harness.report import Report, print_table
 from tests.adapter.problems import a_large_graph, a_large_program, a_program, brute_force, with_accelerators
+from trimtab.options import console
 from trimtab_adapter.solvers import exact, gurobi, highs
 from trimtab_adapter.solvers.program import Program, Solution, SolverUnavailable, objective_weights
 from trimtab_adapter.solvers.program_arrays import to_arrays
-from trimtab_pipelines.result_line import ResultLine, Threshold, threshold
 from trimtab_pipelines.spec import Objective
 
-REPEATS = 3
-SMALL_INSTANCES = {"exact": 4000, "exact, search alone": 4000, "HiGHS": 400, "Gurobi": 400}
-LIMIT_SECONDS = 15.0  # for one problem; beyond it HiGHS and Gurobi report the gap that is left
-SHARE_SECONDS = 25.0  # for all problems of one size by one of them
-Figures = dict[str, float | str]
-Rivals = dict[str, Callable[[Program], Solution | None]]
-console = Console(highlight=False)
+LIMIT_SECONDS = 15.0
+"""For one problem; HiGHS and Gurobi then report the gap that is left."""
+SHARE_SECONDS = 25.0
+"""For all problems of one size by one baseline."""
+MAX_DIFFERENCE = 1e-6
+MAX_PROCESSOR_MS = {
+    "10x10x7_exact_p99_processor_ms": 30.0,
+    "10x10x7_tight_exact_p99_processor_ms": 30.0,
+    "3x5x7_exact_p99_processor_ms": 2.0,
+    "20x20x7_exact_p50_processor_ms": 500.0,
+}
+Solve = Callable[[Program], Solution | None]
 
 
 @dataclass(frozen=True, slots=True)
 class Size:
-    """Problems of one size, and what they are held to."""
+    """Problems of one size, by seed."""
 
     name: str
     count: int
@@ -42,27 +46,58 @@ class Size:
 
 
 @dataclass(slots=True)
-class Timed:
-    """What one solver did with the problems of one size."""
+class SolverRun:
+    """Results of one solver for the problems of one size.
 
-    seconds: list[float] = field(default_factory=list)  # by the clock
-    on_processor: list[float] = field(default_factory=list)
-    objectives: dict[int, float | None] = field(default_factory=dict)  # by seed; None where infeasible
+    Attributes:
+        objectives: by seed; None if infeasible.
+        unproven: problems that the time limit ended.
+        unavailable: why the solver did not run.
+    """
+
+    wall_seconds: list[float] = field(default_factory=list)
+    processor_seconds: list[float] = field(default_factory=list)
+    objectives: dict[int, float | None] = field(default_factory=dict)
     largest_gap: float = 0.0
-    unproven: int = 0  # ended by the time limit
-    reason: str = ""  # why it did not take part
+    unproven: int = 0
+    unavailable: str = ""
 
-    def quantile_ms(self, q: float) -> float:
-        """A quantile of the time to solve by the clock, in milliseconds."""
-        return _quantile_ms(self.seconds, q)
+    def record(self, seed: int, solution: Solution | None) -> None:
+        self.objectives[seed] = None if solution is None else solution.objective
+        self.largest_gap = max(self.largest_gap, 0.0 if solution is None else solution.gap)
 
-    def processor_ms(self, q: float) -> float:
-        """A quantile of the time to solve on the processor, in milliseconds."""
-        return _quantile_ms(self.on_processor, q)
+    def difference(self, other: "SolverRun") -> float:
+        """The largest difference to another solver's objectives; infinite if they disagree about feasibility."""
+        pairs = ((self.objectives[seed], objective) for seed, objective in other.objectives.items())
+        return max((_difference(*pair) for pair in pairs), default=0.0)
+
+    def figures(self, name: str) -> dict[str, float | str]:
+        if self.unavailable:
+            return {name: self.unavailable}
+        figures: dict[str, float | str] = {
+            f"{name}_problems": len(self.wall_seconds),
+            f"{name}_unproven": self.unproven,
+        }
+        for q in (0.5, 0.99):
+            figures[f"{name}_p{100 * q:g}_ms"] = round(_quantile_ms(self.wall_seconds, q), 3)
+            figures[f"{name}_p{100 * q:g}_processor_ms"] = round(_quantile_ms(self.processor_seconds, q), 3)
+        return figures
 
 
 def _quantile_ms(seconds: list[float], q: float) -> float:
     return 1000 * float(np.quantile(seconds, q)) if seconds else float("nan")
+
+
+def _difference(one: float | None, other: float | None) -> float:
+    if one is None or other is None:
+        return 0.0 if one is other else float("inf")
+    return abs(one - other)
+
+
+def _search_without_enumeration(program: Program) -> Solution | None:
+    """Solve as if there were too many choices to enumerate."""
+    arrays = to_arrays(program)
+    return None if arrays is None else exact.search(program, arrays)
 
 
 MAX_ACCURACY = objective_weights(Objective(goal="MaxAccuracy"))
@@ -78,169 +113,105 @@ SIZES = (
     Size("dag_8x8", 100, a_large_graph),
     Size("20x20x7", 40, lambda seed: a_large_program(seed, 20, 20)),
 )
-RIVALS: Rivals = {
-    "HiGHS": lambda program: highs.solve(program, LIMIT_SECONDS),
-    "Gurobi": lambda program: gurobi.solve(program, LIMIT_SECONDS),
+BASELINES: dict[str, Solve] = {
+    "HiGHS": partial(highs.solve, time_limit_seconds=LIMIT_SECONDS),
+    "Gurobi": partial(gurobi.solve, time_limit_seconds=LIMIT_SECONDS),
 }
+SMALL_PROBLEMS: dict[str, tuple[Solve, int]] = {
+    "exact": (exact.solve, 4000),
+    "exact, search alone": (_search_without_enumeration, 4000),
+    **{name: (solve, 400) for name, solve in BASELINES.items()},
+}
+"""Solvers that are compared with brute force, and the number of problems."""
+COLUMNS = ("solver", "problems", "p50 ms", "p99 ms", "max ms", "p99 on processor", "unproven", "differs by")
 
 
 def main() -> int:
-    """Measure, compare, print; 1 where a bar is missed."""
-    figures: Figures = {}
+    parser = argparse.ArgumentParser(prog="benchmarks solver", description=__doc__)
+    parser.add_argument("--problems", type=int, default=4000, help="of each size at most")
+    most = parser.parse_args().problems
+    report = Report("bench-solver")
     largest, gap = 0.0, 0.0
-    for size in SIZES:
-        timed = {"exact": _exact(size)} | {name: _rival(size, name, solve) for name, solve in RIVALS.items()}
-        _print(size, timed)
-        for name, one in timed.items():
-            figures |= _figures(size, name, one)
-            largest = max(largest, _difference(timed["exact"], one))
-        gap = max(gap, timed["exact"].largest_gap)
-    figures |= {"largest_difference": largest, "largest_gap_of_exact": gap}
-    figures |= _brute_force() | _licence()
-    outcome = ResultLine(name="bench-solver", figures=figures, bars=_bars(figures))
-    for each in outcome.bars:
-        console.print(f"{'holds' if each.holds else 'MISSED'}: {each.bar} {each.value:.6g} {each.bound}")
-    outcome.print()
-    return 0 if outcome.holds else 1
+    exact.solve(SIZES[0].make(0))  # the first call pays for numpy's own start
+    for size in (replace(size, count=min(size.count, most)) for size in SIZES):
+        runs = {"exact": _solve_all(size, "exact", exact.solve, repeats=3, seconds=float("inf"))}
+        runs |= {name: _solve_all(size, name, solve) for name, solve in BASELINES.items()}
+        print_table(COLUMNS, [_table_row(name, run, runs["exact"]) for name, run in runs.items()], size.name)
+        for name, run in runs.items():
+            report.add(run.figures(f"{size.name}_{name}"))
+            largest = max(largest, runs["exact"].difference(run))
+        gap = max(gap, runs["exact"].largest_gap)
+    report.add({"largest_difference": largest, "largest_gap_of_exact": gap})
+    report.add(_compare_with_brute_force(most))
+    report.add({"gurobi_limit": _gurobi_limit()})
+    for name, bound in MAX_PROCESSOR_MS.items():
+        report.hold(name, float(report.figures[name] or 0.0), "<=", bound)
+    for name in ("largest_difference", "largest_gap_of_exact", "brute_force_largest_difference"):
+        report.hold(name, float(report.figures[name] or 0.0), "<=", MAX_DIFFERENCE)
+    return report.finish()
 
 
-def _bars(figures: Figures) -> tuple[Threshold, ...]:
-    bounds = {
-        "10x10x7_exact_p99_processor_ms": 30.0,
-        "10x10x7_tight_exact_p99_processor_ms": 30.0,
-        "3x5x7_exact_p99_processor_ms": 2.0,
-        "20x20x7_exact_p50_processor_ms": 500.0,
-        "largest_difference": 1e-6,
-        "largest_gap_of_exact": 1e-6,
-        "brute_force_largest_difference": 1e-6,
-    }
-    measured = [threshold(name, float(figures[name]), "<=", bound) for name, bound in bounds.items()]
-    gain = float(figures["pool_joint_objective"]) - float(figures["pool_best_split_objective"])
-    return (*measured, threshold("pool_joint_gain_over_best_split", gain, ">=", 1e-6))
-
-
-def _exact(size: Size) -> Timed:
-    timed = Timed()
-    exact.solve(size.make(0))  # the first call pays for numpy's own start
-    for seed in _shown(range(size.count), f"{size.name} exact"):
+def _solve_all(size: Size, name: str, solve: Solve, repeats: int = 1, seconds: float = SHARE_SECONDS) -> SolverRun:
+    """Solve as many problems as the time allows; the best of the repeats counts."""
+    run, end = SolverRun(), time.perf_counter() + seconds
+    for seed in _tracked(size.count, f"{size.name} {name}"):
+        if time.perf_counter() > end:
+            break
         program = size.make(seed)
-        spent, worked = [], []
-        for _ in range(REPEATS):
-            started, working = time.perf_counter(), time.process_time()
-            found = exact.solve(program)
-            spent.append(time.perf_counter() - started)
-            worked.append(time.process_time() - working)
-        timed.seconds.append(min(spent))
-        timed.on_processor.append(min(worked))
-        _note(timed, seed, found)
-    return timed
-
-
-def _rival(size: Size, name: str, solve: Callable[[Program], Solution | None]) -> Timed:
-    """Solve the same problems, as many as the time allows."""
-    timed, until = Timed(), time.perf_counter() + SHARE_SECONDS
-    with Progress(console=console, transient=True) as progress:
-        task = progress.add_task(f"{size.name} {name}", total=size.count)
-        for seed in range(size.count):
-            program = size.make(seed)
-            started, working = time.perf_counter(), time.process_time()
-            if started > until:
-                break
+        wall, processor = [], []
+        for _ in range(repeats):
+            started, processor_started = time.perf_counter(), time.process_time()
             try:
-                found = solve(program)
+                solution = solve(program)
             except SolverUnavailable as reason:
-                timed.reason = str(reason)
-                break
-            timed.seconds.append(time.perf_counter() - started)
-            timed.on_processor.append(time.process_time() - working)
-            if timed.seconds[-1] >= LIMIT_SECONDS:
-                timed.unproven += 1
-            else:
-                _note(timed, seed, found)
-            progress.advance(task)
-    return timed
+                run.unavailable = str(reason)
+                return run
+            wall.append(time.perf_counter() - started)
+            processor.append(time.process_time() - processor_started)
+        run.wall_seconds.append(min(wall))
+        run.processor_seconds.append(min(processor))
+        if min(wall) >= LIMIT_SECONDS:
+            run.unproven += 1
+        else:
+            run.record(seed, solution)
+    return run
 
 
-def _note(timed: Timed, seed: int, found: Solution | None) -> None:
-    timed.objectives[seed] = None if found is None else found.objective
-    timed.largest_gap = max(timed.largest_gap, 0.0 if found is None else found.gap)
-
-
-def _difference(one: Timed, other: Timed) -> float:
-    """The largest difference of objectives; disagreement about feasibility is infinite."""
-    return max((_apart(one.objectives[seed], found) for seed, found in other.objectives.items()), default=0.0)
-
-
-def _apart(one: float | None, other: float | None) -> float:
-    if one is None or other is None:
-        return 0.0 if one is other else float("inf")
-    return abs(one - other)
-
-
-def _print(size: Size, timed: dict[str, Timed]) -> None:
-    table = Table(
-        "solver", "problems", "p50 ms", "p99 ms", "max ms", "p99 on processor", "unproven", "differs by", box=None
+def _table_row(name: str, run: SolverRun, reference: SolverRun) -> tuple[str, ...]:
+    return (
+        name,
+        str(len(run.wall_seconds)),
+        *(f"{_quantile_ms(run.wall_seconds, q):.2f}" for q in (0.5, 0.99, 1.0)),
+        f"{_quantile_ms(run.processor_seconds, 0.99):.2f}",
+        str(run.unproven),
+        run.unavailable or f"{reference.difference(run):.1e}",
     )
-    table.title, table.title_justify = size.name, "left"
-    for name, one in timed.items():
-        quantiles = [f"{one.quantile_ms(q):.2f}" for q in (0.5, 0.99, 1.0)] + [f"{one.processor_ms(0.99):.2f}"]
-        apart = one.reason or f"{_difference(timed['exact'], one):.1e}"
-        table.add_row(name, str(len(one.seconds)), *quantiles, str(one.unproven), apart)
-    console.print(table)
 
 
-def _figures(size: Size, name: str, timed: Timed) -> Figures:
-    if timed.reason:
-        return {f"{size.name}_{name}": timed.reason}
-    figures: Figures = {}
-    for q in (0.5, 0.99):
-        figures[f"{size.name}_{name}_p{100 * q:g}_ms"] = round(timed.quantile_ms(q), 3)
-        figures[f"{size.name}_{name}_p{100 * q:g}_processor_ms"] = round(timed.processor_ms(q), 3)
-    return figures | {
-        f"{size.name}_{name}_problems": len(timed.seconds),
-        f"{size.name}_{name}_unproven": timed.unproven,
-    }
-
-
-def _brute_force() -> Figures:
-    """Compare all with brute force on small problems."""
+def _compare_with_brute_force(most: int) -> dict[str, float]:
     largest, compared = 0.0, 0
-    for name, solve in {"exact": exact.solve, "exact, search alone": _search_alone, **RIVALS}.items():
-        for seed in _shown(range(SMALL_INSTANCES[name]), f"brute force {name}"):
+    for name, (solve, count) in SMALL_PROBLEMS.items():
+        for seed in _tracked(min(count, most), f"brute force {name}"):
             program = a_program(10_000 + seed)
             best = brute_force(program)
             try:
-                found = solve(program)
+                solution = solve(program)
             except SolverUnavailable:
                 break
             compared += 1
             objective = None if best is None else program.objective(best)
-            largest = max(largest, _apart(objective, None if found is None else found.objective))
-    console.print(f"brute force: {compared} problems compared, the objectives differ by at most {largest:.1e}")
+            largest = max(largest, _difference(objective, None if solution is None else solution.objective))
     return {"brute_force_problems": compared, "brute_force_largest_difference": largest}
 
 
-def _search_alone(program: Program) -> Solution | None:
-    """Solve as if there were more choices than can be compared all at once."""
-    table = to_arrays(program)
-    return None if table is None else exact.search(program, table)
-
-
-def _licence() -> Figures:
-    """Show what Gurobi's free licence prevents."""
-    program = a_large_program(0, 60, 30)
+def _gurobi_limit() -> str:
+    """Return what Gurobi's free licence prevents."""
     try:
-        gurobi.solve(program, LIMIT_SECONDS)
-        words = "none met at 60 stages of 30 variants"
+        gurobi.solve(a_large_program(0, 60, 30), LIMIT_SECONDS)
     except SolverUnavailable as reason:
-        words = str(reason)
-    console.print(f"limit of Gurobi: {words}")
-    return {"gurobi_limit": words}
+        return str(reason)
+    return "none met at 60 stages of 30 variants"
 
 
-def _shown(seeds: Iterable[int], what: str) -> Iterable[int]:
-    return track(list(seeds), what, console=console, transient=True)
-
-
-if __name__ == "__main__":
-    sys.exit(main())
+def _tracked(count: int, what: str) -> Iterable[int]:
+    return track(range(count), what, console=console, transient=True)

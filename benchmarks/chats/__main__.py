@@ -6,7 +6,6 @@ last line is JSON.
 
 import argparse
 import asyncio
-import sys
 from collections.abc import Sequence
 from functools import partial
 
@@ -21,21 +20,31 @@ from benchmarks.chats.replica import (
     start_replica,
     trained_model,
 )
-from benchmarks.published import add_model_options, placement_of
-from trimtab.app import run_reporting_errors
+from benchmarks.engine.models import add_model_options, placement_of
+from benchmarks.harness.report import Report
 from trimtab_model_servers.families.hf_vlm.parts import Placement
 from trimtab_model_servers.families.lmm_digits.models import ARCHITECTURES
 from trimtab_pipelines.model_spec import ModelSpec
-from trimtab_pipelines.result_line import ResultLine, Threshold, threshold
+from trimtab_pipelines.result_line import Direction
 
 CACHE_BYTES = 4 * 2**20
 PUBLISHED_LIMITS = {"slots": 16, "slot_tokens": 8192, "step_tokens": 2048, "image_tokens": 20_000, "cache_bytes": 2**30}
 """Engine limits of a published model: one image takes thousands of tokens."""
+BOUNDS: tuple[tuple[str, str, Direction, float], ...] = (
+    ("outputs that differ from those alone", "differing_outputs", "==", 0),
+    ("encodings of an image that 50 clients share", "encodings_per_image", "==", 1),
+    ("encodings for another tenant", "encodings_for_another_tenant", "==", 1),
+    ("first token, cached image over text", "cached_image_over_text", "<=", 1.1),
+    ("seconds until nothing is allocated", "seconds_until_idle", "<=", 1),
+    ("steps without requests", "steps_without_requests", "==", 0),
+    ("memory growth over the disconnects", "memory_growth", "<=", 0.02),
+)
 
 
-async def measure(cancels: int, chats: int, models: Sequence[ModelSpec], start_seconds: float) -> ResultLine:
-    figures: dict[str, float] = dict(await phases.measure_embedding_transfer())
-    bars = [threshold("embedding transfer, GB/s on loopback", figures["transfer_gigabytes_per_second"], ">=", 0.5)]
+async def measure(cancels: int, chats: int, models: Sequence[ModelSpec], start_seconds: float) -> Report:
+    report, transfer = Report("chats"), await phases.measure_embedding_transfer()
+    report.add(transfer)
+    report.hold("embedding transfer, GB/s on loopback", transfer["transfer_gigabytes_per_second"], ">=", 0.5)
     with Progress(console=Console(stderr=True)) as progress:
         for spec in models:
             model = spec.name
@@ -45,25 +54,14 @@ async def measure(cancels: int, chats: int, models: Sequence[ModelSpec], start_s
                 measured |= await phases.measure_shared_images(replica, model)
                 measured |= await phases.measure_cached_image(replica, model)
                 measured |= await phases.measure_disconnects(replica, model, cancels, partial(progress.advance, task))
-            figures |= {f"{model}_{name}": value for name, value in measured.items()}
-            bars += _bars(model, measured)
-    return ResultLine(name="chats", figures=figures, bars=tuple(bars))
-
-
-def _bars(model: str, measured: dict[str, float]) -> list[Threshold]:
-    return [
-        threshold(f"{model}: outputs that differ from those alone", measured["differing_outputs"], "==", 0),
-        threshold(f"{model}: encodings of an image that 50 clients share", measured["encodings_per_image"], "==", 1),
-        threshold(f"{model}: encodings for another tenant", measured["encodings_for_another_tenant"], "==", 1),
-        threshold(f"{model}: first token, cached image over text", measured["cached_image_over_text"], "<=", 1.1),
-        threshold(f"{model}: seconds until nothing is allocated", measured["seconds_until_idle"], "<=", 1),
-        threshold(f"{model}: steps without requests", measured["steps_without_requests"], "==", 0),
-        threshold(f"{model}: memory growth over the disconnects", measured["memory_growth"], "<=", 0.02),
-    ]
+            report.add({f"{model}_{name}": value for name, value in measured.items()})
+            for name, figure, direction, bound in BOUNDS:
+                report.hold(f"{model}: {name}", measured[figure], direction, bound)
+    return report
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description="Disconnects and shared images of a chat replica.")
+    parser = argparse.ArgumentParser(prog="benchmarks chats", description=__doc__)
     parser.add_argument("--cancels", type=int, default=10_000, help="disconnected chats per model (default 10000)")
     parser.add_argument("--chats", type=int, default=500, help="concurrent chats (default 500)")
     parser.add_argument("--only", choices=ARCHITECTURES, action="append", help="measure this model; repeatable")
@@ -76,10 +74,4 @@ def main() -> int:
     else:
         models = [trained_model(name, cache_bytes=CACHE_BYTES) for name in options.only or ARCHITECTURES]
     start_seconds = RANDOM_WEIGHTS_START_SECONDS if options.published else START_SECONDS
-    outcome = asyncio.run(measure(options.cancels, options.chats, models, start_seconds))
-    outcome.print()
-    return 0 if outcome.holds else 1
-
-
-if __name__ == "__main__":
-    sys.exit(run_reporting_errors(main))
+    return asyncio.run(measure(options.cancels, options.chats, models, start_seconds)).finish()

@@ -1,90 +1,101 @@
-"""Three ways to answer the same requests, in turns: one after another, in static batches, and in the engine."""
+"""Throughput comparison of sequential generation, static batches and the engine, in interleaved rounds."""
 
 import statistics
 import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Final, Protocol, TypeVar
 
 import torch
 from rich.progress import Progress
 from torch import Tensor
 
+from benchmarks.harness.report import Report
 from trimtab_model_servers.engine.core import EngineCore, EngineEvent
-from trimtab_model_servers.engine.model_adapters import adapt_model
 from trimtab_model_servers.engine.request import Request, TokenChunk
-from trimtab_model_servers.engine.scheduler import EngineLimits
-from trimtab_pipelines.result_line import Threshold, threshold
 
 STREAMS: Final = 16
-OVER_SEQUENTIAL, OVER_STATIC = 4, 1.3
-"""How many times a second's tokens the engine must write that the others write."""
+MIN_OVER_SEQUENTIAL, MIN_OVER_STATIC = 4, 1.3
+"""Speed-ups of the engine, in tokens per second."""
+Outputs = list[list[int]]
 
 
-@dataclass(frozen=True, slots=True)
-class Ask:
-    """One request."""
+@dataclass(frozen=True, slots=True, eq=False)
+class Prompt:
+    """Token ids of a prompt and the length of its output."""
 
     tokens: tuple[int, ...]
-    written: int
+    output_tokens: int
 
 
-Answers = list[list[int]]
+AnyPrompt_contra = TypeVar("AnyPrompt_contra", bound=Prompt, contravariant=True)
 
 
-@dataclass(frozen=True, slots=True)
-class Way:
-    """One way to answer: what runs it, and how many tokens it writes."""
+class Model(Protocol[AnyPrompt_contra]):
+    """Model that transformers' `generate` and the engine run."""
 
-    run: Callable[[], Answers]
-    written: int
+    def generate(self, batch: Sequence[AnyPrompt_contra], max_tokens: int) -> Outputs: ...
+
+    def run_engine(self, prompts: Sequence[AnyPrompt_contra]) -> Outputs: ...
 
 
 class Race:
-    """Ways that take turns; each must be given the same requests, or the first of them."""
+    """Three methods that take turns at the same prompts; sequential generation may get only the first ones."""
 
-    def __init__(self, ways: dict[str, Way], device: str = "cpu") -> None:
-        self._ways = ways
-        self._clock = clock_of(device)
-        self._seconds: dict[str, list[float]] = {name: [] for name in ways}
-        self._answers: dict[str, Answers] = {}
-
-    def race(self, progress: Progress, name: str, rounds: int) -> dict[str, float]:
-        """Run all ways in every round; return the most tokens a second of each."""
-        task = progress.add_task(f"{name}, rounds", total=rounds * len(self._ways))
-        for _ in range(rounds):
-            for each, way in self._ways.items():
-                started = self._clock()
-                self._answers[each] = way.run()
-                self._seconds[each].append(self._clock() - started)
-                progress.advance(task)
-        return {
-            f"{each}_tokens_per_second": round(way.written / min(self._seconds[each]), 1)
-            for each, way in self._ways.items()
+    def __init__(
+        self,
+        model: Model[AnyPrompt_contra],
+        prompts: Sequence[AnyPrompt_contra],
+        device: str,
+        sequential: int | None = None,
+    ) -> None:
+        first = prompts[:sequential]
+        self._methods: dict[str, Callable[[], Outputs]] = {
+            "sequential": lambda: [model.generate([prompt], prompt.output_tokens)[0] for prompt in first],
+            "static": lambda: _static_batches(model, prompts),
+            "engine": lambda: model.run_engine(prompts),
         }
+        tokens = sum(prompt.output_tokens for prompt in prompts)
+        self._tokens = dict.fromkeys(self._methods, tokens)
+        self._tokens["sequential"] = sum(prompt.output_tokens for prompt in first)
+        self._clock = clock_of(device)
+        self._rates: dict[str, list[float]] = {method: [] for method in self._methods}
+        self._outputs: dict[str, Outputs] = {}
+
+    def run(self, progress: Progress, name: str, rounds: int) -> None:
+        """Run every method in every round."""
+        task = progress.add_task(f"{name}, rounds", total=rounds * len(self._methods))
+        for _ in range(rounds):
+            for method, generate in self._methods.items():
+                started = self._clock()
+                self._outputs[method] = generate()
+                self._rates[method].append(self._tokens[method] / (self._clock() - started))
+                progress.advance(task)
 
     @property
     def differing(self) -> int:
-        """How many answers the engine wrote otherwise than ``generate`` did alone."""
-        alone = self._answers["sequential"]
-        return sum(one != other for one, other in zip(alone, self._answers["engine"][: len(alone)], strict=True))
+        """The number of the engine's outputs that differ from those of sequential `generate`."""
+        expected = self._outputs["sequential"]
+        outputs = self._outputs["engine"][: len(expected)]
+        return sum(output != reference for output, reference in zip(outputs, expected, strict=True))
 
-    def bars(self, name: str) -> list[Threshold]:
-        """How much faster the engine is than each of the others: the median of the rounds' ratios."""
-        every = zip(*(self._rates(each) for each in ("sequential", "static", "engine")), strict=True)
-        ratios = [(engine / one, engine / static) for one, static, engine in every]
-        one, static = (round(statistics.median(column), 3) for column in zip(*ratios, strict=True))
-        return [
-            threshold(f"{name}: engine over sequential generate, tokens a second", one, ">=", OVER_SEQUENTIAL),
-            threshold(f"{name}: engine over static batches of {STREAMS}", static, ">=", OVER_STATIC),
-        ]
+    def judge(self, report: Report, name: str) -> None:
+        """Add each method's best tokens per second, and the engine's median speed-up over the rounds."""
+        report.add(
+            {f"{name}_{method}_tokens_per_second": round(max(rates), 1) for method, rates in self._rates.items()}
+        )
+        label = f"{name}: engine over"
+        over_sequential, over_static = self._speed_up("sequential"), self._speed_up("static")
+        report.hold(f"{label} sequential generate, tokens a second", over_sequential, ">=", MIN_OVER_SEQUENTIAL)
+        report.hold(f"{label} static batches of {STREAMS}", over_static, ">=", MIN_OVER_STATIC)
 
-    def _rates(self, name: str) -> list[float]:
-        return [self._ways[name].written / took for took in self._seconds[name]]
+    def _speed_up(self, method: str) -> float:
+        pairs = zip(self._rates["engine"], self._rates[method], strict=True)
+        return round(statistics.median(engine / baseline for engine, baseline in pairs), 3)
 
 
 def clock_of(device: str) -> Callable[[], float]:
-    """Processor time where cores compute, so that others on the machine do not count; else time until all is done."""
+    """Return a clock: processor time on a CPU, which excludes other processes, or synchronized wall-clock time."""
     if device == "cpu":
         return time.process_time
 
@@ -95,55 +106,36 @@ def clock_of(device: str) -> Callable[[], float]:
     return clock
 
 
-@torch.inference_mode()
-def sequential(model: Any, asked: Sequence[Ask]) -> Answers:
-    """One request after another."""
-    answers = []
-    for each in asked:
-        ids = torch.tensor([each.tokens], device=model.device)
-        wrote = model.generate(input_ids=ids, attention_mask=torch.ones_like(ids), max_new_tokens=each.written)
-        answers.append(wrote[0, ids.shape[1] :].tolist())
-    return answers
+def _static_batches(model: Model[AnyPrompt_contra], prompts: Sequence[AnyPrompt_contra]) -> Outputs:
+    """Generate in batches, each as long as its longest output."""
+    outputs = []
+    for start in range(0, len(prompts), STREAMS):
+        batch = prompts[start : start + STREAMS]
+        rows = model.generate(batch, max(prompt.output_tokens for prompt in batch))
+        outputs += [row[: prompt.output_tokens] for row, prompt in zip(rows, batch, strict=True)]
+    return outputs
 
 
-@torch.inference_mode()
-def static_batches(model: Any, asked: Sequence[Ask]) -> Answers:
-    """Batches of 16, padded to the left, each until its longest answer is written."""
-    answers = []
-    for start in range(0, len(asked), STREAMS):
-        batch = asked[start : start + STREAMS]
-        longest = max(len(each.tokens) for each in batch)
-        padding = [longest - len(each.tokens) for each in batch]
-        ids = [[0] * pad + list(each.tokens) for pad, each in zip(padding, batch, strict=True)]
-        mask = [[0] * pad + [1] * len(each.tokens) for pad, each in zip(padding, batch, strict=True)]
-        wrote = model.generate(
-            input_ids=torch.tensor(ids, device=model.device),
-            attention_mask=torch.tensor(mask, device=model.device),
-            max_new_tokens=max(each.written for each in batch),
-        )
-        answers += [row[: each.written] for row, each in zip(wrote[:, longest:].tolist(), batch, strict=True)]
-    return answers
+def padded(batch: Sequence[Prompt], pad_id: int) -> dict[str, Tensor]:
+    """Return the token ids of a batch, padded on the left, and their attention mask, both [B, T]."""
+    longest = max(len(prompt.tokens) for prompt in batch)
+    padding = [longest - len(prompt.tokens) for prompt in batch]
+    ids = [[pad_id] * pad + list(prompt.tokens) for pad, prompt in zip(padding, batch, strict=True)]
+    mask = [[0] * pad + [1] * (longest - pad) for pad in padding]
+    return {"input_ids": torch.tensor(ids), "attention_mask": torch.tensor(mask)}
 
 
-def continuous(model: Any, asked: Sequence[Ask], step_tokens: int) -> Answers:
-    """The engine, 16 streams at once, the next request when one ends."""
-    longest = max(len(each.tokens) + each.written for each in asked)
-    core = EngineCore(adapt_model(model), EngineLimits(slots=STREAMS, slot_tokens=longest, step_tokens=step_tokens))
-    requests = (Request(str(number), each.tokens, max_new_tokens=each.written) for number, each in enumerate(asked))
-    return answered(core, ((request, []) for request in requests))
+def run_engine(core: EngineCore, requests: Iterable[tuple[Request, list[Tensor]]]) -> Outputs:
+    """Return the outputs of requests and their images, all submitted before the first step."""
+    outputs: dict[str, list[int]] = {}
 
-
-def answered(core: EngineCore, asked: Iterable[tuple[Request, list[Tensor]]]) -> Answers:
-    """What an engine writes of requests and their images, in their order, all asked before its first step."""
-    answers: dict[str, list[int]] = {}
-
-    def hear(event: EngineEvent) -> None:
+    def receive(event: EngineEvent) -> None:
         if isinstance(event, TokenChunk):
-            answers[event.request_id].append(event.token)
+            outputs[event.request_id].append(event.token)
 
-    for request, images in asked:
-        answers[request.id] = []
-        core.submit(request, images, hear)
+    for request, images in requests:
+        outputs[request.id] = []
+        core.submit(request, images, receive)
     while core.step():
         pass
-    return list(answers.values())
+    return list(outputs.values())

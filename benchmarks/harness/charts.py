@@ -28,7 +28,6 @@ def panels(
     *,
     x: str = "",
     y: str = "",
-    shared_y: bool = False,
     second_axis: str | None = None,
     **layout: Any,
 ) -> go.Figure:
@@ -38,7 +37,6 @@ def panels(
         columns: the panels.
         x: title of every x axis.
         y: title of the first y axis.
-        shared_y: whether all panels have one scale.
         second_axis: name of the traces that have a y axis of their own.
         layout: what `style` takes.
     """
@@ -46,7 +44,6 @@ def panels(
         rows=1,
         cols=len(columns),
         subplot_titles=[title for title, _ in columns],
-        shared_yaxes="all" if shared_y else False,
         specs=[[{"secondary_y": second_axis is not None} for _ in columns]],
     )
     for column, (_, traces) in enumerate(columns, 1):

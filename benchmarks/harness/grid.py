@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Generic, Protocol, TypeVar
 
 import numpy as np
+from numpy.typing import NDArray
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from trimtab.options import console
@@ -137,3 +138,26 @@ def interval(values: Iterable[float]) -> Interval:
         return Interval(float(sample.mean()) if sample.size else math.nan, math.nan)
     student = _STUDENT_97_5.get(sample.size, 1.96)
     return Interval(float(sample.mean()), student * float(sample.std(ddof=1)) / math.sqrt(sample.size))
+
+
+RESAMPLES = 2_000
+Rounds = Sequence[NDArray[np.float64]]
+"""The measurements of each round."""
+Sample = NDArray[np.int64]
+"""Indexes of resampled rounds."""
+
+
+def p99(rounds: Rounds, sample: Sample) -> float:
+    """Return the 99th percentile of the pooled rounds, or infinity if they are empty."""
+    pooled = np.concatenate([rounds[number] for number in sample])
+    return float(np.quantile(pooled, 0.99)) if len(pooled) else float("inf")
+
+
+def confidence_interval(statistic: Callable[[Sample], float], rounds: int) -> tuple[float, float]:
+    """Return the 90 % bootstrap interval of a statistic of rounds.
+
+    Measurements of one round share the state of the machine, so rounds are resampled, not measurements.
+    """
+    random = np.random.default_rng(0)
+    low, high = np.quantile([statistic(random.integers(rounds, size=rounds)) for _ in range(RESAMPLES)], (0.05, 0.95))
+    return float(low), float(high)

@@ -9,11 +9,10 @@ on any but the first. The figures include the generator's CPU usage: if it fills
 import argparse
 import asyncio
 import sys
-from collections.abc import Callable
-from contextlib import AbstractAsyncContextManager
-from dataclasses import dataclass
-from functools import partial
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
 
+from benchmarks.harness.report import Figure, Report
 from benchmarks.overload.driver import (
     GRPC_FEW,
     GRPC_MANY,
@@ -31,14 +30,10 @@ from benchmarks.overload.targets import (
     NEIGHBOURS,
     ROUTER_BOUND_BATCH,
     Target,
-    mlserver,
     neighbours,
-    trimtab,
+    serve_echo,
 )
-from trimtab.app import run_reporting_errors
-from trimtab_pipelines.result_line import ResultLine, Threshold, threshold
 
-Figures = dict[str, float | int | str | None]
 ALL_CASES = (REST_FEW, REST_MANY, GRPC_FEW, GRPC_MANY)
 MIN_KEPT = {3.0: 0.9, 10.0: 0.8}
 """Least remaining share of the maximum by offered multiple; between them the lower one."""
@@ -46,32 +41,19 @@ MIN_KEPT = {3.0: 0.9, 10.0: 0.8}
 
 @dataclass(frozen=True, slots=True)
 class Phase:
-    """A target in one situation, and the cases to run against it."""
+    """The target in one situation, and the cases to run against it."""
 
     key: str
     title: str
-    run: Callable[..., AbstractAsyncContextManager[Target]]
     batch_size: int
     cases: tuple[Case, ...]
-    bounded: bool = True
     neighbours: int = 0
-    has_bars: bool = True
 
 
 PHASES = (
-    Phase("proxy", "the router is the bottleneck", trimtab, ROUTER_BOUND_BATCH, ALL_CASES),
-    Phase("model", "the model is the bottleneck", trimtab, MODEL_BOUND_BATCH, (REST_MANY, GRPC_FEW)),
-    Phase("slowed", "core slowed to a third", trimtab, ROUTER_BOUND_BATCH, ALL_CASES, neighbours=NEIGHBOURS),
-    Phase(
-        "onecore",
-        "proxy on the router's core",
-        partial(trimtab, one_core=True),
-        ROUTER_BOUND_BATCH,
-        ALL_CASES,
-        has_bars=False,
-    ),
-    Phase("open", "without the proxy", trimtab, ROUTER_BOUND_BATCH, (REST_MANY,), bounded=False, has_bars=False),
-    Phase("mlserver", "plain MLServer, one stage", mlserver, ROUTER_BOUND_BATCH, (GRPC_FEW,), has_bars=False),
+    Phase("proxy", "the router is the bottleneck", ROUTER_BOUND_BATCH, ALL_CASES),
+    Phase("model", "the model is the bottleneck", MODEL_BOUND_BATCH, (REST_MANY, GRPC_FEW)),
+    Phase("slowed", "core slowed to a third", ROUTER_BOUND_BATCH, ALL_CASES, neighbours=NEIGHBOURS),
 )
 HEADER = ("situation", "clients", "maximum/s", "offered/s", "times", "kept", "p99 ms", "others", "responses")
 ROW = "{:29}{:28}{:>10}{:>11}{:>7}{:>7}{:>9}{:>8}  {}\n"
@@ -95,21 +77,17 @@ class Result:
     def offered_times(self) -> float:
         return round(self.summary.offered_rps / self.max_rps, 1)
 
-    def figures(self) -> Figures:
-        summary = self.summary
-        figures: Figures = {
+    def figures(self) -> dict[str, Figure]:
+        figures: dict[str, Figure] = {
             "kept": self.kept,
-            "offered_rps": summary.offered_rps,
             "offered_times": self.offered_times,
-            "goodput_rps": summary.goodput_rps,
-            "p50_ms": summary.p50_ms,
-            "p99_ms": summary.p99_ms,
-            "lag_p99_ms": summary.lag_p99_ms,
+            **{name: value for name, value in asdict(self.summary).items() if name != "codes"},
             "others_share": self.cpu.others_share,
             **{f"{name}_cores": share for name, share in self.cpu.shares.items()},
             "maximum_rps": round(self.max_rps, 1),
+            **self.summary.codes,
         }
-        return {f"{self.key}_{name}": value for name, value in (figures | dict(summary.codes)).items()}
+        return {f"{self.key}_{name}": value for name, value in figures.items()}
 
     def row(self, phase: Phase, case: Case) -> str:
         return ROW.format(
@@ -127,57 +105,52 @@ class Result:
 
 def main() -> int:
     """Run the phases; the exit code is 0 if every bar holds."""
-    parser = argparse.ArgumentParser(prog="python -m benchmarks overload", description=__doc__)
+    parser = argparse.ArgumentParser(prog="benchmarks overload", description=__doc__)
     parser.add_argument("--seconds", type=float, default=30.0, help="of each overload")
     parser.add_argument("--factors", default="3,10", help="multiples of the maximum to offer")
     parser.add_argument(
         "--phase", action="append", choices=[phase.key for phase in PHASES], help="only this; repeatable"
     )
-    return asyncio.run(_overload(parser.parse_args()))
+    options = parser.parse_args()
+    factors = [float(factor) for factor in options.factors.split(",")]
+    phases = [phase for phase in PHASES if not options.phase or phase.key in options.phase]
+    report = Report("bench-overload")
+    asyncio.run(_run_phases(phases, factors, options.seconds, report))
+    return report.finish()
 
 
-async def _overload(options: argparse.Namespace) -> int:
-    factors = tuple(float(factor) for factor in options.factors.split(","))
-    sys.stdout.write(ROW.format(*HEADER))
-    sys.stdout.flush()
-    figures: Figures = {}
-    bars: list[Threshold] = []
+async def _run_phases(phases: Sequence[Phase], factors: Sequence[float], seconds: float, report: Report) -> None:
+    _print(ROW.format(*HEADER))
     with generator() as load:
-        for phase in PHASES:
-            if not options.phase or phase.key in options.phase:
-                await measure(phase, load, factors, options.seconds, figures, bars)
-    outcome = ResultLine(name="bench-overload", figures=figures, bars=tuple(bars))
-    outcome.print()
-    return 0 if outcome.holds else 1
+        for phase in phases:
+            async with serve_echo(phase.batch_size) as target:
+                with neighbours(phase.neighbours):
+                    await measure(phase, target, load, factors, seconds, report)
 
 
 async def measure(
-    phase: Phase, load: Generator, factors: tuple[float, ...], seconds: float, figures: Figures, bars: list[Threshold]
+    phase: Phase, target: Target, load: Generator, factors: Sequence[float], seconds: float, report: Report
 ) -> None:
-    async with phase.run(phase.batch_size, bounded=phase.bounded) as target:
-        with neighbours(phase.neighbours):
-            for case in phase.cases:
-                port = target.ports[case.protocol]
-                before_rps = await asyncio.to_thread(load.max_goodput_rps, case, port)
-                for factor in factors:
-                    with watch_cpu(load.pid, target.fronts) as cpu:
-                        summary = await asyncio.to_thread(load.offer, case, port, factor * before_rps, seconds)
-                    after_rps = await asyncio.to_thread(load.recheck_max_goodput_rps, case, port, before_rps)
-                    after_rps = after_rps or before_rps  # a target still stuck says nothing about the machine
-                    max_rps, before_rps = (before_rps + after_rps) / 2, after_rps
-                    key = f"{phase.key}_{case.protocol}_{case.connections}_{factor:g}x"
-                    result = Result(key, max_rps, summary, cpu)
-                    figures |= result.figures()
-                    sys.stdout.write(result.row(phase, case))
-                    sys.stdout.flush()
-                    if phase.has_bars:
-                        name = f"{phase.title}: {case.name}: kept of the maximum at {factor:g} times"
-                        bars.append(threshold(name, result.kept, ">=", _min_kept(factor)))
+    for case in phase.cases:
+        port = target.ports[case.protocol]
+        before_rps = await asyncio.to_thread(load.max_goodput_rps, case, port)
+        for factor in factors:
+            with watch_cpu(load.pid, target.fronts) as cpu:
+                summary = await asyncio.to_thread(load.offer, case, port, factor * before_rps, seconds)
+            after_rps = await asyncio.to_thread(load.recheck_max_goodput_rps, case, port, before_rps)
+            after_rps = after_rps or before_rps  # a target still stuck says nothing about the machine
+            max_rps, before_rps = (before_rps + after_rps) / 2, after_rps
+            result = Result(f"{phase.key}_{case.protocol}_{case.connections}_{factor:g}x", max_rps, summary, cpu)
+            report.add(result.figures())
+            _print(result.row(phase, case))
+            name = f"{phase.title}: {case.name}: kept of the maximum at {factor:g} times"
+            report.hold(name, result.kept, ">=", _min_kept(factor))
+
+
+def _print(row: str) -> None:
+    sys.stdout.write(row)
+    sys.stdout.flush()
 
 
 def _min_kept(factor: float) -> float:
     return min(kept for offered, kept in MIN_KEPT.items() if offered <= max(factor, min(MIN_KEPT)))
-
-
-if __name__ == "__main__":
-    sys.exit(run_reporting_errors(main))

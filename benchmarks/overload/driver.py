@@ -12,7 +12,7 @@ from pathlib import Path
 
 import psutil
 
-from benchmarks.cores import CLIENT_CORE, SERVER_CORE
+from benchmarks.harness.processors import CLIENT_CORE, SERVER_CORE
 from benchmarks.overload.generator import Offer, Protocol
 from benchmarks.overload.outcomes import OfferSummary
 from benchmarks.router.processes import ROOT

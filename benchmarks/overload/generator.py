@@ -19,7 +19,7 @@ from typing import Literal
 
 import numpy as np
 
-from benchmarks.cores import pin
+from benchmarks.harness.processors import pin
 from benchmarks.overload.connections import (
     Connection,
     Http1Connection,

@@ -1,4 +1,4 @@
-"""Targets of the overload benchmark: a pipeline with and without its proxy, and plain MLServer."""
+"""Target of the overload benchmark: an echo pipeline, and processes that slow its core."""
 
 import subprocess
 import sys
@@ -8,11 +8,11 @@ from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from benchmarks.cores import CORES, SERVER_CORE, pin, pin_threads
+from benchmarks.harness.processors import CORES, SERVER_CORE, pin, pin_threads
 from benchmarks.overload.driver import SLO_SECONDS
 from benchmarks.overload.generator import Protocol
 from benchmarks.router.parts import DELAY_SECONDS, SMALL_NUMBERS
-from benchmarks.router.processes import chained_mlservers, echo_pipeline, echo_plan
+from benchmarks.router.processes import echo_pipeline, echo_plan
 from trimtab.local.supervisor import Setup, Supervisor
 from trimtab_pipelines.documents import write_json
 
@@ -30,12 +30,11 @@ class Target:
 
 
 @asynccontextmanager
-async def trimtab(batch_size: int, *, bounded: bool, one_core: bool = False) -> AsyncIterator[Target]:
-    """Run the echo pipeline on the servers' core, behind its proxy or without one.
+async def serve_echo(batch_size: int) -> AsyncIterator[Target]:
+    """Run the echo pipeline on the servers' core, behind its proxy, which may use every other core.
 
-    The proxy may use every other core; with `one_core` it is pinned to the servers' core. Left to the kernel, the proxy
-    stays for seconds on the core where it woke up, because a generator that wakes 20,000 times per second looks busy;
-    the goodput would then depend on that core.
+    Left to the kernel, the proxy stays for seconds on the core where it woke up, because a generator that wakes 20,000
+    times per second counts as busy; the goodput would then depend on that core.
     """
     pin(SERVER_CORE)
     pipeline = echo_pipeline(SMALL_NUMBERS, DELAY_SECONDS, SLO_SECONDS)
@@ -43,25 +42,15 @@ async def trimtab(batch_size: int, *, bounded: bool, one_core: bool = False) -> 
         folder = Path(name)
         write_json(folder / "pipeline.yaml", pipeline)
         plan = echo_plan(pipeline, batch_size, DELAY_SECONDS)
-        setup = Setup(folder / "pipeline.yaml", folder / "run", plan=plan, proxy=bounded)
-        async with Supervisor(setup) as local:
+        async with Supervisor(Setup(folder / "pipeline.yaml", folder / "run", plan=plan)) as local:
             await local.ready()
-            if local.proxy is not None and not one_core:
+            if local.proxy is not None:
                 keep_off_servers(local.proxy.pid)
             fronts = {"router": local.router, "proxy": local.proxy}
             yield Target(
                 {"http1": local.rest_port, "h2c": local.rest_port, "grpc": local.grpc_port},
                 {name: front.pid for name, front in fronts.items() if front is not None},
             )
-
-
-@asynccontextmanager
-async def mlserver(batch_size: int, *, bounded: bool) -> AsyncIterator[Target]:
-    """Run one plain MLServer with the same model and its own batching: one stage, half of the work."""
-    del bounded  # it has no limits
-    model = {"max_batch_size": batch_size, "max_batch_time": DELAY_SECONDS}
-    async with chained_mlservers({}, model, DELAY_SECONDS) as plain:
-        yield Target({"grpc": plain.grpc_ports[0]})
 
 
 def keep_off_servers(pid: int) -> None:

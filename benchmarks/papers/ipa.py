@@ -32,7 +32,6 @@ from benchmarks.papers.ipa_cells import (
     Source,
     cells,
     measure,
-    measure_solver,
     read_pipeline,
     read_workloads,
 )
@@ -55,9 +54,6 @@ PUBLISHED_SWEEP: Mapping[str, tuple[tuple[float, float], ...]] = {
     "nlp": ((184.7, 0.127), (106.8, 0.121), (48.2, 0.106)),
 }
 """Cores and PAS of the paper's own sweep (figure 14, simulated, bursty): accuracy first, balanced, resources first."""
-PUBLISHED_SOLVER_SECONDS = {(2, 5): 0.136, (5, 5): 0.30, (9, 5): 0.68, (5, 9): 1.25, (9, 9): 2.22}
-"""Mean seconds of Gurobi in the notebook of the public code, by stages and variants."""
-SolverSeconds = Mapping[tuple[int, int], float]
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,9 +116,7 @@ def _mixture(points: Sequence[tuple[float, float]], cores: float) -> float:
     return best
 
 
-def judge(
-    evaluation: Evaluation[PlannerRow], solver_seconds: Mapping[tuple[int, int], float], seconds: float
-) -> Report:
+def judge(evaluation: Evaluation[PlannerRow], seconds: float) -> Report:
     """Hold two thresholds: nowhere below the front, and few violations wherever they can be avoided.
 
     Without cells to compare, or if an oracle or a plan met no requests, they do not hold.
@@ -147,7 +141,6 @@ def judge(
     report.add({"worst_violations_reactive": max(reactive, default=0.0)})
     ranked = [place(evaluation, case, RANKS) for case in cases]
     report.add({"pairs_below_optimising_ranks": sum(each.standing == "below" for each in ranked)})
-    report.add({f"solver_p50_seconds_{s}x{v}": median for (s, v), median in solver_seconds.items()})
     below = sum(each.standing == "below" for each in places.values())
     worst = float(np.max(avoidable)) if avoidable else math.inf  # NaN if one is
     report.hold("pipeline x workload pairs judged", len(cases), ">=", 1)
@@ -192,7 +185,6 @@ FRONT_NOTE = (
 TIMELINE_NOTE = "Cores reserved and PAS planned, first seed."
 ABLATION_NOTE = "Requests late or dropped, and cores: ours with each predictor, mean over seeds with its 95 % interval."
 SWEEP_NOTE = "Ours, bursty, α from a quarter to 32 times the manifest's; crosses: the paper's sweep."
-SOLVER_NOTE = "Exact solver, 7 batch sizes, median; crosses: Gurobi in the public code's notebook, on its own machine."
 TABLE_NOTE = (
     "± is the half width of the 95 % interval over seeds. Served PAS: a request late or dropped counts 0. "
     "Standing: ours against the front of the baselines, by served PAS and cores."
@@ -242,7 +234,6 @@ def _table_row(
 def build_page(
     evaluation: Evaluation[PlannerRow],
     recorded: RecordedRuns,
-    solver_seconds: SolverSeconds,
     lead: str,
 ) -> Page:
     cases = grid_cases(evaluation)
@@ -256,7 +247,6 @@ def build_page(
         page.add_chart(f"{name} over time, bursty", TIMELINE_NOTE, _timeline(evaluation, name))
     page.add_chart("Predictors", ABLATION_NOTE, _ablation(evaluation, cases))
     page.add_chart("The weight of accuracy", SWEEP_NOTE, _sweep(evaluation, pipelines))
-    page.add_chart("Solver time", SOLVER_NOTE, _solver_chart(solver_seconds))
     page.add_table("All figures", TABLE_NOTE, COLUMNS, table_rows(evaluation, recorded), range(3, 10))
     return page
 
@@ -361,17 +351,6 @@ def _sweep(evaluation: Evaluation[PlannerRow], pipelines: Sequence[str]) -> go.F
     return figure.update_xaxes(type="log")
 
 
-def _solver_chart(solver_seconds: SolverSeconds) -> go.Figure:
-    sizes = sorted(solver_seconds)
-    labels = [f"{stages} × {variants}" for stages, variants in sizes]
-    ours = charts.bars("exact, here", labels, [1000 * solver_seconds[size] for size in sizes], COLOURS[OURS])
-    published = [1000 * PUBLISHED_SOLVER_SECONDS.get(size, math.nan) for size in sizes]
-    paper = _crosses("Gurobi, paper's code", labels, published, COLOURS["FA2-low"])
-    return charts.panels(
-        [("", [ours, paper])], x="stages × variants", y="milliseconds", height=340, from_zero=False
-    ).update_yaxes(type="log")
-
-
 def main() -> int:
     """Simulate every cell, write table and page; 0 if every threshold holds or the data is missing."""
     options = _parse()
@@ -402,14 +381,14 @@ def main() -> int:
 def _evaluate(options: argparse.Namespace, source: Source, wanted: Sequence[Cell]) -> int:
     began = time.perf_counter()
     evaluation = Evaluation(run_cells(partial(measure, source), wanted, options.processes))
-    solver_seconds, recorded = measure_solver(), ipa_data.read_recorded_runs(options.data)
+    recorded = ipa_data.read_recorded_runs(options.data)
     excerpts = "the paper's own" if source.published else "look-alikes from the training part"
     lead = f"{len(grid_rows(evaluation))} simulations, {options.seeds} seeds each · excerpts: {excerpts}"
     rows = table_rows(evaluation, recorded)
     print_table(COLUMNS, rows)
     write_csv(options.out / "results.csv", COLUMNS, rows)
-    build_page(evaluation, recorded, solver_seconds, lead).write(options.out / "ipa.html")
-    return judge(evaluation, solver_seconds, time.perf_counter() - began).finish()
+    build_page(evaluation, recorded, lead).write(options.out / "ipa.html")
+    return judge(evaluation, time.perf_counter() - began).finish()
 
 
 def _parse() -> argparse.Namespace:

@@ -1,7 +1,6 @@
 """Cells of IPA's evaluation: a pipeline under a workload, planned by one method, with one seed."""
 
 import math
-import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
@@ -14,13 +13,11 @@ from benchmarks.harness.grid import Cell, grid
 from benchmarks.papers import ipa_data
 from benchmarks.papers.ipa_data import Workload
 from benchmarks.papers.planners import fa2, fa2_heaviest, fa2_lightest, plan_for_peak, rim, rim_sized_for
-from tests.adapter.problems import a_large_program
 from trimtab_adapter.controller import Controller
 from trimtab_adapter.planning.decide import Planner, PlanningInputs, decide
 from trimtab_adapter.simulation.environment import Environment
 from trimtab_adapter.simulation.result import SimulationResult
 from trimtab_adapter.simulation.simulator import Scenario, forecaster_of, simulate
-from trimtab_adapter.solvers.exact import solve
 from trimtab_loadtester.arrivals import poisson_arrivals
 from trimtab_pipelines.documents import load_pipeline
 from trimtab_pipelines.plan import ForecastRecord
@@ -40,8 +37,6 @@ FIRST_PEAK_SECONDS = 20
 
 WEIGHT_FACTORS = (0.25, 0.5, 1.0, 2.0, 4.0, 8.0, 16.0, 32.0)
 SWEPT_WORKLOAD = "bursty"
-SOLVED_SIZES = ((2, 5), (5, 5), (9, 5), (2, 9), (5, 9), (9, 9), (10, 10))
-SOLVED_INSTANCES = 15
 
 
 @dataclass(frozen=True, slots=True)
@@ -207,19 +202,3 @@ def _row(cell: Cell, pipeline: InferencePipeline, result: SimulationResult) -> P
             for plan in result.plans
         ),
     )
-
-
-def measure_solver() -> dict[tuple[int, int], float]:
-    """Return the median seconds of the exact solver by stages and variants; 7 batch sizes each."""
-    solve(a_large_program(0, 2, 5))  # the first call pays for numpy's own start
-    return {
-        size: float(np.median([_solver_seconds(seed, *size) for seed in range(SOLVED_INSTANCES)]))
-        for size in SOLVED_SIZES
-    }
-
-
-def _solver_seconds(seed: int, stages: int, variants: int) -> float:
-    program = a_large_program(seed, stages, variants)
-    began = time.perf_counter()
-    solve(program)
-    return time.perf_counter() - began

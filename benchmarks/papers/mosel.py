@@ -24,6 +24,7 @@ from benchmarks.harness.options import load_trace, paper_parser
 from benchmarks.harness.report import Page, Report, print_table
 from benchmarks.papers import mosel_jobs, mosel_served
 from benchmarks.papers.mosel_jobs import (
+    BY_LOAD,
     MAX_QUEUED_ROWS,
     METHODS,
     MOSEL,
@@ -276,21 +277,8 @@ def build_page(evaluation: Evaluation[JobRow], trace: str, served: "mosel_served
     page = Page("MOSEL's evaluation", how, f"{len(evaluation.all_rows)} simulations · load: {trace}")
     page.add_cards(_cards(evaluation))
     titled = [(model.name, evaluation, model.name) for model in MODELS]
-    page.add_chart(
-        "Violations by load",
-        "Jobs without an answer in time, in %; 1 is the paper's load, whose peak is twice what all modalities carry.",
-        chart_by_load(titled, METHODS, lambda row: 100 * row.violations, "violations, %"),
-    )
-    page.add_chart(
-        "Jobs that met both SLOs, by load",
-        "In time, and expected to be as accurate as asked, in %.",
-        chart_by_load(titled, METHODS, lambda row: 100 * row.met, "both met, %"),
-    )
-    page.add_chart(
-        "Completion time by load",
-        "Mean seconds from arrival to answer, without dropped jobs.",
-        chart_by_load(titled, METHODS, completion_seconds, "seconds"),
-    )
+    for name, note, figure, y in BY_LOAD:
+        page.add_chart(name, note, chart_by_load(titled, METHODS, figure, y))
     page.add_table("All figures", TABLE_NOTE, COLUMNS, table_rows(evaluation), range(2, 11))
     if served:
         mosel_served.add_sections(page, served)

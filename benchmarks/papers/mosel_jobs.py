@@ -151,6 +151,22 @@ def carried_rps(evaluation: Evaluation[JobRow], model: str, method: str) -> floa
     return carried
 
 
+BY_LOAD: Sequence[tuple[str, str, Callable[[JobRow], float], str]] = (
+    (
+        "Violations by load",
+        "Jobs without an answer in time, in %; at 1 the peak is twice what all modalities carry.",
+        lambda row: 100 * row.violations,
+        "violations, %",
+    ),
+    (
+        "Jobs that met both SLOs, by load",
+        "In time, and expected to be as accurate as asked, in %.",
+        lambda row: 100 * row.met,
+        "both met, %",
+    ),
+    ("Completion time by load", "Mean seconds of the answered jobs.", completion_seconds, "seconds"),
+)
+"""Title, note, figure and y axis of each chart of figures by load."""
 Panel = tuple[str, Evaluation[JobRow], str]
 """A title, and the evaluation and model below it."""
 
@@ -160,8 +176,6 @@ def chart_by_load(
     methods: Sequence[str],
     figure: Callable[[JobRow], float],
     y: str,
-    *,
-    shared_y: bool = False,
 ) -> go.Figure:
     """Return lines over the loads, one a method, in a panel for each model."""
     columns = [
@@ -182,4 +196,4 @@ def chart_by_load(
         )
         for title, evaluation, model in titled
     ]
-    return charts.panels(columns, x="load", y=y, shared_y=shared_y)
+    return charts.panels(columns, x="load", y=y)

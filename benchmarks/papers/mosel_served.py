@@ -1,4 +1,4 @@
-"""MOSEL's evaluation, served: digits-av by five policies, beside simulations of the same jobs on such a machine."""
+"""MOSEL's evaluation, served: digits-av by five policies, each with a replica of its own."""
 
 import argparse
 import tempfile
@@ -28,6 +28,7 @@ from benchmarks.harness.serving import (
     write_pipeline,
 )
 from benchmarks.papers.mosel_jobs import (
+    BY_LOAD,
     COLOURS,
     MAX_QUEUED_ROWS,
     MAX_VIOLATIONS,
@@ -41,13 +42,10 @@ from benchmarks.papers.mosel_jobs import (
     completion_seconds,
     draw_jobs,
     met,
-    simulated_row,
     violations,
 )
-from benchmarks.simulator.calibration import excess_law, first_of_each_batch
-from trimtab_adapter.simulation.environment import Environment
+from benchmarks.simulator.calibration import first_of_each_batch
 from trimtab_adapter.simulation.sampling import interpolate_latency
-from trimtab_adapter.simulation.simulator import Scenario, simulate
 from trimtab_loadtester.load_spec import LoadSpec
 from trimtab_loadtester.payloads.digits_av import DigitsAvPayloads, JobOptions
 from trimtab_loadtester.payloads.interface import Outputs, Payload, Score
@@ -60,7 +58,6 @@ from trimtab_pipelines.shadow_price import with_shadow_price
 from trimtab_pipelines.spec import InferencePipeline
 from trimtab_pipelines.stages import Pin
 from trimtab_protocol import event_loop
-from trimtab_router.request import RequestOptions
 
 SOURCE = Path(__file__).parents[2] / "pipelines" / "digits-av"
 MODEL, STAGE, VARIANT, ALL_MODALITIES = "digits-av", "name", "late", "all"
@@ -79,7 +76,7 @@ WARM_SECONDS, WARM_SHARE = 2, 0.25
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ServedJobs:
-    """Jobs that are served and simulated alike.
+    """Jobs that are served.
 
     Attributes:
         arrivals_seconds: [N], ascending.
@@ -101,17 +98,11 @@ class ServedJobs:
     ) -> "ServedJobs":
         """Draw jobs whose rows a second follow a shape ([S], 0 … 1) up to a maximum."""
         jobs = draw_jobs(shape, max_rps, seed)
-        floors = np.round(jobs.floors(accuracies), 4)
-        return cls(jobs.at_seconds, jobs.rows, floors, float(shape.size), seed)
+        return cls(jobs.at_seconds, jobs.rows, np.round(jobs.floors(accuracies), 4), float(shape.size), seed)
 
     @property
     def jobs_rps(self) -> float:
         return self.rows.size / self.seconds
-
-    def repeat(self, distinct: int) -> "ServedJobs":
-        """Return the jobs that were sent if only so many payloads took turns."""
-        turns = np.arange(self.rows.size) % max(distinct, 1)
-        return replace(self, rows=self.rows[turns], floors=self.floors[turns])
 
 
 class JobPayloads:
@@ -192,8 +183,8 @@ def expected_accuracy(results: Results) -> float:
     return float(np.average(answered["expected_accuracy"], weights=answered["total"])) if len(answered) else np.nan
 
 
-def calibrate(results: Results, point: PointProfile) -> Environment:
-    """Return how long batches and requests took beside what the profile expects.
+def service_ratio(results: Results, point: PointProfile) -> float:
+    """Return the median of the seconds of batches over those of the profile.
 
     Args:
         results: a load whose rows were all served at one point.
@@ -206,19 +197,9 @@ def calibrate(results: Results, point: PointProfile) -> Environment:
     timed = answered[~np.isnan(answered[f"service_seconds:{STAGE}"]) & (answered[f"batch_size:{STAGE}"] > 0)]
     if not timed.size:
         raise ValueError(f"none of {len(results.records)} jobs was answered: the load is too high for this machine")
-    inside = timed[f"queue_seconds:{STAGE}"] + timed[f"service_seconds:{STAGE}"]
-    outside = timed["latency_seconds"] - inside - (timed["sent"] - timed["scheduled"])
     batches = timed[first_of_each_batch(timed, STAGE)]
-    sizes: NDArray[np.int32] = batches[f"batch_size:{STAGE}"]
-    expected = np.array([interpolate_latency(point, size, 0.5) for size in sizes.tolist()])
-    law = excess_law(np.log(batches[f"service_seconds:{STAGE}"] / expected), sizes)
-    key = (STAGE, VARIANT)
-    return Environment(
-        before_seconds=max(float(np.median(outside)), 0.0),
-        factors={key: tuple(law.factors.tolist())},
-        service_ratios={key: law.ratio},
-        size_ratios={key: law.by_size},
-    )
+    expected = [interpolate_latency(point, size, 0.5) for size in batches[f"batch_size:{STAGE}"].tolist()]
+    return float(np.median(batches[f"service_seconds:{STAGE}"] / expected))
 
 
 def plan_load(method: str, pipeline: InferencePipeline, profiles: Profiles, rps: float, rows: float) -> PipelinePlan:
@@ -262,49 +243,30 @@ async def search_max_load(
 
 
 @dataclass(frozen=True, slots=True)
-class Pair:
-    """A cell that was served, and the same jobs simulated."""
-
-    served: JobRow
-    simulated: JobRow
-    results: Results
-
-
-@dataclass(frozen=True, slots=True)
 class Comparison:
-    """All that was served, one pair a policy and load.
+    """All that was served, one run a policy and load.
 
     Attributes:
+        runs: the figures and records of each.
         max_rps: rows a second that all modalities carry on this machine, measured first.
         speed: seconds of batches meanwhile over those of the profile; plans are based on the product.
         is_limited: whether the replicas were limited to their cores.
-        environments: of the machine by load, as the simulator used them.
         items: what the rows were made of.
-        lost: cells during which a router was replaced, which is not the policy's doing.
+        lost: runs during which a router was replaced, which is not the policy's doing.
     """
 
-    pairs: Sequence[Pair]
+    runs: Sequence[tuple[JobRow, Results]]
     trace: str
     max_rps: float
     speed: float
     cores: float
     is_limited: bool
-    environments: Mapping[float, Environment]
     items: str
     lost: int = 0
 
     @property
-    def served(self) -> Evaluation[JobRow]:
-        return Evaluation(pair.served for pair in self.pairs)
-
-    @property
-    def simulated(self) -> Evaluation[JobRow]:
-        return Evaluation(pair.simulated for pair in self.pairs)
-
-    @property
-    def ratios(self) -> Mapping[float, float]:
-        """Seconds of batches over what plans are based on, by load."""
-        return {load: environment.service_ratios[STAGE, VARIANT] for load, environment in self.environments.items()}
+    def evaluation(self) -> Evaluation[JobRow]:
+        return Evaluation(row for row, _ in self.runs)
 
 
 @dataclass(slots=True)
@@ -358,22 +320,7 @@ class Bench:
         first_rps = 0.8 * max(measurement.throughput_rps for measurement in self.best_point.measurements)
         results = await search_max_load(offer, first_rps)
         rows_rps = served_row(Cell((MODEL,), PLAIN), results).answered_rps
-        return rows_rps, calibrate(results, self.best_point).service_ratios[STAGE, VARIANT]
-
-    def simulate(self, cell: Cell, jobs: ServedJobs, plan: PipelinePlan, environment: Environment) -> JobRow:
-        """Simulate jobs as they were served."""
-        scenario = Scenario(
-            pipeline=self.served[cell.method].pipeline,
-            profiles=self.profiles,
-            arrivals_seconds=jobs.arrivals_seconds,
-            duration_seconds=jobs.seconds,
-            plan=plan,
-            environment=environment,
-            rows=tuple(jobs.rows.tolist()),
-            options=tuple(RequestOptions(accuracy_floor=floor) for floor in jobs.floors.tolist()),
-            seed=jobs.seed,
-        )
-        return simulated_row(cell, simulate(scenario), jobs.rows, jobs.floors, STAGE)
+        return rows_rps, service_ratio(results, self.best_point)
 
 
 @asynccontextmanager
@@ -390,7 +337,7 @@ async def serve_policies(folder: Path, profiles: Profiles, cores: float) -> Asyn
 
 
 def serve_all(shape: NDArray[np.float64], trace: str, items: JobOptions, options: argparse.Namespace) -> Comparison:
-    """Serve every policy at every load, in turns, then simulate the same jobs."""
+    """Serve every policy at every load, in turns."""
     return event_loop.run(_serve_all(shape, trace, items, options))
 
 
@@ -400,7 +347,7 @@ async def _serve_all(
     measured = await cached_profiles(SOURCE, options.out, {STAGE: [VARIANT]})
     profiles = slow_down(measured, 1.0 / options.cores)
     cells = [Cell((MODEL,), method, factor) for factor in options.loads for method in METHODS]
-    runs: list[tuple[Cell, ServedJobs, Results, PipelinePlan]] = []
+    runs: list[tuple[JobRow, Results]] = []
     lost = 0
     with tempfile.TemporaryDirectory(prefix="trimtab-bench-") as folder, progress_bar() as bar:
         task = bar.add_task("what all modalities carry", total=1 + len(cells))
@@ -414,26 +361,20 @@ async def _serve_all(
             for cell in cells:
                 bar.update(task, description=f"served: {cell.method}, load {cell.factor:g}")
                 router_pid = served[cell.method].router_pid
-                jobs = bench.draw_jobs(shape, PEAK_OVER_CARRIED * cell.factor * max_rps)
-                results = await bench.offer(cell.method, jobs)
+                results = await bench.offer(
+                    cell.method, bench.draw_jobs(shape, PEAK_OVER_CARRIED * cell.factor * max_rps)
+                )
                 lost += router_pid != served[cell.method].router_pid
-                runs.append((cell, jobs.repeat(results.facts.distinct_payloads), results, served[cell.method].plan))
+                runs.append((served_row(cell, results), results))
                 bar.advance(task)
-        environments = {
-            cell.factor: calibrate(results, bench.best_point) for cell, _, results, _ in runs if cell.method == PLAIN
-        }
-        pairs = [
-            Pair(served_row(cell, results), bench.simulate(cell, jobs, plan, environments[cell.factor]), results)
-            for cell, jobs, results, plan in runs
-        ]
     is_limited = all(each.is_limited for each in served.values())
     source = f"recordings in {items.recordings}" if items.recordings else "synthesised voices"
-    return Comparison(pairs, trace, max_rps, speed, options.cores, is_limited, environments, source, lost)
+    return Comparison(runs, trace, max_rps, speed, options.cores, is_limited, source, lost)
 
 
 def judge(comparison: Comparison, report: Report) -> None:
     """Add what was served to a report, compared with MOSEL's policy."""
-    served, simulated = comparison.served, comparison.simulated
+    served = comparison.evaluation
     report.add(
         {
             "served_recordings": comparison.items,
@@ -441,20 +382,14 @@ def judge(comparison: Comparison, report: Report) -> None:
             "served_replica_held_to_its_cores": int(comparison.is_limited),
             "served_all_senses_carry_rows_rps": comparison.max_rps,
             "served_batches_over_profile": comparison.speed,
-            "served_jobs": sum(pair.served.jobs for pair in comparison.pairs),
+            "served_jobs": sum(row.jobs for row, _ in comparison.runs),
         }
     )
     for method in METHODS:
-        for name, evaluation in (("served", served), ("simulated", simulated)):
-            key = f"{name}_{method.lower()}"
-            mean = partial(evaluation.mean, (MODEL,), method)
-            report.add({f"{key}_violations": mean(violations), f"{key}_met": mean(met)})
-            report.add({f"{key}_completion_seconds": mean(completion_seconds)})
-            report.add({f"{key}_carried_rows_rps": carried_rps(evaluation, MODEL, method)})
-    for load, ratio in comparison.ratios.items():
-        report.add({f"served_batches_over_planned_at_load_{load:g}": ratio})
-    off = np.mean([abs(pair.served.violations - pair.simulated.violations) for pair in comparison.pairs])
-    report.add({"served_violations_off_simulated_points": 100 * float(off)})
+        key, mean = f"served_{method.lower()}", partial(served.mean, (MODEL,), method)
+        report.add({f"{key}_violations": mean(violations), f"{key}_met": mean(met)})
+        report.add({f"{key}_completion_seconds": mean(completion_seconds)})
+        report.add({f"{key}_carried_rows_rps": carried_rps(served, MODEL, method)})
     more_lost, more_met = (
         100 * (served.mean((MODEL,), OURS, figure) - served.mean((MODEL,), MOSEL, figure))
         for figure in (violations, met)
@@ -469,16 +404,13 @@ COLUMNS = (
     "policy",
     "jobs",
     "violations",
-    "simulated",
     "both met",
-    "simulated",
     "completion",
-    "simulated",
     "expected",
     "measured (95 %)",
     "escalation pending",
 )
-SUM_COLUMNS = ("policy", "rows/s at ≤ 1 %", "over all modalities", "simulated", "over all modalities", "violations")
+SUM_COLUMNS = ("policy", "rows/s at ≤ 1 %", "over all modalities", "violations")
 TABLE_NOTE = (
     "Violations: jobs without an answer in time. Both met: in time and, by expectation, as accurate as the job "
     "asked. Completion: mean seconds of the answered jobs. Expected: accuracy of rows by the responses. Measured: "
@@ -488,84 +420,57 @@ TABLE_NOTE = (
 
 def table_rows(comparison: Comparison) -> list[tuple[str, ...]]:
     """Return a row of COLUMNS for each load and policy."""
-    return [_table_row(pair) for pair in comparison.pairs]
+    return [_table_row(*run) for run in comparison.runs]
 
 
-def _table_row(pair: Pair) -> tuple[str, ...]:
-    served, both = pair.served, (pair.served, pair.simulated)
-    accuracy, low, high = measured_accuracy(pair.results)
+def _table_row(row: JobRow, results: Results) -> tuple[str, ...]:
+    accuracy, low, high = measured_accuracy(results)
     return (
-        f"{served.cell.factor:g}",
-        served.cell.method,
-        str(served.jobs),
-        *(f"{100 * row.violations:.1f} %" for row in both),
-        *(f"{100 * row.met:.1f} %" for row in both),
-        *(f"{row.mean_seconds:.2f} s" for row in both),
-        f"{expected_accuracy(pair.results):.3f}",
+        f"{row.cell.factor:g}",
+        row.cell.method,
+        str(row.jobs),
+        f"{100 * row.violations:.1f} %",
+        f"{100 * row.met:.1f} %",
+        f"{row.mean_seconds:.2f} s",
+        f"{expected_accuracy(results):.3f}",
         f"{accuracy:.3f} ({low:.3f}–{high:.3f})",
-        f"{100 * served.pending:.1f} %",
+        f"{100 * row.pending:.1f} %",
     )
 
 
 def sum_rows(comparison: Comparison) -> list[tuple[str, ...]]:
     """Return a row of SUM_COLUMNS for each policy: what it carries, and its violations over all loads."""
-    rows = []
+    rows: list[tuple[str, ...]] = []
+    served = comparison.evaluation
     for method in METHODS:
-        cells: list[str] = []
-        for evaluation in (comparison.served, comparison.simulated):
-            own, plain = (carried_rps(evaluation, MODEL, name) for name in (method, PLAIN))
-            cells += [f"{own:.0f}", f"{own / plain:.2f}" if plain > 0 else "–"]
-        rows.append((method, *cells, f"{100 * comparison.served.mean((MODEL,), method, violations):.1f} %"))
+        own, plain = (carried_rps(served, MODEL, name) for name in (method, PLAIN))
+        ratio = f"{own / plain:.2f}" if plain > 0 else "–"
+        rows.append((method, f"{own:.0f}", ratio, f"{100 * served.mean((MODEL,), method, violations):.1f} %"))
     return rows
 
 
 def add_sections(page: Page, comparison: Comparison) -> None:
-    """Add what was served to the page, with the paper's charts, beside the simulation of the same jobs."""
-    titled = [("served", comparison.served, MODEL), ("simulated", comparison.simulated, MODEL)]
+    """Add what was served to the page, with the paper's charts."""
+    served = comparison.evaluation
     page.add_notes("digits-av, served", _lead(comparison))
-    for title, note, figure, y in (
-        (
-            "violations by load",
-            "Jobs without an answer in time, in %; at 1 the peak is twice what all modalities carry.",
-            lambda row: 100 * row.violations,
-            "violations, %",
-        ),
-        (
-            "jobs that met both SLOs, by load",
-            "In time, and expected to be as accurate as asked, in %.",
-            lambda row: 100 * row.met,
-            "both met, %",
-        ),
-        ("completion time by load", "Mean seconds of the answered jobs.", completion_seconds, "seconds"),
-    ):
-        page.add_chart(f"digits-av: {title}", note, chart_by_load(titled, METHODS, figure, y, shared_y=True))
+    for name, note, figure, y in BY_LOAD:
+        page.add_chart(f"digits-av: {name}", note, chart_by_load([("", served, MODEL)], METHODS, figure, y))
+    carried = [carried_rps(served, MODEL, method) for method in METHODS]
+    bars = go.Bar(x=list(METHODS), y=carried, name="rows/s", marker={"color": [COLOURS[method] for method in METHODS]})
     page.add_chart(
         "digits-av: throughput with one violation in a hundred",
-        "Rows a second answered in time, on average over the load's ups and downs; pale: simulated.",
-        _chart_carried(comparison),
+        "Rows a second answered in time, on average over the load's ups and downs.",
+        charts.panels([("", [bars])], y="rows/s").update_layout(showlegend=False),
     )
     page.add_table("digits-av: sums", TABLE_NOTE, SUM_COLUMNS, sum_rows(comparison), range(1, len(SUM_COLUMNS)))
     page.add_table("digits-av: all figures", "", COLUMNS, table_rows(comparison), range(2, len(COLUMNS)))
 
 
-def _chart_carried(comparison: Comparison) -> go.Figure:
-    bars = []
-    for name, evaluation, opacity in (("served", comparison.served, 1.0), ("simulated", comparison.simulated, 0.45)):
-        carried = [carried_rps(evaluation, MODEL, method) for method in METHODS]
-        marker = {"color": [COLOURS[method] for method in METHODS], "opacity": opacity}
-        bars.append(go.Bar(x=list(METHODS), y=carried, name=name, marker=marker))
-    return charts.panels([("", bars)], y="rows/s").update_layout(showlegend=False)  # it would have one colour
-
-
 def _lead(comparison: Comparison) -> str:
-    ratios = ", ".join(f"{ratio:.2f} at load {load:g}" for load, ratio in comparison.ratios.items())
     cores = f"{comparison.cores:g} of a core" if comparison.is_limited else "an unlimited share of the machine's cores"
     lost = f" In {comparison.lost} of these loads a router was lost and replaced." if comparison.lost else ""
     return (
         f"Five policies, each with a replica of its own that has {cores}, get the same jobs in turns at every load: "
         f"{comparison.items}, load: {comparison.trace}. All modalities carry {comparison.max_rps:.0f} rows a second "
-        f"here, in batches that take {comparison.speed:.2f} times what the profile says; plans are based on that. The "
-        f"simulator has the same jobs, plans and profile, and by load what batches of all modalities took over what "
-        f"plans are based on ({ratios}) and what jobs took outside of them. It lacks other batches, and the time that "
-        f"router and clients wait for a processor.{lost}"
+        f"here, in batches that take {comparison.speed:.2f} times what the profile says; plans are based on that.{lost}"
     )

@@ -1,4 +1,4 @@
-"""OTAS's model, queries and loads: how fast and accurate each number of tokens is, who asks and when.
+"""OTAS's model, queries and loads: speed and accuracy of each number of tokens, and arrivals.
 
 OTAS prints few of its figures (its figure 4 is a plot). Printed and used as they are: the throughput at 0 and −15, both
 tables, the drop below −15, the load. The throughputs between follow from table I, whose thresholds fall as they do.

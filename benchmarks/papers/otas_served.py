@@ -1,7 +1,6 @@
 """OTAS's evaluation, served: a real transformer by each method under the paper's loads, scaled to this machine.
 
-Each method gets the same queries at the same times; a method of one point is kept to it. Afterwards each load is
-simulated as it was served, with the profile of this machine.
+Each method gets the same queries at the same times; a method of one point is kept to it.
 """
 
 import statistics
@@ -9,21 +8,17 @@ import tempfile
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 
 import aiohttp
 import numpy as np
-import plotly.graph_objects as go
 from numpy.typing import NDArray
 
 import benchmarks.papers.policies  # noqa: F401 - registers the baselines
-from benchmarks.harness import charts
 from benchmarks.harness.grid import Cell
 from benchmarks.harness.report import Page, Report, print_table
 from benchmarks.harness.serving import (
     Profiles,
-    ServedPipeline,
     cached_profiles,
     plan_one_replica,
     serve,
@@ -33,7 +28,6 @@ from benchmarks.harness.serving import (
 from benchmarks.papers.otas_model import GAMMAS, PLAIN, synthetic_rps
 from benchmarks.papers.otas_queries import (
     BURSTY,
-    METHOD_COLOURS,
     OTAS,
     OURS,
     PETS,
@@ -46,11 +40,8 @@ from benchmarks.papers.otas_queries import (
     method_key,
     point_shares,
     shares_over_time,
-    simulated_row,
 )
 from trimtab.options import console
-from trimtab_adapter.simulation.environment import Environment
-from trimtab_adapter.simulation.simulator import Scenario, simulate
 from trimtab_loadtester.load_spec import LoadSpec
 from trimtab_loadtester.payloads.interface import Outputs, Payload, Score
 from trimtab_loadtester.results import Results
@@ -61,7 +52,6 @@ from trimtab_pipelines.spec import InferencePipeline
 from trimtab_pipelines.stages import Pin
 from trimtab_protocol import InferRequest, Tensor, event_loop, rest
 from trimtab_protocol.extensions import OPERATING_POINT, TASK, UTILITY
-from trimtab_router.request import RequestOptions
 from trimtab_router.scheduling.policies.interface import DropPolicy
 from trimtab_training.prompt_tuning import LabelledImages
 from trimtab_training.vit_tasks.datasets import MAX_PER_TASK, SEED, TASKS
@@ -159,7 +149,7 @@ class Queries:
 
 @dataclass(frozen=True, slots=True)
 class ServedLoad:
-    """A load that a method served, and the same one simulated.
+    """A load that a method served.
 
     Attributes:
         results: a record a query, in the order in which they were due.
@@ -171,7 +161,6 @@ class ServedLoad:
     results: Results
     deadlines: NDArray[np.float64]
     utilities: NDArray[np.float64]
-    simulated: QueryRow
 
     @property
     def in_time(self) -> NDArray[np.bool_]:
@@ -271,13 +260,8 @@ async def _serve_all(bursty: NDArray[np.float64], deadline_seconds: float, profi
         console.print(f"the plain point serves {capacity_rps:.0f} queries a second here")
         scale = scale_of(capacity_rps)
         rates = {SYNTHETIC: scale * synthetic_rps(bursty.size, seed=1), BURSTY: scale * bursty}
-        environment = Environment(
-            service_ratios={
-                (STAGE, VARIANT): BATCH / capacity_rps / bench.point(PLAIN_POINT).latency_seconds(BATCH, 0.5)
-            }
-        )
         for number, method in enumerate(METHODS, 1):
-            loads += await bench.serve(method, rates, environment)
+            loads += await bench.serve(method, rates)
             console.print(f"{method.name}: {number} of {len(METHODS)} served")
         loads.sort(key=lambda load: load.cell.case == (BURSTY,))
         points = sorted(bench.point_names, key=lambda name: bench.point(name).latency_seconds(BATCH, 0.5))
@@ -340,40 +324,21 @@ class Bench:
                     [await rows_per_second(session, url, pixels, TURN_SECONDS) for _ in range(TURNS)]
                 )
 
-    async def serve(
-        self, method: Method, rates: Mapping[str, NDArray[np.float64]], environment: Environment
-    ) -> list[ServedLoad]:
-        """Serve a method under loads with these rates, one a second, then simulate them."""
+    async def serve(self, method: Method, rates: Mapping[str, NDArray[np.float64]]) -> list[ServedLoad]:
+        """Serve a method under loads with these rates, one a second."""
         folder, pipeline = self.write(method)
+        loads = []
         async with serve(folder, pipeline, self.plan(method, pipeline), CORES) as served:
-            results = {workload: await self._offer(served, rps) for workload, rps in rates.items()}
-        return [self._load(method, served, workload, each, environment) for workload, each in results.items()]
+            for workload, rps in rates.items():
+                load = LoadSpec.from_counts(rps, f"{rps.mean():.0f} queries a second")
+                results = await served.attack(load, float(rps.size), self.queries)
+                loads.append(self._served_load(Cell((workload,), method.name), results))
+        return loads
 
-    async def _offer(self, served: ServedPipeline, rates: NDArray[np.float64]) -> Results:
-        load = LoadSpec.from_counts(rates, f"{rates.mean():.0f} queries a second")
-        return await served.attack(load, float(rates.size), self.queries)
-
-    def _load(
-        self, method: Method, served: ServedPipeline, workload: str, results: Results, environment: Environment
-    ) -> ServedLoad:
+    def _served_load(self, cell: Cell, results: Results) -> ServedLoad:
         kinds = [self.queries.kind(i % results.facts.distinct_payloads) for i in range(len(results.records))]
         deadlines = np.array([self.queries.deadline(kind) for kind in kinds])
-        utilities = np.array([QUERIES[kind].utility for kind in kinds])
-        scenario = Scenario(
-            pipeline=served.pipeline,
-            profiles=self.profiles,
-            arrivals_seconds=results.records["scheduled"],
-            duration_seconds=results.facts.duration_seconds,
-            plan=served.plan,
-            environment=environment,
-            options=tuple(
-                RequestOptions(timeout_seconds=seconds, utility=QUERIES[kind].utility, task=QUERIES[kind].task)
-                for kind, seconds in zip(kinds, deadlines.tolist(), strict=True)
-            ),
-        )
-        cell = Cell((workload,), method.name)
-        simulated = simulated_row(cell, simulate(scenario), utilities, STAGE)
-        return ServedLoad(cell, results, deadlines, utilities, simulated)
+        return ServedLoad(cell, results, deadlines, np.array([QUERIES[kind].utility for kind in kinds]))
 
 
 async def rows_per_second(session: aiohttp.ClientSession, url: str, pixels: NDArray[np.uint8], seconds: float) -> float:
@@ -425,7 +390,6 @@ def judge(comparison: Comparison, report: Report) -> None:
                 f"{key}_utility": load.row.utility,
                 f"{key}_utility_95": f"{low:.1f}–{high:.1f}",
                 f"{key}_utility_by_promise": load.expected_utility,
-                f"{key}_utility_simulated": load.simulated.utility,
                 **{f"{key}_type_{number}": share for number, share in enumerate(load.types, 1)},
             }
         )
@@ -446,7 +410,6 @@ COLUMNS = (
     "queries",
     "utility (95 %)",
     "by promise",
-    "simulated",
     "ours beside it",
     "type 1",
     "type 2",
@@ -455,9 +418,8 @@ COLUMNS = (
     "accuracy (95 %)",
 )
 NOTE = (
-    "Each method gets the same queries, one method after the other: other load of the machine shows as a difference "
-    "from the simulation. INFaaS's models are points of one transformer, loaded already; fixed prompts are those of a "
-    "point that merges too. PetS drops no query."
+    "Each method gets the same queries, one method after the other. INFaaS's models are points of one transformer, "
+    "loaded already; fixed prompts are those of a point that merges too. PetS drops no query."
 )
 
 
@@ -476,7 +438,6 @@ def _table_row(load: ServedLoad, evaluation: QueryEvaluation) -> tuple[str, ...]
         str(load.row.queries),
         f"{load.row.utility:.1f} ({low_utility:.0f}–{high_utility:.0f})",
         f"{load.expected_utility:.1f}",
-        f"{load.simulated.utility:.1f}",
         f"{100 * evaluation.gain(workload, method):+.1f} %" if method != OURS else "",
         *(f"{100 * share:.2f} %" for share in load.types),
         f"{accuracy:.3f} ({low:.3f}–{high:.3f})",
@@ -492,12 +453,6 @@ def add_sections(page: Page, comparison: Comparison) -> None:
         f"so the paper's loads times {comparison.scale:.3f}. The same four types, by labels.",
         chart_types(evaluation, comparison.methods),
     )
-    page.add_chart(
-        "Served beside simulated",
-        "Utility by labels, by the accuracy of the responses, and by the simulator, which has the same arrivals and "
-        "this machine's profile.",
-        _chart_simulated(comparison),
-    )
     for workload in evaluation.workloads:
         page.add_chart(
             f"Served: points over time, {workload}",
@@ -505,25 +460,3 @@ def add_sections(page: Page, comparison: Comparison) -> None:
             chart_over_time(evaluation, workload, comparison.points),
         )
     page.add_table("Served: all figures", NOTE, COLUMNS, table_rows(comparison), range(2, len(COLUMNS)))
-
-
-def _chart_simulated(comparison: Comparison) -> go.Figure:
-    columns = []
-    for workload in comparison.evaluation.workloads:
-        loads = [load for load in comparison.loads if load.cell.case == (workload,)]
-        utilities = {
-            "served, by labels": [load.row.utility for load in loads],
-            "served, by promise": [load.expected_utility for load in loads],
-            "simulated": [load.simulated.utility for load in loads],
-        }
-        bars = partial(charts.bars, x=[load.cell.method for load in loads])
-        columns.append(
-            (
-                workload,
-                [
-                    bars(name, y=values, colour=colour)
-                    for (name, values), colour in zip(utilities.items(), METHOD_COLOURS, strict=False)
-                ],
-            )
-        )
-    return charts.panels(columns, y="utility", below=charts.SLANTED_NAMES_PIXELS).update_layout(barmode="group")

@@ -13,18 +13,20 @@ import multiprocessing
 import statistics
 import tempfile
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
-import aiohttp
 import numpy as np
 import yaml
 from numpy.typing import NDArray
 
+from benchmarks.harness.grid import Rounds, confidence_interval, p99
+from benchmarks.harness.processors import lower_priority, raise_priority
 from benchmarks.harness.report import Report
 from benchmarks.papers.placement_chats import (
     LAX,
@@ -33,18 +35,18 @@ from benchmarks.papers.placement_chats import (
     ChatResult,
     ChatSender,
     ChatSlo,
+    Holds,
     holds_once_of_two,
     in_time_share,
-    make_chats,
     measure_alone,
     mixed_load,
     search_goodput,
     steady_load,
 )
-from benchmarks.rounds import Rounds, confidence_interval, p99
-from benchmarks.standing import lower_priority, raise_priority
 from tests.local_run import Up, up
 from trimtab.options import console
+from trimtab_loadtester.chat_client import ChatClient
+from trimtab_loadtester.clients import OPEN
 from trimtab_pipelines.errors import UserError
 
 FOLDER: Final = Path(__file__).parents[2] / "pipelines" / "lmm-digits"
@@ -54,7 +56,7 @@ Placement = Mapping[str, int]
 """Replicas by stage, of a core each; one stage alone is colocated."""
 COLOCATED: Final = {"answer": 2}
 DISAGGREGATED: Final = {"encode": 1, "answer": 1}
-PLACEMENTS: Final = {"whole": COLOCATED, "parted": DISAGGREGATED}
+PLACEMENTS: Final = {"colocated": COLOCATED, "disaggregated": DISAGGREGATED}
 """By their names in figures."""
 FIXED: Final = {**PLACEMENTS, "two encoders": {"encode": 2, "answer": 1}}
 IMAGES: Final = (0, 1, 2, 4, 8, 16)
@@ -110,10 +112,10 @@ class Bench:
         document = pipeline_document(self.architecture, placement, slo, encoder_cores)
         (folder / "pipeline.yaml").write_text(yaml.safe_dump(document))
         with up(folder, run_folder=folder / "run", pipeline=folder / "pipeline.yaml") as served:
-            async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0)) as session:
-                sender = ChatSender(served.rest_port, document["metadata"]["name"], session)
+            async with ChatClient(f"127.0.0.1:{served.rest_port}", document["metadata"]["name"], OPEN) as client:
+                sender = ChatSender(client)
                 for images in (0, 1, 3):
-                    for body, _ in make_chats(sender.model, images, 8, seed=5):
+                    for body in sender.make_chats(images, 8, seed=5):
                         await sender.send(body)
                 yield served, sender
 
@@ -167,50 +169,59 @@ async def measure_slos(bench: Bench) -> None:
     async with bench.serve(COLOCATED, LAX) as (_, sender):
         text, image = await measure_alone(sender, 0), await measure_alone(sender, 1)
     bench.alone = (text, image)
-    for kind, latencies in (("words", text), ("images", image)):
+    for kind, latencies in (("text", text), ("image", image)):
         bench.report.add(
             {
                 f"alone_{kind}_first_token_ms": round(1e3 * latencies.first_token_seconds, 2),
                 f"alone_{kind}_per_token_ms": round(1e3 * latencies.per_token_seconds, 2),
             }
         )
-    bench.report.add({"promised_over_alone": STEADY_FACTOR, "mixed_over_alone": MIXED_FACTOR})
+    bench.report.add({"slo_over_alone": STEADY_FACTOR, "mixed_slo_over_alone": MIXED_FACTOR})
 
 
 async def compare_mixed(bench: Bench) -> None:
     slos = [latencies.times(MIXED_FACTOR) for latencies in bench.alone]
-    for name, placement in PLACEMENTS.items():
-        async with bench.serve(placement, slos[1]) as (_, sender):
-            for images in (images for images in MIN_OVER_COLOCATED if images in bench.images):
-                rps = await search_goodput(mixed_load(sender, slos, images))
-                bench.report.add({f"{name}_mixed_goodput_{images}_images_rps": rps})
-                console.print(f"{name}, text-only chats and bursts of {images} images a chat: {rps:g} chats a second")
-    _hold_over_colocated(bench, "mixed_goodput", "words and bursts of {} images a chat")
+    images = [count for count in MIN_OVER_COLOCATED if count in bench.images]
+    goodputs = {
+        name: await _search_goodputs(bench, placement, name, slos[1], images, partial(mixed_load, slos=slos))
+        for name, placement in PLACEMENTS.items()
+    }
+    _hold_over_colocated(bench, goodputs, "mixed_goodput", "text and bursts of {} images a chat")
 
 
 async def compare_goodput(bench: Bench) -> None:
-    for name, placement in PLACEMENTS.items():
-        for images, rps in (await _search_goodputs(bench, placement, name)).items():
-            bench.report.add({f"{name}_goodput_{images}_images_rps": rps})
-    _hold_over_colocated(bench, "goodput", "{} images a chat")
+    goodputs = {name: await _search_steady(bench, placement, name) for name, placement in PLACEMENTS.items()}
+    _hold_over_colocated(bench, goodputs, "goodput", "{} images a chat")
 
 
-def _hold_over_colocated(bench: Bench, figure: str, label: str) -> None:
+def _hold_over_colocated(bench: Bench, goodputs: Mapping[str, Mapping[int, float]], figure: str, label: str) -> None:
+    for name, by_images in goodputs.items():
+        bench.report.add({f"{name}_{figure}_{images}_images_rps": rps for images, rps in by_images.items()})
+    colocated, disaggregated = goodputs.values()
     for images, bound in MIN_OVER_COLOCATED.items():
-        if images in bench.images:
-            colocated, disaggregated = (
-                float(bench.report.figures[f"{name}_{figure}_{images}_images_rps"] or 0.0) for name in PLACEMENTS
-            )
-            ratio = disaggregated / max(colocated, 1e-9)
-            bench.report.hold(f"goodput parted over whole, {label.format(images)}", ratio, ">=", bound)
+        if images in colocated:
+            ratio = disaggregated[images] / max(colocated[images], 1e-9)
+            bench.report.hold(f"goodput disaggregated over colocated, {label.format(images)}", ratio, ">=", bound)
 
 
-async def _search_goodputs(bench: Bench, placement: Placement, name: str) -> dict[int, float]:
+async def _search_steady(bench: Bench, placement: Placement, name: str) -> dict[int, float]:
+    return await _search_goodputs(bench, placement, name, bench.slo, bench.images, partial(steady_load, slo=bench.slo))
+
+
+async def _search_goodputs(
+    bench: Bench,
+    placement: Placement,
+    name: str,
+    slo: ChatSlo,
+    images: Iterable[int],
+    load: Callable[..., Holds],
+) -> dict[int, float]:
+    """Return the goodput by images a chat; `load` returns the trial of a rate."""
     goodputs = {}
-    async with bench.serve(placement, bench.slo) as (_, sender):
-        for images in bench.images:
-            goodputs[images] = await search_goodput(steady_load(sender, bench.slo, images))
-            console.print(f"{name}, {images} images a chat: {goodputs[images]:g} chats a second")
+    async with bench.serve(placement, slo) as (_, sender):
+        for count in images:
+            goodputs[count] = await search_goodput(load(sender, images=count))
+            console.print(f"{name}, {count} images a chat: {goodputs[count]:g} chats a second")
     return goodputs
 
 
@@ -218,7 +229,7 @@ async def compare_planned(bench: Bench) -> None:
     """Compare the planned placement with the best fixed one, both measured again: a maximum is partly luck."""
     best: dict[int, tuple[float, str]] = {}
     for name, placement in FIXED.items():
-        for images, rps in (await _search_goodputs(bench, placement, name)).items():
+        for images, rps in (await _search_steady(bench, placement, name)).items():
             bench.report.add({f"fixed {name}_goodput_{images}_images_rps": rps})
             best[images] = max(best.get(images, (0.0, name)), (rps, name))
     again: dict[int, float] = {}
@@ -235,7 +246,9 @@ async def compare_planned(bench: Bench) -> None:
             console.print(
                 f"planned, {images} images: {share:g} of {rps:g} ({name} again {again[images]:g}); {plan(served)}"
             )
-            bench.report.hold(f"planned over the best fixed layout, {images} images a chat", ratio, ">=", MIN_OF_BEST)
+            bench.report.hold(
+                f"planned over the best fixed placement, {images} images a chat", ratio, ">=", MIN_OF_BEST
+            )
 
 
 async def carried_share(
@@ -247,7 +260,7 @@ async def carried_share(
     """
     if not best_rps > 0:
         return 0.0
-    chats = make_chats(sender.model, images, 64, seed=70 + images)
+    chats = sender.make_chats(images, 64, seed=70 + images)
     for share in SHARES:
         if settle_seconds:
             await sender.send_at_rate(chats, share * best_rps, settle_seconds)
@@ -269,13 +282,13 @@ async def compare_burst(bench: Bench) -> None:
             goodput = await search_goodput(steady_load(sender, bench.slo, BURST_IMAGES))
             rps = max(BURST_SHARE * goodput, MIN_BURST_RPS)
             figures = await beside_a_burst(sender, rps)
-        bench.report.add({f"{name}_text_first_word_{key}": value for key, value in figures.items()})
+        bench.report.add({f"{name}_text_first_token_{key}": value for key, value in figures.items()})
         bench.report.add({f"{name}_burst_rps": rps})
         console.print(f"{name}: time to first token {figures}")
     ratio, unanswered = (figures[key] for key in ("over_calm", "unanswered"))  # the disaggregated one, served last
     bound = MAX_OVER_CALM[bench.architecture]
-    bench.report.hold("p99 first word of text beside a burst over calm, parted", ratio, "<=", bound)
-    bench.report.hold("text chats beside a burst and in calm without an answer, parted", unanswered, "==", 0)
+    bench.report.hold("p99 first token of text beside a burst over calm, disaggregated", ratio, "<=", bound)
+    bench.report.hold("text chats beside a burst and in calm without a response, disaggregated", unanswered, "==", 0)
 
 
 async def beside_a_burst(sender: ChatSender, burst_rps: float) -> dict[str, float]:
@@ -284,14 +297,16 @@ async def beside_a_burst(sender: ChatSender, burst_rps: float) -> dict[str, floa
     Image chats are sent by a process of its own, which takes no core from others; the process that measures waits for
     none, if that is allowed: in production clients have machines of their own.
     """
-    text = make_chats(sender.model, 0, 64, seed=80)
+    text = sender.make_chats(0, 64, seed=80)
     calm: list[list[ChatResult]] = []
     burst: list[list[ChatResult]] = []
     with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as pool:
         loop = asyncio.get_running_loop()
 
         def send_images(rps: float, seconds: float, seed: int) -> asyncio.Future[None]:
-            return loop.run_in_executor(pool, _send_image_chats, sender.port, sender.model, rps, seconds, seed)
+            return loop.run_in_executor(
+                pool, _send_image_chats, sender.client.address, sender.client.model, rps, seconds, seed
+            )
 
         await send_images(1.0, 1.0, 0)  # all is loaded by then
         with raise_priority(NICENESS_STEP):
@@ -307,13 +322,13 @@ async def beside_a_burst(sender: ChatSender, burst_rps: float) -> dict[str, floa
     return compare_rounds([*map(first_seconds, calm)], [*map(first_seconds, burst)]) | {"unanswered": unanswered}
 
 
-def _send_image_chats(port: int, model: str, rps: float, seconds: float, seed: int) -> None:
+def _send_image_chats(address: str, model: str, rps: float, seconds: float, seed: int) -> None:
     lower_priority(NICENESS_STEP)
 
     async def send() -> None:
-        async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0)) as session:
-            chats = make_chats(model, BURST_IMAGES, 64, seed=81)
-            await ChatSender(port, model, session).send_at_rate(chats, rps, seconds, seed=seed)
+        async with ChatClient(address, model, OPEN) as client:
+            sender = ChatSender(client)
+            await sender.send_at_rate(sender.make_chats(BURST_IMAGES, 64, seed=81), rps, seconds, seed=seed)
 
     asyncio.run(send())
 
@@ -323,9 +338,7 @@ def first_seconds(results: Sequence[ChatResult]) -> NDArray[np.float64]:
 
     It does not count as the SLO: if rejections were the tail of a calm time too, a burst would look no worse.
     """
-    return np.array(
-        [r.first_seconds if r.complete and r.first_seconds is not None else PATIENCE_SECONDS for r in results]
-    )
+    return np.array([result.first_seconds if result.complete else PATIENCE_SECONDS for result in results])
 
 
 def compare_rounds(calm: Rounds, burst: Rounds) -> dict[str, float]:
@@ -364,9 +377,9 @@ async def measure_step(bench: Bench) -> None:
         carried = await search_goodput(steady_load(sender, STEP_SLO, STEP_IMAGES))
     rps = round(STEP_SHARE * carried, 1)
     async with bench.serve(None, STEP_SLO, encoder_cores="1") as (served, sender):
-        few = [*make_chats(sender.model, 1, 24, seed=94), *make_chats(sender.model, 0, 56, seed=95)]
+        few = [*sender.make_chats(1, 24, seed=94), *sender.make_chats(0, 56, seed=95)]
         np.random.default_rng(94).shuffle(few)
-        many = make_chats(sender.model, STEP_IMAGES, 80, seed=96)
+        many = sender.make_chats(STEP_IMAGES, 80, seed=96)
         calm = await sender.send_at_rate(few, rps, CALM_SECONDS)
         console.print(f"in calm: {plan(served)}")
         began = time.perf_counter()
@@ -379,15 +392,15 @@ async def measure_step(bench: Bench) -> None:
     bench.report.add(
         {
             "step_rps": rps,
-            "calm_kept_fraction": round(in_time_share(calm, STEP_SLO), 4),
-            "burst_kept_fraction": round(in_time_share(peak, STEP_SLO), 4),
-            "seconds_until_kept_again": recovery_seconds,
+            "calm_in_time_fraction": round(in_time_share(calm, STEP_SLO), 4),
+            "peak_in_time_fraction": round(in_time_share(peak, STEP_SLO), 4),
+            "recovery_seconds": recovery_seconds,
             "cores_at_most": max(cores),
             "cores_saved_fraction": round(saved, 4),
         }
     )
     bench.report.hold(
-        "seconds until promises are kept after ten times the images", recovery_seconds, "<=", MAX_RECOVERY_SECONDS
+        "seconds until SLOs are met after ten times the images", recovery_seconds, "<=", MAX_RECOVERY_SECONDS
     )
     bench.report.hold("core-seconds saved, of static for the peak", saved, ">=", MIN_SAVED)
 
@@ -425,7 +438,7 @@ def main() -> int:
     if slo.count(None) == 1:
         raise UserError("--first-token and --per-token are one SLO: give both, or none")
     with tempfile.TemporaryDirectory(prefix="trimtab-placement-") as folder:
-        report = Report(f"layouts {options.architecture}")
+        report = Report(f"placement {options.architecture}")
         bench = Bench(Path(folder), options.architecture, options.images or IMAGES, report)
         asyncio.run(_run_phases(bench, options.phase or list(PHASES), None if None in slo else ChatSlo(*slo)))
     return report.finish()

@@ -1,18 +1,16 @@
 """Chats of the placement benchmark: sent when they are due to an OpenAI API, and the highest rate that meets an SLO."""
 
 import asyncio
-import json
+import math
 import statistics
 import time
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Final
 
-import aiohttp
 import numpy as np
 
 from trimtab_loadtester.chat_client import ChatClient
-from trimtab_loadtester.clients import OPEN
 from trimtab_loadtester.multimodal.traffic import IMAGE_SHARE, Traffic, draw
 from trimtab_loadtester.payloads.lmm_digits import ChatPayloads
 
@@ -28,8 +26,6 @@ TURN_SECONDS, TURNS = 2.0, 4
 POOL: Final = 96
 CHATS_ALONE: Final = 40
 """Chats of each kind that are sent one after another to measure what one takes alone."""
-Chat = tuple[dict[str, Any], str]
-"""A request's body, and the right answer."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,112 +43,70 @@ LAX: Final = ChatSlo(3.0, 0.5)
 """For measurements of latency: nothing is dropped."""
 
 
-@dataclass(slots=True)
+@dataclass(frozen=True, slots=True)
 class ChatResult:
-    """Response to a chat; seconds from when the chat was due.
+    """Response to a chat.
 
     Attributes:
-        first_seconds: None without a token; a rejection has none.
-        complete: whether the response has its end.
+        code: "200" of a complete stream.
+        first_seconds: to the first token, from when the chat was due; infinity without a complete stream.
+        token_seconds: mean between two events with text; 0 with fewer than two.
+        ended_at: seconds of the performance counter.
     """
 
-    status: int = 0
-    text: str = ""
-    first_seconds: float | None = None
-    last_seconds: float = 0.0
-    chunks: int = 0
-    complete: bool = False
-    error: str = ""
+    code: str = "200"
+    first_seconds: float = math.inf
+    token_seconds: float = 0.0
     ended_at: float = 0.0
 
     @property
-    def token_seconds(self) -> float:
-        """Mean seconds between two chunks."""
-        if self.first_seconds is None or self.chunks < 2:
-            return 0.0
-        return (self.last_seconds - self.first_seconds) / (self.chunks - 1)
+    def complete(self) -> bool:
+        return self.code == "200"
 
     def meets(self, slo: ChatSlo) -> bool:
-        first = self.first_seconds if self.first_seconds is not None else float("inf")
-        return self.complete and first <= slo.first_token_seconds and self.token_seconds <= slo.per_token_seconds
+        return self.first_seconds <= slo.first_token_seconds and self.token_seconds <= slo.per_token_seconds
 
 
-@dataclass(slots=True)
+@dataclass(frozen=True, slots=True)
 class ChatSender:
     """Client of one pipeline."""
 
-    port: int
-    model: str
-    session: aiohttp.ClientSession
+    client: ChatClient
 
-    async def send(self, body: dict[str, Any], due: float | None = None) -> ChatResult:
+    async def send(self, body: bytes, due: float | None = None) -> ChatResult:
         """Send one chat and read the response to its end; no error is raised."""
-        result, due = ChatResult(), time.perf_counter() if due is None else due
-        url = f"http://127.0.0.1:{self.port}/v1/chat/completions"
+        sent_at = time.perf_counter()
         try:
-            request = self.session.post(url, json=body)
-            async with asyncio.timeout(PATIENCE_SECONDS), request as response:
-                result.status = response.status
-                if response.status == 200:
-                    await _read_stream(result, response, due)
-                else:
-                    result.error = _error_message(await response.read()) or f"status {response.status}"
-        except (aiohttp.ClientError, TimeoutError, OSError) as error:
-            result.error = result.error or f"{type(error).__name__}: {error}"
-        result.ended_at = time.perf_counter()
-        return result
+            async with asyncio.timeout(PATIENCE_SECONDS):
+                response = await self.client.send(body)
+        except TimeoutError:
+            return ChatResult("Timeout", ended_at=time.perf_counter())
+        ended_at, timings = time.perf_counter(), response.stream_timings
+        if response.code != "200" or timings is None:
+            return ChatResult(response.code, ended_at=ended_at)
+        first_seconds = timings.first_token_seconds + (sent_at - due if due else 0.0)
+        return ChatResult("200", first_seconds, float(np.nan_to_num(timings.between_tokens_seconds)), ended_at)
 
     async def send_at_rate(
-        self, chats: Sequence[Chat], rps: float, seconds: float, *, seed: int = 0
+        self, chats: Sequence[bytes], rps: float, seconds: float, *, seed: int = 0
     ) -> list[ChatResult]:
         """Send chats at random times, `rps` a second on average, and wait for all."""
         random = np.random.default_rng([int(1000 * rps) + len(chats), seed])
         times = np.cumsum(random.exponential(1 / rps, size=max(int(rps * seconds), 1)))
         return await self.send_at([(at, chats[number % len(chats)]) for number, at in enumerate(times)])
 
-    async def send_at(self, due: Sequence[tuple[float, Chat]]) -> list[ChatResult]:
+    async def send_at(self, due: Sequence[tuple[float, bytes]]) -> list[ChatResult]:
         """Send each chat when it is due, in seconds from now; the results are in their order."""
         began, tasks = time.perf_counter() + 0.05, []
-        for at, (body, _) in due:
+        for at, body in due:
             await asyncio.sleep(max(began + at - time.perf_counter(), 0))
             tasks.append(asyncio.create_task(self.send(body, began + at)))
         return await asyncio.gather(*tasks)
 
-
-def make_chats(model: str, images: int, count: int, *, seed: int) -> list[Chat]:
-    """Return distinct streamed chats with so many images, and the right answer of each."""
-    source, client = ChatPayloads(seed), ChatClient("", model, OPEN)
-    payloads = [source.chat_with_images(index, images) for index in range(count)]
-    return [
-        (json.loads(client.encode(payload.inputs, (), {})) | {"stream": True}, str(payload.truth))
-        for payload in payloads
-    ]
-
-
-def _error_message(raw: bytes) -> str:
-    try:
-        error = json.loads(raw).get("error", "")
-    except ValueError:
-        return ""
-    return str(error.get("message", "") if isinstance(error, dict) else error)
-
-
-async def _read_stream(result: ChatResult, response: aiohttp.ClientResponse, due: float) -> None:
-    async for line in response.content:
-        if not line.startswith(b"data: ") or line.startswith(b"data: [DONE]"):
-            continue
-        event = json.loads(line.removeprefix(b"data: "))
-        now = time.perf_counter() - due
-        if "error" in event:
-            result.error = str(event["error"]["message"])
-            return
-        choice = event["choices"][0]
-        if choice["delta"].get("content"):
-            result.first_seconds = now if result.first_seconds is None else result.first_seconds
-            result.last_seconds, result.chunks = now, result.chunks + 1
-            result.text += choice["delta"]["content"]
-        result.complete = result.complete or bool(choice["finish_reason"])
-    result.error = "" if result.complete else "the stream ended early"
+    def make_chats(self, images: int, count: int, *, seed: int) -> list[bytes]:
+        """Return distinct streamed chats with so many images."""
+        source = ChatPayloads(seed)
+        return [self.client.encode(source.chat_with_images(index, images).inputs, (), {}) for index in range(count)]
 
 
 Holds = Callable[[float], Awaitable[bool]]
@@ -177,7 +131,7 @@ async def holds_once_of_two(holds: Holds, rps: float) -> bool:
 
 def steady_load(sender: ChatSender, slo: ChatSlo, images: int) -> Holds:
     """Return the trial of a steady rate of chats that all have so many images."""
-    chats = make_chats(sender.model, images, 64, seed=70 + images)
+    chats = sender.make_chats(images, 64, seed=70 + images)
 
     async def holds(rps: float) -> bool:
         results = await sender.send_at_rate(chats, rps, STEP_SECONDS)
@@ -196,7 +150,7 @@ def mixed_load(sender: ChatSender, slos: Sequence[ChatSlo], images: int) -> Hold
 
     As in the traffic of a cluster, 47 of 100 chats have images on average. 99 of 100 of each kind must be in time.
     """
-    pools = {count: make_chats(sender.model, count, POOL, seed=88 + count) for count in (0, images)}
+    pools = {count: sender.make_chats(count, POOL, seed=88 + count) for count in (0, images)}
 
     async def holds(rps: float) -> bool:
         requests = draw(bursty_traffic(rps), seed=int(1000 * rps), images=images)
@@ -224,10 +178,9 @@ async def measure_alone(sender: ChatSender, images: int) -> ChatSlo:
     Raises:
         RuntimeError: no chat was answered with several tokens.
     """
-    chats = make_chats(sender.model, images, CHATS_ALONE, seed=87)
-    results = [await sender.send(body) for body, _ in chats]
-    firsts = [result.first_seconds for result in results if result.complete and result.first_seconds is not None]
-    intervals = [result.token_seconds for result in results if result.chunks > 1]
-    if not firsts or not intervals:
-        raise RuntimeError(f"none of {CHATS_ALONE} chats was answered with several tokens; the first: {results[0]}")
-    return ChatSlo(statistics.median(firsts), statistics.median(intervals))
+    chats = sender.make_chats(images, CHATS_ALONE, seed=87)
+    results = [result for body in chats if (result := await sender.send(body)).complete]
+    intervals = [result.token_seconds for result in results if result.token_seconds]
+    if not intervals:
+        raise RuntimeError(f"none of {CHATS_ALONE} chats was answered with several tokens")
+    return ChatSlo(statistics.median(result.first_seconds for result in results), statistics.median(intervals))

@@ -1,8 +1,8 @@
 """Pools of a large multimodal model, one for images and one for text, each scaled by its own tokens.
 
-A pool needs the offered tokens a second over what one replica carries (ModServe, section 4.2). What a replica carries
-depends on the share of the time to the first token that its pool may take, and one budget holds both pools; so the
-split is sought with both prices in sight. The paper sets its pools apart and does not say how the budget is divided.
+A pool needs the offered tokens per second over the capacity of one replica (ModServe, section 4.2). That capacity
+depends on the share of the time to the first token that the pool may take. Both pools share one budget, so the cheapest
+split of it is searched; the paper sizes its pools separately and does not state how it divides the budget.
 """
 
 from collections.abc import Sequence
@@ -77,11 +77,10 @@ def divide(
     slo_seconds: float,
     transfer_seconds: float = 0.0,
 ) -> PoolSizes | None:
-    """The cheapest sizes of both pools and the split of the time to the first token that they stand on.
+    """Return the cheapest sizes of both pools with their split of the time to the first token; None if no split fits.
 
-    Exact over all splits: the cost changes only where one pool comes to need a replica less, so it is enough to look
-    at the least time with which each number of image replicas suffices; the rest is the text pool's. None where no
-    split keeps the promise. P99s are added, which is safe: the P99 of a sum is no greater for what queues apart.
+    It is exact over all splits: the cost changes only at the least time with which a number of image replicas suffices;
+    the text pool gets the rest. P99s are added, which is safe: independent queues have no greater P99 of the sum.
 
     Args:
         image: of a replica that encodes.
@@ -120,7 +119,7 @@ def _turning_points(profile: PoolProfile, load: float, budget: float) -> list[fl
 
 @dataclass(frozen=True, slots=True)
 class Scaling:
-    """What a pool remembers between periods: its replicas, and what it would have needed in the last quiet ones."""
+    """State of a pool between periods: its replicas, and those that it would have needed in the last quiet periods."""
 
     replicas: int
     fewer: Sequence[int] = ()
@@ -129,8 +128,8 @@ class Scaling:
 def scale(state: Scaling, needed: int, attainment: float) -> Scaling:
     """The next state: up at once, down after quiet periods to the most that any of them needed.
 
-    Where the promise is broken though the profile says that the replicas suffice, one in eight is added: the profile
-    is then wrong, by nobody knows how much.
+    If the SLO is missed though the profile says that the replicas suffice, the profile is wrong by an unknown share,
+    so one replica in eight is added.
     """
     if needed > state.replicas:
         return Scaling(needed)

@@ -12,13 +12,12 @@ import sys
 from contextlib import AsyncExitStack
 from pathlib import Path
 
-from benchmarks.cores import CLIENT_CORE, pin
+from benchmarks.harness.processors import CLIENT_CORE, pin
+from benchmarks.harness.report import Report
 from benchmarks.router.clients import grpc_client, rest_client
 from benchmarks.router.drive import closed_loop
 from benchmarks.router.parts import BATCH_SIZE, LONG_SLO_SECONDS, SMALL_NUMBERS
 from benchmarks.router.processes import ROOT, Served, echo_pipeline, echo_plan, routed, served
-from trimtab.app import run_reporting_errors
-from trimtab_pipelines.result_line import ResultLine, threshold
 from trimtab_protocol import event_loop
 
 TURN_SECONDS = 2.0
@@ -35,16 +34,14 @@ def main() -> int:
     options = parser.parse_args()
     pin(CLIENT_CORE)
     with asyncio.Runner(loop_factory=event_loop.new_event_loop) as runner:
-        outcome = runner.run(compare(options.checkout.resolve(), options.turns))
-    outcome.print()
-    return 0 if outcome.holds else 1
+        report = runner.run(compare(options.checkout.resolve(), options.turns))
+    return report.finish()
 
 
-async def compare(checkout: Path, turns: int) -> ResultLine:
+async def compare(checkout: Path, turns: int) -> Report:
     pipeline = echo_pipeline(SMALL_NUMBERS, 0.0, LONG_SLO_SECONDS)
     plan = echo_plan(pipeline, BATCH_SIZE, 0.0)
-    figures: dict[str, float | int | str | None] = {}
-    bars = []
+    report = Report("bench-router-commits")
     async with AsyncExitStack() as stack:
         replicas = await stack.enter_async_context(served(pipeline, BATCH_SIZE, 0.0, proxy=False))
         routers = [
@@ -55,10 +52,10 @@ async def compare(checkout: Path, turns: int) -> ResultLine:
             pairs = [[await _cpu_seconds(router, protocol, callers) for router in routers] for _ in range(turns)]
             ratio = statistics.median(after / before for before, after in pairs)
             for name, side in zip(("before", "now"), zip(*pairs, strict=True), strict=True):
-                figures[f"{load}: {name}, microseconds"] = round(1e6 * statistics.median(side), 1)
-            bars.append(threshold(f"{load} in flight: CPU time per request, now over before", ratio, "<=", MAX_RATIO))
+                report.add({f"{load}: {name}, microseconds": round(1e6 * statistics.median(side), 1)})
+            report.hold(f"{load} in flight: CPU time per request, now over before", ratio, "<=", MAX_RATIO)
             sys.stderr.write(f"{load}: {ratio:.3f}\n")
-    return ResultLine(name="bench-router-commits", figures=figures, bars=tuple(bars))
+    return report
 
 
 async def _cpu_seconds(router: Served, protocol: str, callers: int) -> float:
@@ -68,7 +65,3 @@ async def _cpu_seconds(router: Served, protocol: str, callers: int) -> float:
     if set(tally.codes) != {"ok"}:
         raise RuntimeError(f"not every request succeeded: {dict(tally.codes)}")
     return tally.cpu_seconds / tally.codes["ok"]
-
-
-if __name__ == "__main__":
-    sys.exit(run_reporting_errors(main))

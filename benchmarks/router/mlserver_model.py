@@ -1,7 +1,5 @@
 """Model y = x + 1 for a plain MLServer."""
 
-import time
-
 from mlserver import MLModel
 from mlserver.codecs import NumpyCodec
 from mlserver.types import InferenceRequest, InferenceResponse
@@ -15,7 +13,4 @@ class PlusOne(MLModel):  # type: ignore[misc]  # MLServer is untyped
 
     async def predict(self, payload: InferenceRequest) -> InferenceResponse:
         x = NumpyCodec.decode_input(payload.inputs[0])
-        parameters = self._settings.parameters
-        if delay_seconds := ((parameters and parameters.extra) or {}).get("delay_seconds"):
-            time.sleep(delay_seconds)  # noqa: ASYNC251 - stands for computation
         return InferenceResponse(model_name=self.name, outputs=[NumpyCodec.encode_output("y", x + 1)])

@@ -15,7 +15,7 @@ from typing import Any
 import httpx
 import psutil
 
-from benchmarks.cores import CLIENT_CORE, SERVER_CORE, pin
+from benchmarks.harness.processors import CLIENT_CORE, SERVER_CORE, pin
 from trimtab_model_servers.server.settings import write_model_folder
 from trimtab_pipelines.endpoints import Endpoints
 from trimtab_pipelines.plan import PipelinePlan
@@ -47,6 +47,10 @@ class Served:
     router: int
     fronts: tuple[int, ...]
     servers: tuple[int, ...]
+
+    @property
+    def processes(self) -> tuple[int, ...]:
+        return (*self.fronts, *self.servers)
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,14 +144,13 @@ async def routed(
 
 @asynccontextmanager
 async def chained_mlservers(
-    settings: Mapping[str, Any], model: Mapping[str, Any] | None = None, delay_seconds: float = 0.0
+    settings: Mapping[str, Any],
 ) -> AsyncIterator[ChainedServers]:
-    """Run two plain MLServers with `PlusOne`, as shipped but for these settings of the server and of the model."""
-    model_settings = {**(model or {}), "parameters": {"extra": {"delay_seconds": delay_seconds}}}
+    """Run two plain MLServers with `PlusOne`, as shipped but for these settings of the server."""
     async with _starting() as (folder, start):
         grpc_ports, servers = [], []
         for stage in STAGES:
-            http_port, grpc_port = _write_mlserver(folder / stage, settings, model_settings)
+            http_port, grpc_port = _write_mlserver(folder / stage, settings)
             server = await start("mlserver.cli.main", "start", str(folder / stage), is_read=False)
             await until_ready(http_port, "models/echo")
             grpc_ports.append(grpc_port)
@@ -203,12 +206,12 @@ def _search_path(tree: Path) -> str:
     return os.pathsep.join([*sorted({str(path.parent) for path in tree.glob("*/trimtab*/")}), str(ROOT)])
 
 
-def _write_mlserver(folder: Path, settings: Mapping[str, Any], model: Mapping[str, Any]) -> tuple[int, int]:
+def _write_mlserver(folder: Path, settings: Mapping[str, Any]) -> tuple[int, int]:
     """Write the settings of one MLServer; return its HTTP and gRPC ports."""
     folder.mkdir()
     http, grpc, metrics = free_port(), free_port(), free_port()
     implementation = "benchmarks.router.mlserver_model.PlusOne"
-    (folder / "model-settings.json").write_text(json.dumps({"name": "echo", "implementation": implementation, **model}))
+    (folder / "model-settings.json").write_text(json.dumps({"name": "echo", "implementation": implementation}))
     ports = {"http_port": http, "grpc_port": grpc, "metrics_port": metrics}
     others = {"grpc_max_message_length": 2**26, "metrics_dir": str(folder / ".metrics")}
     (folder / "settings.json").write_text(json.dumps({**ports, **others, **settings}))

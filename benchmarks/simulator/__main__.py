@@ -10,7 +10,6 @@ remain, the run is served once more. A cycle takes 145 s.
 import argparse
 import asyncio
 import shutil
-import sys
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -238,7 +237,3 @@ def fidelity_outcome(served: Served, simulated: SimulatedRuns, conditions: Envir
         gap = abs(theirs["dropped"] - ours["dropped"])
         bars.append(threshold(f"{name}: gap of dropped share", gap, "<=", MAX_DROP_GAP))
     return ResultLine(name="bench-simulator", figures=figures, bars=tuple(bars))
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -19,7 +19,7 @@ import numpy as np
 import psutil
 from numpy.typing import NDArray
 
-from benchmarks.cores import usable
+from benchmarks.harness.processors import CORES
 from trimtab_adapter.simulation.environment import MachineSpeed
 from trimtab_pipelines.processes.parent_death import command_tied_to_parent
 
@@ -184,7 +184,7 @@ def _others_seconds(root: int) -> float:
 @contextmanager
 def probing(folder: Path) -> Iterator[list[Path]]:
     """Probe every processor during the block; yield the files of readings, none if processors cannot be chosen."""
-    processors = sorted(usable()) if hasattr(os, "sched_setaffinity") else []
+    processors = sorted(CORES) if hasattr(os, "sched_setaffinity") else []
     folder.mkdir(parents=True, exist_ok=True)
     files = [folder / f"processor-{processor}.txt" for processor in processors]
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}

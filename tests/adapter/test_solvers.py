@@ -16,7 +16,7 @@ from tests.adapter.scenes import a_ladder, plan_for
 from trimtab_adapter.planning.relaxation import solve
 from trimtab_adapter.solvers import exact, gurobi, highs
 from trimtab_adapter.solvers.dominance import undominated
-from trimtab_adapter.solvers.milp import MilpModel, Rows, build_milp
+from trimtab_adapter.solvers.milp import build_milp
 from trimtab_adapter.solvers.program import Program, Solution, Solver, SolverUnavailable, objective_weights
 from trimtab_adapter.solvers.program_arrays import to_arrays
 from trimtab_adapter.solvers.time_limit import time_limit
@@ -263,16 +263,3 @@ def test_pipeline_chooses_its_solver(name):
     assert plan.spec.explanation.gap <= 1e-6
     assert plan.spec.stages == plan_for(a_ladder(), 20.0).spec.stages
     assert overload.spec.reason.startswith("overload: 2 cores carry")
-
-
-def test_program_without_binaries_has_its_linear_optimum():
-    require("HiGHS")
-    built = MilpModel([], [], Rows(), ())
-    one, other = built.column(3.0, 2.0), built.column(1.0, 5.0)
-    built.rows.add({one: 1.0, other: 1.0}, upper=4.0)
-
-    assert highs.maximize(built) == pytest.approx(3.0 * 2.0 + 1.0 * 2.0)
-
-    built.rows.add({one: 1.0}, lower=3.0)
-    with pytest.raises(SolverUnavailable, match="without an optimum"):
-        highs.maximize(built)

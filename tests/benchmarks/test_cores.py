@@ -7,13 +7,13 @@ import sys
 
 import pytest
 
-from benchmarks.cores import CLIENT_CORE, CORES, SERVER_CORE, first_two
+from benchmarks.harness.processors import CLIENT_CORE, CORES, SERVER_CORE, first_two
 from benchmarks.router.processes import ROOT
 
 SCRIPT = """
 import json, os, sys
 os.sched_setaffinity(0, {int(sys.argv[1])})
-from benchmarks.cores import CLIENT_CORE, SERVER_CORE, pin, pin_threads
+from benchmarks.harness.processors import CLIENT_CORE, SERVER_CORE, pin, pin_threads
 from benchmarks.overload.targets import keep_off_servers
 from benchmarks.overload.driver import watch_cpu
 

@@ -55,5 +55,5 @@ def test_unavoidable_or_unknown_violations_do_not_hold(ours, oracle, holds):
     others = [a_row(method) for method in (REACTIVE, RANKS, "RIM")]
     evaluation = Evaluation([a_row(OURS, violations=ours), a_row(ORACLE, violations=oracle), *others])
 
-    assert judge(evaluation, {}, 1.0).holds is holds
-    assert not judge(Evaluation([]), {}, 1.0).holds
+    assert judge(evaluation, 1.0).holds is holds
+    assert not judge(Evaluation([]), 1.0).holds

@@ -52,7 +52,7 @@ def test_neighbours_end_with_their_parent(ended_by):
 
 
 def test_terminated_overload_leaves_no_process():
-    with started("-m", "benchmarks.overload", "--phase", "proxy") as command:
+    with started("-m", "benchmarks", "overload", "--phase", "proxy") as command:
         command.stdout.readline()  # the table's head: it has begun
         below = psutil.Process(command.pid).children(recursive=True)
         command.terminate()
@@ -75,7 +75,7 @@ def replicas_of(command):
 
 
 def test_terminated_chats_leave_no_process():
-    with started("-m", "benchmarks.chats", "--only", "decoder-only") as command:
+    with started("-m", "benchmarks", "chats", "--only", "decoder-only") as command:
         while not (below := replicas_of(command)) and command.poll() is None:
             pass
         command.terminate()

@@ -22,21 +22,19 @@ from benchmarks.papers.mosel_served import (
     SUM_COLUMNS,
     Comparison,
     JobPayloads,
-    Pair,
     ServedJobs,
     add_sections,
-    calibrate,
     judge,
     measured_accuracy,
     plan_load,
     search_max_load,
     served_row,
+    service_ratio,
     sum_rows,
     table_rows,
     violated_share,
 )
 from tests.builders import a_point_profile, a_profile
-from trimtab_adapter.simulation.environment import Environment
 from trimtab_loadtester.payloads.digits_av import JobOptions
 from trimtab_loadtester.results import Record, Results, RunFacts, StageVisit
 from trimtab_pipelines.request_outcome import RequestOutcome
@@ -66,16 +64,6 @@ def test_payload_has_the_rows_floor_and_labels_of_its_job():
         assert payload.parameters == {ACCURACY_FLOOR: jobs.floors[index]}
         score = source.score(payload.truth, {"digit": np.asarray(payload.truth)})
         assert (score.correct, score.total) == (rows, rows)
-
-
-def test_repeated_payloads_are_simulated_as_repeated():
-    jobs = ServedJobs.draw(SHAPE, 100.0, ACCURACIES)
-    turns = jobs.repeat(3)
-
-    assert turns.rows.size == jobs.rows.size
-    assert turns.rows[3:6].tolist() == turns.rows[:3].tolist() == jobs.rows[:3].tolist()
-    assert turns.floors[4] == jobs.floors[1]
-    assert jobs.repeat(jobs.rows.size).rows.tolist() == jobs.rows.tolist()
 
 
 def a_record(outcome=RequestOutcome.OK, latency=0.2, expected=0.8, **changes):
@@ -113,27 +101,20 @@ def test_interval_counts_no_more_rows_than_were_drawn():
     assert few == many
 
 
-def test_calibration_separates_batches_from_the_rest():
+def test_speed_is_the_median_of_batches_over_the_profile():
     point = a_point_profile("late", 0.01, 0.001)
-    batches = [
-        (size, (2.0 if size == 4 else 1.0) * point.latency_seconds(size, 0.5) * (1 + 0.001 * number))
-        for number in range(20)
-        for size in (4, 8)
-    ]
     records = [
-        a_record(latency=0.105 + seconds, sent=0.005, visits={"name": StageVisit("late", size, 0.03, seconds)})
-        for size, seconds in batches
+        a_record(
+            visits={"name": StageVisit("late", size, 0.03, times * (1 + 0.001 * n) * point.latency_seconds(size, 0.5))}
+        )
+        for n in range(20)
+        for size, times in ((4, 2.0), (8, 1.9), (16, 5.0))
         for _ in range(2)
     ]
-    environment, key = calibrate(results_of(records), point), ("name", "late")
 
-    assert environment.before_seconds == pytest.approx(0.07)
-    ratios = {size: environment.service_ratios[key] * ratio for size, ratio in environment.size_ratios[key].items()}
-    assert ratios == {4: pytest.approx(2.0, rel=0.03), 8: pytest.approx(1.0, rel=0.03)}
-    assert len(environment.factors[key]) == len(batches)
-    assert max(environment.factors[key]) < 1.05
+    assert service_ratio(results_of(records), point) == pytest.approx(2.0, rel=0.03)
     with pytest.raises(ValueError, match="none of 1 jobs"):
-        calibrate(results_of([a_record(RequestOutcome.DROPPED)]), point)
+        service_ratio(results_of([a_record(RequestOutcome.DROPPED)]), point)
 
 
 @pytest.mark.parametrize("first", [40.0, 100.0, 180.0])
@@ -157,34 +138,27 @@ def a_row(method, factor, violations, met):
 
 
 def a_comparison(ours=0.0, theirs=0.1, lost=0):
-    pairs = [
-        Pair(a_row(method, factor, share, 1 - share), a_row(method, factor, 0.05, 0.9), results_of([a_record()]))
+    runs = [
+        (a_row(method, factor, share, 1 - share), results_of([a_record()]))
         for factor in (0.5, 1.0)
         for method in METHODS
         for share in (ours if method == OURS else theirs,)
     ]
-    environments = {
-        load: Environment(service_ratios={("name", "late"): ratio}) for load, ratio in ((0.5, 0.9), (1, 1.1))
-    }
-    return Comparison(pairs, "made up", 120.0, 1.2, 0.25, True, environments, "synthesised voices", lost)
+    return Comparison(runs, "made up", 120.0, 1.2, 0.25, True, "synthesised voices", lost)
 
 
-def test_thresholds_compare_policies_and_simulated_to_served():
+def test_thresholds_compare_ours_with_mosel():
     report, worse = Report("reproduce-mosel"), Report("reproduce-mosel")
     judge(a_comparison(), report)
     judge(a_comparison(ours=0.2, lost=1), worse)
-    figures = report.figures
 
     assert [bar.holds for bar in report.bars] == [True] * 3
     assert not any(bar.holds for bar in worse.bars)
-    assert figures["served_modalitymix_carried_rows_rps"] == 50.0
-    assert figures["served_mosel_carried_rows_rps"] == pytest.approx(2.5)
-    assert figures["simulated_mosel_violations"] == pytest.approx(0.05)
-    assert figures["served_violations_off_simulated_points"] == pytest.approx(5.0)
-    assert figures["served_batches_over_planned_at_load_0.5"] == 0.9
+    assert report.figures["served_modalitymix_carried_rows_rps"] == 50.0
+    assert report.figures["served_mosel_carried_rows_rps"] == pytest.approx(2.5)
 
 
-def test_page_shows_every_policy_served_beside_simulated():
+def test_page_shows_every_served_policy():
     page = Page("MOSEL's evaluation", "served", "")
     add_sections(page, a_comparison(lost=2))
     html = page.render()

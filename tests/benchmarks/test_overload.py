@@ -6,9 +6,9 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import Iterator
 from concurrent import futures
-from contextlib import asynccontextmanager, contextmanager
+from contextlib import contextmanager
 from typing import cast
 
 import grpc
@@ -16,7 +16,8 @@ import psutil
 import pytest
 from aiohttp import web
 
-from benchmarks.overload.__main__ import Figures, Phase, Result, measure
+from benchmarks.harness.report import Report
+from benchmarks.overload.__main__ import Phase, Result, measure
 from benchmarks.overload.driver import Case, CpuUsage, Generator, watch_cpu
 from benchmarks.overload.generator import Offer, Protocol, run_offer
 from benchmarks.overload.outcomes import ABANDONED, CONNECTION_CLOSED, GRPC, OK, OfferSummary, Outcomes, summarize
@@ -206,15 +207,10 @@ class StuckTarget:
         return OfferSummary(rate_rps, 1.0, 1.0, 1.0, 1.0, {})
 
 
-async def test_target_that_does_not_recover_keeps_its_old_maximum() -> None:
-    @asynccontextmanager
-    async def target(*_: object, **__: object) -> AsyncIterator[Target]:
-        yield Target({"grpc": 1})
-
-    figures: Figures = {}
-    stuck = StuckTarget()
-    phase = Phase("stuck", "stuck", target, 1, (Case("grpc", "grpc", 1),))
-    await measure(phase, cast("Generator", stuck), (3.0, 10.0), 1.0, figures, [])
+async def test_target_that_does_not_recover_keeps_its_old_maximum():
+    report, stuck = Report("overload"), StuckTarget()
+    phase = Phase("stuck", "stuck", 1, (Case("grpc", "grpc", 1),))
+    await measure(phase, Target({"grpc": 1}), cast("Generator", stuck), (3.0, 10.0), 1.0, report)
 
     assert stuck.offered_rps == [300.0, 1000.0]
-    assert figures["stuck_grpc_1_10x_kept"] == 0.01
+    assert report.figures["stuck_grpc_1_10x_kept"] == 0.01

@@ -1,8 +1,6 @@
 """Traces of evaluations: an unusable trace ends the evaluation before anything is simulated."""
 
-import importlib
 import multiprocessing
-import sys
 
 import numpy as np
 import pytest
@@ -20,19 +18,15 @@ def nothing_simulated(monkeypatch):
 
 
 @pytest.fixture
-def error_about(monkeypatch, capsys, tmp_path):
+def error_about(capsys, tmp_path):
     """Run an evaluation on a trace; returns its error output. IPA's other files exist and are not read."""
     for name in ("ipa_profiles.csv", "ipa_pipelines.csv", "ipa_timelines.csv.gz"):
         (tmp_path / name).touch()
 
     def run(evaluation, trace, *more):
-        places = [] if evaluation == "forecast" else ["--data", str(tmp_path), "--out", str(tmp_path / "out")]
-        arguments = ["--trace", str(trace), *places, *more]
-        if evaluation == "forecast":
-            monkeypatch.setattr(sys, "argv", [evaluation, *arguments])
-            assert importlib.import_module("benchmarks.forecast").main() == 2
-        else:
-            assert run_benchmark([f"reproduce-{evaluation}", *arguments]) == 2
+        folders = [] if evaluation == "forecast" else ["--data", str(tmp_path), "--out", str(tmp_path / "out")]
+        name = evaluation if evaluation == "forecast" else f"reproduce-{evaluation}"
+        assert run_benchmark([name, "--trace", str(trace), *folders, *more]) == 2
         return capsys.readouterr().err
 
     return run

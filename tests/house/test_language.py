@@ -13,6 +13,7 @@ ROOT = Path(__file__).parents[2]
 PACKAGES = sorted(ROOT.glob("*/trimtab*"))
 PRODUCT = sorted(chain.from_iterable(package.rglob("*.py") for package in PACKAGES))
 TESTS = sorted((ROOT / "tests").rglob("*.py"))
+BENCHMARKS = sorted((ROOT / "benchmarks").rglob("*.py"))
 TEXTS = sorted(
     path
     for pattern in ("*.md", "docs/**/*.md", "*/README.md", "charts/**/*.yaml", "charts/**/*.txt", "charts/**/*.tpl")
@@ -53,7 +54,7 @@ def module_of(path: Path) -> ast.Module:
     return ast.parse(path.read_text())
 
 
-@pytest.mark.parametrize("path", [*PRODUCT, *TESTS, *TEXTS], ids=lambda path: str(path.relative_to(ROOT)))
+@pytest.mark.parametrize("path", [*PRODUCT, *TESTS, *BENCHMARKS, *TEXTS], ids=lambda path: str(path.relative_to(ROOT)))
 def test_no_replaced_word_is_used(path: Path):
     if path.parent == Path(__file__).parent:
         pytest.skip("the list itself")

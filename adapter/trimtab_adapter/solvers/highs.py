@@ -18,19 +18,6 @@ def solve(program: Program, time_limit_seconds: float = SOLVE_SECONDS) -> Soluti
     return solve_by("HiGHS", lambda milp: _run(highspy, milp, seconds_left(time_limit_seconds)), program)
 
 
-def maximize(milp: MilpModel, time_limit_seconds: float = SOLVE_SECONDS) -> float:
-    """The optimum of a program without binary columns.
-
-    Raises SolverUnavailable if HiGHS is missing, or did not prove an optimum within the time limit.
-    """
-    highspy = import_solver("HiGHS", "highspy", extra="solvers")
-    solver = _run_solver(highspy, milp, time_limit_seconds)
-    status = solver.getModelStatus()
-    if status != highspy.HighsModelStatus.kOptimal:
-        raise SolverUnavailable(f"HiGHS ended without an optimum: {solver.modelStatusToString(status)}")
-    return float(solver.getInfo().objective_function_value)
-
-
 def _run(highspy: Any, milp: MilpModel, time_limit_seconds: float) -> tuple[list[float], float] | None:
     solver = _run_solver(highspy, milp, time_limit_seconds)
     status = solver.getModelStatus()

@@ -15,10 +15,7 @@ from dataclasses import dataclass, field
 from itertools import islice
 from math import inf
 
-import numpy as np
-
 from trimtab_router.scheduling.policies import slack_fit
-from trimtab_router.scheduling.policies.deadline_schedule import DROPPED, Job, solve
 from trimtab_router.scheduling.policies.interface import Dispatch, Point, Policy, SchedulerView, WaitUntil
 from trimtab_router.scheduling.policies.queue_plan import first_rows
 from trimtab_router.scheduling.queue import MAX_SLICES
@@ -29,7 +26,6 @@ DELTA_SECONDS, ETA_SECONDS, MU, KAPPA, BETA = 0.5, 0.5, 0.8, 0.8, 5
 HEADROOM = 379 / 580
 """Share of a point's capacity up to which table I of the paper uses it, for the plain model."""
 Table = Callable[[SchedulerView, Sequence[Point]], Point]
-Offer = tuple[float, float, Point]
 
 
 @dataclass(slots=True, eq=False)
@@ -56,15 +52,12 @@ class Batch:
         return sum(row_slice.rows * row_slice.request.options.utility for row_slice in self.slices) / max(self.rows, 1)
 
 
-def decide(
-    view: SchedulerView, *, table: Table | None = None, program: "Program | None" = None
-) -> Dispatch | WaitUntil:
+def decide(view: SchedulerView, *, table: Table | None = None) -> Dispatch | WaitUntil:
     """Dispatch the first batch that is not given up.
 
     Args:
         view: the queue.
         table: the paper's f, from arrival rate to point; None for one derived from the profile.
-        program: replaces Algorithm 2.
     """
     start = max(view.now, min(view.free_at(), default=view.now))
     points = sorted(view.points, key=lambda point: point.seconds(view.max_batch_rows))
@@ -74,7 +67,7 @@ def decide(
     if len(batches) <= BETA:
         chosen = _by_rate(view, points, (table or fastest_enough)(view, points), batches, start)
     else:
-        chosen = (program or by_printed_program)(view, points, batches, start)
+        chosen = by_printed_program(view, points, batches, start)
     for batch, point in zip(batches, chosen, strict=True):
         if point is not None and any(point.suits(row_slice) for row_slice in batch.slices):
             return Dispatch(point, first_rows(batch.slices, view.max_batch_rows))
@@ -155,24 +148,6 @@ def by_printed_program(
     return found[::-1]
 
 
-def by_exact_program(
-    _: SchedulerView, points: Sequence[Point], batches: Sequence[Batch], start: float
-) -> list[Point | None]:
-    """Return what Algorithm 2 is meant to find: the best choice for every batch, by the seconds of its size."""
-    offers = [[(point.seconds(batch.rows), batch.value(point), point) for point in points] for batch in batches]
-    planned_jobs = [[offer for place, offer in enumerate(job) if _unbeaten(offer, job[:place])] for job in offers]
-    jobs = [
-        Job(batch.deadline, np.array([o[0] for o in job]), np.array([o[1] for o in job]))
-        for batch, job in zip(batches, planned_jobs, strict=True)
-    ]
-    steps = solve(jobs, start).steps
-    return [None if step.option == DROPPED else planned_jobs[step.first_job][step.option][2] for step in steps]
-
-
-def _unbeaten(offer: Offer, faster: Sequence[Offer]) -> bool:
-    return all(offer[1] > other[1] for other in faster)
-
-
 def _next_row(
     view: SchedulerView,
     points: Sequence[Point],
@@ -201,5 +176,4 @@ def _next_row(
     return row, clock, source
 
 
-Program = Callable[[SchedulerView, Sequence[Point], Sequence[Batch], float], list[Point | None]]
 POLICY = Policy(decide, uses_fallbacks=True)

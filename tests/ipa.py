@@ -1,11 +1,10 @@
-"""Tables 6 to 15 of the IPA paper (Ghafouri et al., JSys 4(1), 2024), and its pipelines, shortened for tests."""
+"""Tables 6 to 15 of the IPA paper (Ghafouri et al., JSys 4(1), 2024), and its pipelines."""
 
 from dataclasses import dataclass
 from pathlib import Path
 
 from trimtab_pipelines.documents import load_pipeline
-from trimtab_pipelines.spec import Budget, InferencePipeline
-from trimtab_pipelines.variants import Resources
+from trimtab_pipelines.spec import InferencePipeline
 
 FOLDER = Path(__file__).parents[1] / "pipelines"
 
@@ -74,24 +73,3 @@ WEIGHTS = {"video": (2, 1), "audio-qa": (10, 0.5), "audio-sent": (30, 0.5), "sum
 def ipa_pipeline(name: str) -> InferencePipeline:
     """One of the five as it stands in its folder."""
     return load_pipeline(FOLDER / name)
-
-
-def cut_pipeline(name: str, *variants: str, cores: float = 2.0) -> InferencePipeline:
-    """One of the five with these variants only, one core a replica, for a machine of few cores."""
-    pipeline = ipa_pipeline(name)
-    stages = tuple(
-        stage.model_copy(
-            update={
-                "variants": tuple(
-                    variant.model_copy(update={"resources": Resources(cpu=1, memory=variant.resources.memory)})
-                    for variant in stage.variants
-                    if variant.name in variants
-                )
-            }
-        )
-        for stage in pipeline.spec.stages
-    )
-    spec = pipeline.spec.model_copy(update={"stages": stages, "budget": Budget(cores=cores)})
-    return InferencePipeline.model_validate(
-        pipeline.model_copy(update={"spec": spec}).model_dump(mode="json", by_alias=True, exclude_none=True)
-    )

@@ -129,16 +129,11 @@ WRONG = {
     "required images": (required_images(), "optional inputs images"),
     "another reader of the encoder": (two_writers(), "stage second reads it too"),
     "other images": (other_images(), "read the same images"),
-    "another output": ([an_encoder() | {"outputs": [{"name": "y", "datatype": "FP32"}]}, a_writer()], "only output"),
     "another reader": (read_elsewhere(), "Only a generation stage may read"),
     "images by another name": (without_images(), "requires an input images"),
     "text instead of images": (
         [an_encoder() | {"inputs": [{"name": "images", "from": "request.inputs.messages"}]}, a_writer()],
         r"to be BYTES \[-1\]",
-    ),
-    "container without a generation stage": (
-        [a_stage("text", variants=[a_served()])],
-        "requires role Generate",
     ),
     "container with a disaggregated encoder": (
         [an_encoder(), a_choosing_writer() | {"variants": [a_served(PULLS), a_variant(WHOLE, encoder="Colocated")]}],

@@ -80,14 +80,6 @@ def test_duration_without_unit_is_rejected_with_suggestions(tmp_path, written):
         load_pipeline(tmp_path)
 
 
-def test_quantities_may_be_numbers(tmp_path):
-    text = dump_yaml(a_pipeline(budget={"cores": "2"}))
-    assert "cores: '2'" in text
-    (tmp_path / "pipeline.yaml").write_text(text.replace("cores: '2'", "cores: 2"))
-
-    assert load_pipeline(tmp_path).spec.budget.cores == 2.0
-
-
 def test_duplicate_json_key_is_rejected(tmp_path):
     (tmp_path / "plan.json").write_text('{"kind": "PipelinePlan", "kind": "PipelinePlan"}')
 

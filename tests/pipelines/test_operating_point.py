@@ -34,9 +34,8 @@ def test_removed_task_keeps_its_number_and_loads_nothing():
 
     assert [task.name for task in variant.loaded_tasks] == ["new"]
     assert variant.storage_uris == (variant.storage_uri, "s3://tasks/new")
-    for wrong in ({"name": "none"}, present | {"removed": True}):
-        with pytest.raises(ValidationError, match="storageUri or removed: true"):
-            Variant.model_validate(a_variant(tasks=[wrong]))
+    with pytest.raises(ValidationError, match="storageUri or removed: true"):
+        Variant.model_validate(a_variant(tasks=[present | {"removed": True}]))
 
 
 def test_knobs_are_described_by_field_name():
@@ -63,15 +62,12 @@ def test_knobs_are_described_by_field_name():
 @pytest.mark.parametrize(
     ("changes", "field"),
     [
-        ({"tokenDelta": -8, "merging": {"schedule": [4]}}, "tokenDelta"),
         ({"tokenDelta": -9999}, "tokenDelta"),
         ({"merging": {"schedule": []}}, "merging.schedule"),
         ({"merging": {"schedule": [-1]}}, "merging.schedule.0"),
         ({"prompts": {"count": 0}}, "prompts.count"),
         ({"precision": "FP64"}, "precision"),
-        ({"inputSize": {}}, "give resolution, patch, or both"),
         ({"quantised": True}, "quantised"),
-        ({"accuracyEvidence": {"low": 0.95}}, "outside its interval"),
         ({"accuracyByTask": {"crops": {"value": 0.9, "high": 0.8}}}, "accuracyByTask.crops"),
     ],
 )

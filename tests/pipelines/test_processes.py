@@ -1,4 +1,4 @@
-"""Child processes: ready lines, isolation from the working directory, and stopping."""
+"""Processes: ready lines, isolation from the working directory, stopping, and freed memory that is retained."""
 
 import signal
 import subprocess
@@ -9,6 +9,7 @@ import psutil
 import pytest
 
 from trimtab_pipelines.processes.child_process import ChildProcess, RouterPorts, StartError
+from trimtab_pipelines.processes.malloc_tuning import retain_freed_memory
 
 ANNOUNCING = """
 import sys, time
@@ -79,3 +80,28 @@ def test_child_ends_with_killed_parent(tmp_path, modules):
         parent.send_signal(signal.SIGKILL)
 
     assert psutil.wait_procs([child], 60) == ([child], [])
+
+
+FAULTS = """
+import resource
+from trimtab_pipelines.processes.malloc_tuning import retain_freed_memory
+
+def faults():
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+    for _ in range(50):
+        [b"x" * size for size in (900_000, 500_000, 300_000)]
+    return resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before
+
+given_back = faults()
+retain_freed_memory(2**20, 2**23)
+print(given_back, faults())
+"""
+
+
+@pytest.mark.skipif(not retain_freed_memory(2**20, 2**23), reason="the C library is another than GNU's")
+def test_freed_memory_is_reused():
+    process = subprocess.run([sys.executable, "-c", FAULTS], capture_output=True, text=True, check=True, timeout=60)
+    given_back, kept = map(int, process.stdout.split())
+
+    assert given_back > 5_000, "each request had pages of its own"
+    assert kept < given_back / 4

@@ -131,16 +131,6 @@ def roll(cluster: Cluster, targets: list[Target], data: st.DataObject, *, keep_r
     raise AssertionError(f"never arrived at {targets}: {cluster.sets}")
 
 
-@settings(max_examples=120, deadline=None)
-@given(plans(), st.data())
-def test_rollout_stays_within_limit_and_completes(case, data) -> None:
-    """Whatever the plans, every step stays within the budget and every plan becomes true, without any surge."""
-    budget, sequence = case
-    cluster = Cluster(budget)
-    for targets in sequence:
-        roll(cluster, targets, data)
-
-
 @settings(max_examples=80, deadline=None)
 @given(plans(), st.data())
 def test_surge_capacity_keeps_every_stage_ready(case, data) -> None:

@@ -1,11 +1,12 @@
 """Validation of pipelines: messages name the field and suggest a correction."""
 
-import copy
+import re
 from pathlib import Path
 
 import pytest
 
 from tests.builders import a_pipeline, a_pipeline_document, a_stage, a_variant
+from tests.pipelines.invalid_documents import INVALID, POINTED, Invalid
 from trimtab_pipelines.documents import DocumentError, load_pipeline, parse
 from trimtab_pipelines.kubernetes_names import advisory_name
 from trimtab_pipelines.spec import InferencePipeline
@@ -29,14 +30,6 @@ def a_fan_out():
     return [find, a_stage("read", "find.outputs.y")]
 
 
-def test_quantities_and_durations_are_parsed():
-    pipeline = a_pipeline([a_stage(variants=[a_variant(resources={"cpu": "250m", "memory": "64Mi"})])])
-
-    assert pipeline.spec.slo.latency_seconds == 0.5
-    assert pipeline.spec.stages[0].variants[0].resources.cpu == 0.25
-    assert pipeline.spec.stages[0].variants[0].resources.memory == 64 * 2**20
-
-
 def test_variant_without_points_has_a_default_point():
     variant = a_pipeline().spec.stages[0].variants[0]
 
@@ -56,31 +49,12 @@ def test_stages_are_ordered_topologically():
     assert [stage.name for stage in a_pipeline(stages).spec.ordered_stages] == ["first", "middle", "last"]
 
 
-@pytest.mark.parametrize(
-    ("change", "field", "hint"),
-    [
-        ({"slo": {"latency": "fast"}}, "spec.slo.latency", "250ms"),
-        ({"slo": {"latency": "-1s"}}, "spec.slo.latency", "250ms"),
-        ({"budget": {"cores": "two"}}, "spec.budget.cores", "500m"),
-        ({"budget": {"cores": "100m"}}, "spec", "budget.cores 0.1 cannot hold"),
-        ({"dropPolicy": "Sometimes"}, "spec.dropPolicy", "'Predicted', 'Expired' or 'Never'"),
-        ({"objective": {"goal": "MinCost"}}, "spec.objective", "accuracyFloor"),
-        ({"sla": "1s"}, "spec.sla", "unknown field"),
-        ({"outputs": [{"name": "y", "from": "nowhere.outputs.y"}]}, "spec", "is unknown"),
-        ({"inputs": []}, "spec.inputs", "at least 1"),
-        ({"adaptation": {"interval": "999ms"}}, "spec.adaptation.interval", "greater than or equal to 1"),
-    ],
-)
-def test_invalid_field_is_named(change, field, hint):
-    message = rejection(a_pipeline_document(**change))
+@pytest.mark.parametrize("invalid", INVALID.values(), ids=INVALID)
+def test_invalid_document_is_rejected(invalid: Invalid):
+    document = a_pipeline_document()
+    invalid.change(document)
 
-    assert message.startswith(f"pipeline.yaml: {field}: ")
-    assert hint in message
-
-
-POINTED = a_variant(
-    "pointed", maxBatchSize=8, operatingPoints=[{"name": name, "accuracy": 0.9} for name in ("full", "fast")]
-)
+    assert re.search(invalid.model, rejection(document))
 
 
 def test_satisfiable_pin_is_accepted():
@@ -90,47 +64,8 @@ def test_satisfiable_pin_is_accepted():
     assert (stage.pin.operating_point, stage.pin.batch_size, stage.pin.replicas) == ("fast", 8, 2)
 
 
-@pytest.mark.parametrize(
-    ("stages", "message"),
-    [
-        ([a_stage("a", "b.outputs.y"), a_stage("b", "a.outputs.y")], "is a cycle"),
-        ([a_stage("a", "a.outputs.y")], "a → a is a cycle"),
-        ([a_stage(), a_stage()], "duplicate name 'first'"),
-        ([a_stage(variants=[a_variant(), a_variant()])], "duplicate name 'small'"),
-        ([a_stage(pin={"variant": "huge"})], "pin.variant 'huge' is not one of its variants: small"),
-        (
-            [a_stage(pin={"operatingPoint": "ful"})],
-            "pin.operatingPoint 'ful' is not an operating point of its variants: default",
-        ),
-        (
-            [a_stage(variants=[POINTED, a_variant()], pin={"variant": "small", "operatingPoint": "fast"})],
-            "pin.operatingPoint 'fast' is not an operating point of variant small: default",
-        ),
-        (
-            [a_stage(variants=[POINTED], pin={"operatingPoint": "default"})],
-            "pin.operatingPoint 'default' is not an operating point of its variants: full, fast",
-        ),
-        ([a_stage(pin={"batchSize": 65})], "pin.batchSize 65 is above"),
-        (
-            [a_stage(variants=[POINTED, a_variant()], pin={"operatingPoint": "fast", "batchSize": 16})],
-            "pin.batchSize 16 is above",
-        ),
-        (
-            [a_stage(pin={"replicas": 65})],
-            "pin.replicas 65 must be between minReplicas 1 and maxReplicas 64",
-        ),
-        ([a_stage(minReplicas=2, pin={"replicas": 1})], "pin.replicas 1 must be between minReplicas 2"),
-        ([a_stage(variants=[a_variant(accuracy=1.5)])], "variants.0.accuracy"),
-        ([a_stage(minReplicas=3, maxReplicas=2)], "minReplicas 3 is above maxReplicas 2"),
-        ([a_stage(outputs=[{"name": "y", "datatype": "FP32", "countedBy": "n"}])], "countedBy 'n' is not one of"),
-        ([a_stage(outputs=[{"name": "y", "datatype": "FLOAT"}])], "outputs.0.datatype"),
-        ([a_stage("Upper")], "stages.0.name"),
-        ([a_stage("request")], "the name 'request' is reserved"),
-        ([a_stage("request"), a_stage("second", "request.outputs.y")], "the name 'request' is reserved"),
-    ],
-)
-def test_invalid_stage_is_rejected(stages, message):
-    assert message in rejection(a_pipeline_document(stages))
+def test_budget_below_one_replica_per_stage_is_rejected():
+    assert "budget.cores 0.1 cannot hold" in rejection(a_pipeline_document(budget={"cores": "100m"}))
 
 
 def test_inputs_with_different_rows_are_rejected():
@@ -139,14 +74,6 @@ def test_inputs_with_different_rows_are_rejected():
     )
 
     assert "have different rows" in rejection(a_pipeline_document([*a_fan_out(), mixed]))
-
-
-@pytest.mark.parametrize("missing", ["stages", "slo", "budget", "inputs", "outputs"])
-def test_missing_field_is_named(missing):
-    document = copy.deepcopy(a_pipeline_document())
-    del document["spec"][missing]
-
-    assert f"spec.{missing}: Field required" in rejection(document)
 
 
 def test_too_many_options_are_rejected():
@@ -162,27 +89,10 @@ def test_too_many_options_are_rejected():
     assert "2048 of them in s1" in message
 
 
-def test_advisory_suffix_is_reserved():
-    document = a_pipeline_document()
-    document["metadata"]["name"] = "digits-advisory"
-
-    assert "metadata.name 'digits-advisory' must not end in -advisory" in rejection(document)
+def test_advisory_names_are_unique_and_bounded():
     assert advisory_name("digits") == "digits-advisory"
     assert len({advisory_name("d" * length) for length in (40, 43, 44, 50, 63)}) == 5
     assert all(advisory_name("d" * length).endswith("-advisory") for length in (43, 44, 63))
-
-
-def test_pipeline_is_frozen():
-    spec = a_pipeline().spec
-
-    with pytest.raises(ValueError, match="frozen"):
-        setattr(spec, "mode", "Paused")  # noqa: B010 - the assignment is what mypy forbids
-
-
-def test_pipeline_round_trips():
-    pipeline = a_pipeline(a_fan_out())
-
-    assert InferencePipeline.model_validate(pipeline.model_dump(mode="json", by_alias=True)) == pipeline
 
 
 def test_client_supplied_references_are_rejected():

@@ -8,8 +8,7 @@ from pathlib import Path
 import pytest
 from hypothesis import HealthCheck, settings
 
-from tests import control_plane
-from tests.crds import define
+from tests.control_plane import api_server, define
 from tests.figures import Figures, result_line
 from trimtab_kubernetes import Cluster
 from trimtab_pipelines.rendering import crd
@@ -49,7 +48,7 @@ def kubeconfig() -> Iterator[Path]:
     if given:
         yield Path(given)
         return
-    with control_plane.api_server() as path:
+    with api_server() as path:
         yield path
 
 

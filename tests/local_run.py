@@ -17,17 +17,15 @@ from typing import Any
 import numpy as np
 import psutil
 
+from tests.builders import a_plan, a_variant
 from tests.cli.pipelines import write_echo_pipeline
+from tests.router.chats import a_chat_pipeline, a_writer
 from trimtab_pipelines.plan import PipelinePlan
 from trimtab_pipelines.processes.parent_death import command_tied_to_parent
+from trimtab_pipelines.resource import Metadata
 from trimtab_pipelines.spec import InferencePipeline
 
 PATIENCE_SECONDS = 300.0
-CHAT_OUTPUTS: tuple[tuple[str, str, list[int]], ...] = (
-    ("text", "BYTES", []),
-    ("finish_reason", "BYTES", []),
-    ("usage", "INT64", [5]),
-)
 _READY = re.compile(
     r"http://127\.0\.0\.1:(\d+)/v2\S+ (?:gRPC 127\.0\.0\.1:(\d+)|no Envoy.*), metrics http://127\.0\.0\.1:(\d+)/"
 )
@@ -172,42 +170,16 @@ def chat_pipeline(
     **parameters: str,
 ) -> InferencePipeline:
     """One generation stage; without `weights`, a small model with random ones."""
-    optional = {"messages": False, "options": True, "images": True}
-    variant = {
-        "name": "tiny",
-        "family": family,
-        "storageUri": weights,
-        "accuracy": 1.0,
-        "maxBatchSize": slots,
-        "parameters": {"slots": slots, "slot_tokens": slot_tokens, **parameters},
-    }
-    stage = {
-        "name": "answer",
-        "role": "Generate",
-        "inputs": [{"name": n, "from": f"request.inputs.{n}", "optional": o} for n, o in optional.items()],
-        "outputs": [{"name": name, "datatype": datatype, "shape": shape} for name, datatype, shape in CHAT_OUTPUTS],
-        "batchSizes": [slots],
-        "variants": [variant],
-    }
-    shapes = {"images": [-1]}
-    spec = {
-        "inputs": [
-            {"name": n, "datatype": "BYTES", "shape": shapes.get(n, []), "optional": o} for n, o in optional.items()
-        ],
-        "outputs": [{"name": name, "from": f"answer.outputs.{name}"} for name, *_ in CHAT_OUTPUTS],
-        "stages": [stage],
-        "slo": {"latency": 60.0, "timeToFirstToken": 60.0},
-        "budget": {"cores": 2},
-    }
-    return InferencePipeline.model_validate({"kind": "InferencePipeline", "metadata": {"name": "tiny"}, "spec": spec})
+    settings = {"slots": slots, "slot_tokens": slot_tokens, **parameters}
+    variant = a_variant("tiny", family=family, storageUri=weights, maxBatchSize=slots, parameters=settings)
+    stage = a_writer(batchSizes=[slots], variants=[variant])
+    pipeline = a_chat_pipeline([stage], slo={"latency": "60s", "timeToFirstToken": "60s"}, budget={"cores": "2"})
+    return pipeline.model_copy(update={"metadata": Metadata(name="tiny")})
 
 
 def chat_plan(pipeline: InferencePipeline) -> PipelinePlan:
     """The only variant of a chat pipeline in one replica."""
-    size = pipeline.spec.stages[0].batch_sizes[0]
-    stage = {"name": "answer", "variant": "tiny", "batchSize": size, "replicas": 1, "accuracy": 1.0}
-    spec = {"pipeline": pipeline.name, "generation": 1, "createdAt": 0.0, "stages": [stage]}
-    return PipelinePlan.model_validate({"metadata": {"name": pipeline.name}, "spec": spec})
+    return a_plan(pipeline, batchSize=pipeline.spec.stages[0].batch_sizes[0])
 
 
 def command_line(process: psutil.Process) -> str:

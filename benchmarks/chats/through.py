@@ -216,7 +216,7 @@ async def compare_routes(
         aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0)) as session,
     ):
         endpoints = Endpoints.model_validate_json(local.replica_manager.site.endpoints_file.read_bytes())
-        address, pipeline = endpoints.stages["answer"][0].address, local.pipeline.name
+        address, pipeline = endpoints.stages["text"][0].address, local.pipeline.name
         replica_url = f"http://{address}/v2/models/{pipeline}/generate_stream"
         router_url = f"http://127.0.0.1:{local.rest_port}/v1/chat/completions"
         routes = {

@@ -15,6 +15,7 @@ from trimtab_pipelines.kubernetes_names import (
     ADAPTER_MANAGER,
     OPERATOR_MANAGER,
     PROFILER_MANAGER,
+    REPLICA_GROUP_LABEL,
     profile_name,
     router_name,
 )
@@ -22,6 +23,12 @@ from trimtab_pipelines.profiling import FINGERPRINT_ANNOTATION, profile_tasks
 from trimtab_pipelines.spec import InferencePipeline
 
 SETTINGS = Settings(control_image="control:1", model_server_image="model-server:1")
+
+
+def owned(pipeline: InferencePipeline) -> InferencePipeline:
+    """A pipeline as the API server stores it in namespace team."""
+    stored = pipeline.metadata.model_copy(update={"namespace": "team", "uid": "1234", "generation": 1})
+    return pipeline.model_copy(update={"metadata": stored})
 
 
 @dataclass
@@ -128,14 +135,11 @@ class Site:
     async def message(self, kind: str) -> str:
         return next(str(c["message"]) for c in (await self.status())["conditions"] if c["type"] == kind)
 
-    async def replicas(self) -> dict[str, int]:
-        """The replicas of each hosting group that is there."""
+    async def replicas(self, by: str = REPLICA_GROUP_LABEL) -> dict[str, int]:
+        """The replicas of each replica group, by one of its labels."""
         found = (await self.cluster.list("Deployment", self.namespace)).items
-        return {
-            d["metadata"]["labels"]["trimtab.dev/replica-group"]: d["spec"]["replicas"]
-            for d in found
-            if "trimtab.dev/replica-group" in d["metadata"].get("labels", {})
-        }
+        labelled = [(each["metadata"].get("labels", {}), each["spec"]["replicas"]) for each in found]
+        return {labels[by]: replicas for labels, replicas in labelled if REPLICA_GROUP_LABEL in labels}
 
     async def good_plan(self) -> int | None:
         """The generation of the plan routers start from."""

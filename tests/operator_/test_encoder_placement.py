@@ -25,17 +25,6 @@ async def publish(site: Site, *, apart: bool, generation: int) -> None:
     await site.cluster.apply(written, manager=ADAPTER_MANAGER)
 
 
-async def running(site: Site) -> dict[str, int]:
-    """Replicas by stage and replica group."""
-    found = (await site.cluster.list("Deployment", site.namespace)).items
-    return {
-        f"{labels['trimtab.dev/stage']} {labels['trimtab.dev/replica-group']}": each["spec"]["replicas"]
-        for each in found
-        for labels in [each["metadata"].get("labels", {})]
-        if "trimtab.dev/replica-group" in labels
-    }
-
-
 @pytest.fixture
 async def site(cluster: Cluster, namespace: str) -> Site:
     """A pipeline whose images are read whole."""
@@ -47,7 +36,7 @@ async def site(cluster: Cluster, namespace: str) -> Site:
 
 
 async def test_stage_without_replicas_is_ready(site) -> None:
-    assert await running(site) == {"encode small": 0, f"text {WHOLE}": 1}
+    assert await site.replicas() == {"small": 0, WHOLE: 1}
     assert (await site.conditions())["StagesReady"] == ("True", "AllReady")
     assert (await site.conditions())["RouteReady"] == ("True", "RouterReady")
     assert await site.good_plan() == 1
@@ -56,13 +45,13 @@ async def test_stage_without_replicas_is_ready(site) -> None:
 async def test_encoders_run_until_colocated_replicas_are_ready(site) -> None:
     await publish(site, apart=True, generation=2)
     await site.settle()
-    assert await running(site) == {"encode small": 1, f"text {PULLS}": 1, f"text {WHOLE}": 0}
+    assert await site.replicas() == {"small": 1, PULLS: 1, WHOLE: 0}
 
     await publish(site, apart=False, generation=3)
     await site.look()
-    assert await running(site) == {"encode small": 1, f"text {PULLS}": 1, f"text {WHOLE}": 1}
+    assert await site.replicas() == {"small": 1, PULLS: 1, WHOLE: 1}
     await site.settle()
-    assert await running(site) == {"encode small": 0, f"text {PULLS}": 0, f"text {WHOLE}": 1}
+    assert await site.replicas() == {"small": 0, PULLS: 0, WHOLE: 1}
 
 
 async def test_colocated_encoder_requires_references(cluster, namespace) -> None:

@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -10,20 +11,23 @@ import pytest
 import yaml
 
 from tests.builders import a_pipeline, a_pipeline_document, a_plan, a_point_profile, a_profile, a_stage, a_variant
-from tests.crds import define
-from tests.operator_.scene import SETTINGS, Site
-from tests.operator_.test_chat_manifests import chatting, engine
+from tests.control_plane import define
+from tests.operator_.scene import SETTINGS, Site, owned
+from tests.router.chats import a_chat_pipeline
+from tests.router.engines import an_engine_pipeline
 from trimtab_kubernetes import Cluster
 from trimtab_operator.manifests.network_policies import network_policies
 from trimtab_operator.manifests.profile_jobs import profile_job, profiler_account
 from trimtab_operator.manifests.replica_groups import (
-    memory_bytes,
     replica_group,
     replica_group_budget,
+    replica_monitors,
     service,
 )
 from trimtab_operator.manifests.routers import router_objects, router_pipeline
+from trimtab_operator.reconcile import reconcile
 from trimtab_operator.reconciliation.object_diff import contains
+from trimtab_operator.reconciliation.observed_state import ObservedState
 from trimtab_operator.settings import Settings
 from trimtab_pipelines.edge_settings import EdgeSettings, EdgeTls, ReplicaIdentity
 from trimtab_pipelines.profiling import FINGERPRINT_ANNOTATION, missing_profile_tasks, profile_tasks
@@ -49,13 +53,7 @@ VARIANTS = [
 ]
 
 
-def a_document() -> dict[str, Any]:
-    document = a_pipeline_document([a_stage(variants=VARIANTS)], budget={"cores": "8", "gpus": 1})
-    document["metadata"] |= {"namespace": "team", "uid": "1234", "generation": 1}
-    return document
-
-
-PIPELINE = InferencePipeline.model_validate(a_document())
+PIPELINE = owned(a_pipeline([a_stage(variants=VARIANTS)], budget={"cores": "8", "gpus": 1}))
 SELDON = PIPELINE.model_copy(update={"spec": PIPELINE.spec.model_copy(update={"deployer": "SeldonDeployment"})})
 STAGE = PIPELINE.spec.stages[0]
 GROUPS = {variant.name: group for group in replica_groups(STAGE) for variant in group.variants}
@@ -89,6 +87,15 @@ def hosting_set(variant: str, settings: Settings = SETTINGS) -> list[dict[str, A
     ]
 
 
+def chat_replicas(chats: InferencePipeline) -> list[dict[str, Any]]:
+    """The replicas of a pipeline of one generation stage, their PodMonitors and their Service."""
+    pipeline = owned(chats)
+    (stage,) = pipeline.spec.stages
+    (group,) = replica_groups(stage)
+    replicas = replica_group(pipeline, stage, group, SETTINGS, replicas=1, surge=True)
+    return [replicas, *replica_monitors(pipeline), service(pipeline, stage, group, SETTINGS)]
+
+
 def router(settings: Settings) -> list[dict[str, Any]]:
     """A router's objects; Envoy's own configuration has goldens of its own."""
     written = router_objects(PIPELINE, a_plan(PIPELINE), settings, pod_monitor=True)
@@ -111,8 +118,8 @@ def profiling() -> list[dict[str, Any]]:
         ("model-server", hosting_set("small")),
         ("gpu", hosting_set("large")),
         ("container", hosting_set("own")),
-        ("engine", engine()),
-        ("chatting", chatting()),
+        ("engine", chat_replicas(an_engine_pipeline())[::2]),
+        ("chatting", chat_replicas(a_chat_pipeline())[:2]),
         ("model-server-secure", hosting_set("small", SECURE)),
         ("container-secure", hosting_set("own", SECURE)),
         ("router", router(SETTINGS)),
@@ -134,27 +141,9 @@ def test_manifests_match_golden_files(name: str, written: list[dict[str, Any]]) 
     assert list(yaml.safe_load_all(path.read_text())) == written
 
 
-@pytest.mark.parametrize("settings", [SETTINGS, SECURE], ids=["plain", "guarded"])
-@pytest.mark.parametrize("variant", ["small", "own"])
-def test_service_targets_the_data_port(variant: str, settings: Settings) -> None:
-    """By a number it would lose the pods of before, while a new template with another number comes."""
-    made, served, _ = hosting_set(variant, settings)
-    pod = made["spec"]["template"]["spec"]
-    (port,) = served["spec"]["ports"]
-    numbers = {
-        each["name"]: each["containerPort"]
-        for container in (*pod.get("initContainers", []), *pod["containers"])
-        for each in container.get("ports", [])
-    }
-
-    assert numbers[port["targetPort"]] == port["port"]
-
-
 @pytest.mark.parametrize(("latency", "seconds"), [("400ms", 60), ("45500ms", 76), ("120s", 150), ("1h", 630)])
 def test_termination_grace_period_follows_the_slo(latency: str, seconds: int) -> None:
-    document = a_document()
-    document["spec"]["slo"] = {"latency": latency}
-    pipeline = InferencePipeline.model_validate(document)
+    pipeline = owned(a_pipeline(slo={"latency": latency}))
     written = router_objects(pipeline, None, SETTINGS, pod_monitor=False)
     for group in replica_groups(pipeline.spec.stages[0]):
         written.append(replica_group(pipeline, pipeline.spec.stages[0], group, SETTINGS, replicas=1, surge=True))
@@ -162,12 +151,6 @@ def test_termination_grace_period_follows_the_slo(latency: str, seconds: int) ->
 
     assert {pod["containers"][0]["name"] for pod in pods} == {"router", "model-server"}
     assert {pod["terminationGracePeriodSeconds"] for pod in pods} == {seconds}
-
-
-def test_shared_variants_add_their_memory() -> None:
-    """512 MiB for the server itself, and what each variant asks for; those that ask for other things stand apart."""
-    assert memory_bytes(GROUPS["small"].variants) == (512 + 256) * 2**20
-    assert memory_bytes(GROUPS["own"].variants) == 2 * 2**30
 
 
 def test_pipeline_image_replaces_the_model_server_image() -> None:
@@ -248,18 +231,16 @@ def test_secrets_have_separate_profile_tasks() -> None:
 
 async def test_api_server_stores_every_manifest_as_written(cluster: Cluster, namespace: str) -> None:
     """The stored objects contain every field as it was sent; otherwise each reconciliation would write again."""
-    document = a_document()
-    document["metadata"] = {"name": "sample", "namespace": namespace, "uid": "1234"}
-    pipeline = InferencePipeline.model_validate(document)
-    stage = pipeline.spec.stages[0]
+    metadata = PIPELINE.metadata.model_copy(update={"namespace": namespace})
+    pipeline = PIPELINE.model_copy(update={"metadata": metadata})
     manifests = [
         *router_objects(pipeline, a_plan(pipeline), SETTINGS, pod_monitor=False),
         *network_policies(pipeline, SETTINGS),
     ]
-    for group in replica_groups(stage):
+    for group in GROUPS.values():
         manifests += [
-            replica_group(pipeline, stage, group, SETTINGS, replicas=1, surge=True),
-            service(pipeline, stage, group, SETTINGS),
+            replica_group(pipeline, STAGE, group, SETTINGS, replicas=1, surge=True),
+            service(pipeline, STAGE, group, SETTINGS),
         ]
     manifests += [profile_job(pipeline, task, SETTINGS) for task in profile_tasks(pipeline)]
     for manifest in manifests:
@@ -268,86 +249,22 @@ async def test_api_server_stores_every_manifest_as_written(cluster: Cluster, nam
         assert contains(answer, manifest), manifest["kind"]
 
 
-def a_stand_in(kind: str, group: str, plural: str, spec: dict[str, Any]) -> dict[str, Any]:
-    """A CustomResourceDefinition for a kind that no cluster here has."""
-    schema = {"type": "object", "properties": {"spec": spec}}
-    return {
+@pytest.fixture
+async def seldon(cluster: Cluster) -> Any:
+    """A stand-in for Seldon's own definition, which accepts every spec."""
+    group, plural, anything = "machinelearning.seldon.io", "seldondeployments", "x-kubernetes-preserve-unknown-fields"
+    schema = {"type": "object", "properties": {"spec": {"type": "object", anything: True}}}
+    version = {"name": "v1", "served": True, "storage": True, "schema": {"openAPIV3Schema": schema}}
+    names = {"kind": "SeldonDeployment", "plural": plural, "singular": "seldondeployment"}
+    definition = {
         "apiVersion": "apiextensions.k8s.io/v1",
         "kind": "CustomResourceDefinition",
         "metadata": {"name": f"{plural}.{group}"},
-        "spec": {
-            "group": group,
-            "scope": "Namespaced",
-            "names": {"kind": kind, "plural": plural, "singular": kind.lower(), "listKind": f"{kind}List"},
-            "versions": [
-                {"name": "v1", "served": True, "storage": True, "schema": {"openAPIV3Schema": schema}},
-            ],
-        },
+        "spec": {"group": group, "scope": "Namespaced", "names": names, "versions": [version]},
     }
-
-
-ANYTHING = {"type": "object", "x-kubernetes-preserve-unknown-fields": True}
-SELDON_SPEC = {
-    "type": "object",
-    "required": ["predictors"],
-    "properties": {
-        "name": {"type": "string"},
-        "protocol": {"type": "string", "enum": ["seldon", "tensorflow", "v2"]},
-        "replicas": {"type": "integer"},
-        "predictors": {
-            "type": "array",
-            "items": {
-                "type": "object",
-                "required": ["name", "graph"],
-                "properties": {
-                    "name": {"type": "string"},
-                    "replicas": {"type": "integer"},
-                    "annotations": {"type": "object", "additionalProperties": {"type": "string"}},
-                    "labels": {"type": "object", "additionalProperties": {"type": "string"}},
-                    "graph": {
-                        "type": "object",
-                        "required": ["name"],
-                        "properties": {
-                            "name": {"type": "string"},
-                            "type": {"type": "string", "enum": ["MODEL", "ROUTER", "COMBINER", "TRANSFORMER"]},
-                            "children": {"type": "array", "items": ANYTHING},
-                        },
-                    },
-                    "componentSpecs": {
-                        "type": "array",
-                        "items": {"type": "object", "properties": {"metadata": ANYTHING, "spec": ANYTHING}},
-                    },
-                },
-            },
-        },
-    },
-}
-
-
-@pytest.fixture
-async def seldon(cluster: Cluster) -> Any:
-    """A stand-in for Seldon's own definition, with the fields its documentation names."""
-    definition = a_stand_in("SeldonDeployment", "machinelearning.seldon.io", "seldondeployments", SELDON_SPEC)
     await define(cluster, definition)
     yield
-    await cluster.delete("CustomResourceDefinition", None, "seldondeployments.machinelearning.seldon.io")
-
-
-async def test_seldon_deployer_creates_seldon_deployments(seldon: None, cluster: Cluster, namespace: str) -> None:
-    """SeldonDeployments replace Deployments; routers keep their Services. A second reconciliation writes nothing."""
-    document = a_pipeline_document(1, deployer="SeldonDeployment")
-    site = Site(cluster, namespace, document)
-    await site.apply_profiled()
-    await site.apply_plan()
-
-    assert await site.look() > 0
-    made = (await cluster.list("SeldonDeployment", namespace)).items
-    assert len(made) == 1
-    assert made[0]["spec"]["replicas"] == 1
-    assert made[0]["spec"]["protocol"] == "v2"
-    assert await site.names("Deployment") == {"sample-router"}
-    assert made[0]["metadata"]["name"] in await site.names("Service")
-    assert await site.look() == 0
+    await cluster.delete("CustomResourceDefinition", None, f"{plural}.{group}")
 
 
 async def test_changed_deployer_replaces_objects_once_ready(seldon: None, cluster: Cluster, namespace: str) -> None:
@@ -374,6 +291,7 @@ async def test_changed_deployer_replaces_objects_once_ready(seldon: None, cluste
         assert name in await site.names("Service") & await site.names("PodDisruptionBudget")
         assert (await site.conditions())["PlanApplied"][0] == "True"
         await site.machinery.step()
+        assert await site.look() == 0
         before = after
 
 
@@ -416,3 +334,28 @@ def test_added_task_changes_the_pod_template():
 
     assert model["tasks"] == [task]
     assert before["spec"]["template"] != after["spec"]["template"]
+
+
+def test_pod_monitor_selects_the_metrics_port_of_the_pods() -> None:
+    made, monitor, _ = chat_replicas(a_chat_pipeline())
+    pods = made["spec"]["template"]
+    (endpoint,) = monitor["spec"]["podMetricsEndpoints"]
+    named = {port["name"]: port["containerPort"] for port in pods["spec"]["containers"][0]["ports"]}
+    arguments = pods["spec"]["containers"][0]["args"]
+
+    assert arguments[arguments.index("--metrics-port") + 1] == str(named[endpoint["port"]])
+    assert monitor["spec"]["selector"]["matchLabels"].items() <= pods["metadata"]["labels"].items()
+    borne = {"__meta_kubernetes_pod_label_" + re.sub(r"\W", "_", label) for label in pods["metadata"]["labels"]}
+    taken = {each["targetLabel"]: each["sourceLabels"][0] for each in endpoint["relabelings"]}
+    assert taken.pop("namespace") == "__meta_kubernetes_namespace"
+    assert (set(taken), set(taken.values()) - borne) == ({"pipeline", "stage"}, set())
+    assert replica_monitors(a_pipeline()) == []
+
+
+@pytest.mark.parametrize("kinds", [frozenset(), frozenset({"PodMonitor"})], ids=["not scraped", "scraped"])
+def test_chat_replicas_are_scraped_if_routers_are(kinds: frozenset[str]) -> None:
+    document = owned(a_chat_pipeline()).model_dump(mode="json", by_alias=True, exclude_none=True)
+    written = reconcile(ObservedState(document, kinds=kinds), SETTINGS, 0.0).apply
+    scraped = {one["metadata"]["name"] for one in written if one["kind"] == "PodMonitor"}
+
+    assert scraped == ({"sample-router", "sample-router-only"} if kinds else set())

@@ -6,13 +6,13 @@ from typing import Any
 
 import pytest
 
-from tests.builders import a_pipeline_document, a_stage, a_variant
+from tests.builders import a_pipeline, a_stage, a_variant
+from tests.operator_.scene import owned
 from tests.router.chats import a_chat_pipeline
 from tests.router.disaggregated import a_disaggregated_pipeline
 from trimtab_operator.manifests.network_policies import network_policies
 from trimtab_operator.settings import Settings
 from trimtab_pipelines.edge_settings import EdgeSettings, ReplicaIdentity
-from trimtab_pipelines.spec import InferencePipeline
 
 DEFAULT = Settings()
 METADATA, METADATA_6, STORE, API_SERVER = "169.254.169.254", "fd00:ec2::254", "203.0.113.7", "10.96.0.1"
@@ -41,14 +41,9 @@ ROUTER, SERVER, PROFILER = Pod("router"), Pod("model-server"), Pod("profiler")
 OTHER_PODS = [Pod("model-server", pipeline="other"), Pod("router", pipeline="other"), Pod("router", namespace="else")]
 
 
-def a_pipeline(*variants: dict[str, Any]) -> InferencePipeline:
-    document = a_pipeline_document([a_stage(variants=list(variants) or [a_variant()])])
-    document["metadata"] |= {"namespace": "team", "uid": "1234"}
-    return InferencePipeline.model_validate(document)
-
-
 def policies(*variants: dict[str, Any], settings: Settings = DEFAULT) -> list[dict[str, Any]]:
-    return network_policies(a_pipeline(*variants), settings)
+    pipeline = a_pipeline([a_stage(variants=list(variants) or [a_variant()])])
+    return network_policies(owned(pipeline), settings)
 
 
 def selects(selector: dict[str, Any], labels: dict[str, str]) -> bool:
@@ -181,8 +176,7 @@ def test_egress_can_be_extended_or_left_open():
 
 
 def test_model_servers_reach_each_other_for_embeddings_only():
-    pipeline = a_disaggregated_pipeline()
-    pulled = network_policies(pipeline.model_copy(update={"metadata": a_pipeline().metadata}), DEFAULT)
+    pulled = network_policies(owned(a_disaggregated_pipeline()), DEFAULT)
 
     for direction in ("Ingress", "Egress"):
         assert allows(pulled, direction, SERVER, SERVER, 9000)
@@ -193,8 +187,7 @@ def test_model_servers_reach_each_other_for_embeddings_only():
 
 def showing(**images: list[str]) -> list[dict[str, Any]]:
     """The policies of a pipeline whose chats may show images from there."""
-    pipeline = a_chat_pipeline(chat={"images": images})
-    return network_policies(pipeline.model_copy(update={"metadata": a_pipeline().metadata}), DEFAULT)
+    return network_policies(owned(a_chat_pipeline(chat={"images": images})), DEFAULT)
 
 
 def test_routers_fetch_images_from_listed_domains_and_stores():
@@ -216,14 +209,10 @@ def test_routers_fetch_images_from_listed_domains_and_stores():
 def test_prometheus_reaches_only_the_metrics_of_chat_replicas():
     peers = replace(DEFAULT, admin_peers=({"podSelector": {"matchLabels": {"trimtab.dev/pipeline": "prometheus"}}},))
     prometheus = Pod("prometheus", pipeline="prometheus")
-
-    def written(settings: Settings, pipeline: InferencePipeline) -> list[dict[str, Any]]:
-        return network_policies(pipeline.model_copy(update={"metadata": a_pipeline().metadata}), settings)
-
-    for pipeline in (a_chat_pipeline(), a_disaggregated_pipeline()):
-        assert allows(written(peers, pipeline), "Ingress", SERVER, prometheus, 9002)
-        assert not allows(written(peers, pipeline), "Ingress", SERVER, prometheus, 9000)
-        for other in (ROUTER, SERVER, *OTHER_PODS):
-            assert not allows(written(peers, pipeline), "Ingress", SERVER, other, 9002)
-        assert not allows(written(DEFAULT, pipeline), "Ingress", SERVER, prometheus, 9002)
+    for pipeline in (owned(a_chat_pipeline()), owned(a_disaggregated_pipeline())):
+        written = network_policies(pipeline, peers)
+        assert allows(written, "Ingress", SERVER, prometheus, 9002)
+        assert not allows(written, "Ingress", SERVER, prometheus, 9000)
+        assert not any(allows(written, "Ingress", SERVER, other, 9002) for other in (ROUTER, SERVER, *OTHER_PODS))
+        assert not allows(network_policies(pipeline, DEFAULT), "Ingress", SERVER, prometheus, 9002)
     assert not allows(policies(settings=peers), "Ingress", SERVER, prometheus, 9002)

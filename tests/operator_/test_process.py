@@ -25,30 +25,22 @@ from trimtab_pipelines.kubernetes_names import replica_group_name
 async def an_operator(kubeconfig: Path, namespace: str, name: str) -> AsyncIterator[tuple[Any, int]]:
     """Run an operator of one namespace; yield its process and the port it answers probes at."""
     with held_port() as port, held_port() as metrics:
-        async with _running(kubeconfig, namespace, name, port, metrics) as process:
+        environment = {
+            **os.environ,
+            "KUBECONFIG": str(kubeconfig),
+            "POD_NAME": name,
+            "POD_NAMESPACE": namespace,
+            "TRIMTAB_NAMESPACES": namespace,
+            "TRIMTAB_HEALTH_PORT": str(port),
+            "TRIMTAB_METRICS_PORT": str(metrics),
+        }
+        process = await asyncio.create_subprocess_exec(sys.executable, "-m", "trimtab_operator", env=environment)
+        try:
             yield process, port
-
-
-@asynccontextmanager
-async def _running(
-    kubeconfig: Path, namespace: str, name: str, port: int, metrics: int
-) -> "AsyncIterator[asyncio.subprocess.Process]":
-    environment = {
-        **os.environ,
-        "KUBECONFIG": str(kubeconfig),
-        "POD_NAME": name,
-        "POD_NAMESPACE": namespace,
-        "TRIMTAB_NAMESPACES": namespace,
-        "TRIMTAB_HEALTH_PORT": str(port),
-        "TRIMTAB_METRICS_PORT": str(metrics),
-    }
-    process = await asyncio.create_subprocess_exec(sys.executable, "-m", "trimtab_operator", env=environment)
-    try:
-        yield process
-    finally:
-        if process.returncode is None:
-            process.terminate()
-        await process.wait()
+        finally:
+            if process.returncode is None:
+                process.terminate()
+            await process.wait()
 
 
 async def until(cluster: Cluster, kind: str, namespace: str, holds: Callable[[dict[str, Any]], bool]) -> dict[str, Any]:

@@ -29,17 +29,13 @@ async def test_pipeline_without_profile_is_profiled_first(site) -> None:
     assert await site.names("ServiceAccount") == {"sample-router", "sample-profiler"}
 
 
-async def test_profiled_pipeline_has_no_job_and_no_account(serving) -> None:
-    assert await serving.names("Job") == set()
-    assert await serving.names("ServiceAccount") == {"sample-router"}
-
-
 async def test_plan_is_applied(serving) -> None:
     """Replicas, the Service routers find them by, the plan routers start from, status and one Event."""
     name = replica_group_name("sample", "first", "small")
     service = await serving.cluster.get("Service", serving.namespace, name)
     status = await serving.status()
 
+    assert (await serving.names("Job"), await serving.names("ServiceAccount")) == (set(), {"sample-router"})
     assert await serving.replicas() == {"small": 1}
     assert service["spec"]["clusterIP"] == "None"
     assert service["metadata"]["labels"]["variant.trimtab.dev/small"] == "true"

@@ -4,23 +4,16 @@ from typing import Any
 
 import pytest
 
-from tests.builders import a_pipeline_document, a_stage
-from tests.operator_.scene import SETTINGS
+from tests.builders import a_pipeline, a_pipeline_document, a_stage
+from tests.operator_.scene import SETTINGS, owned
 from tests.operator_.scene import Site as Scene
 from trimtab_kubernetes import Cluster
 from trimtab_operator.manifests.objects import Ref
 from trimtab_operator.manifests.routers import router_objects
 from trimtab_operator.reconciliation.observed_state import PodState
 from trimtab_operator.reconciliation.replica_rollout import ClusterSite, has_new_routes
-from trimtab_pipelines.kubernetes_names import REPLICA_GROUP_LABEL, STAGE_LABEL
+from trimtab_pipelines.kubernetes_names import STAGE_LABEL
 from trimtab_pipelines.rollout import Capacity
-from trimtab_pipelines.spec import InferencePipeline
-
-
-async def by_stage(scene: Scene) -> dict[str, int]:
-    found = (await scene.cluster.list("Deployment", scene.namespace)).items
-    marks = [(each["metadata"].get("labels", {}), each["spec"]["replicas"]) for each in found]
-    return {labels[STAGE_LABEL]: replicas for labels, replicas in marks if REPLICA_GROUP_LABEL in labels}
 
 
 async def test_renamed_stage_serves_until_its_successor_is_ready(cluster: Cluster, namespace: str) -> None:
@@ -30,19 +23,19 @@ async def test_renamed_stage_serves_until_its_successor_is_ready(cluster: Cluste
     scene.document["spec"]["outputs"][0]["from"] = "classify.outputs.y"
     await scene.apply_profiled()
     await scene.settle()
-    assert await by_stage(scene) == {"locate": 1, "read": 1}, "nothing is planned yet"
+    assert await scene.replicas(STAGE_LABEL) == {"locate": 1, "read": 1}, "nothing is planned yet"
 
     await scene.apply_plan(2)
     await scene.look()
-    assert await by_stage(scene) == {"locate": 1, "read": 1, "classify": 1}
+    assert await scene.replicas(STAGE_LABEL) == {"locate": 1, "read": 1, "classify": 1}
     scene.machinery.drains = False
     before = await a_router_of_before(scene)
     await scene.settle()
-    assert await by_stage(scene) == {"locate": 1, "read": 1, "classify": 1}, "a router that drains may still need it"
+    assert await scene.replicas(STAGE_LABEL) == {"locate": 1, "read": 1, "classify": 1}, "a draining router may need it"
     scene.machinery.drains = True
     await scene.machinery.end(before)
     await scene.settle()
-    assert await by_stage(scene) == {"locate": 1, "classify": 1}
+    assert await scene.replicas(STAGE_LABEL) == {"locate": 1, "classify": 1}
 
 
 async def a_router_of_before(scene: Scene) -> dict[str, Any]:
@@ -79,21 +72,15 @@ def test_routes_are_new_once_no_former_router_is_left(status: dict[str, int], po
 
 def test_routers_of_another_version_count_as_former() -> None:
     site = a_site({}, [a_router_pod(0), a_router_pod(1)])
-    other = a_pipeline([a_stage("other")])
+    other = owned(a_pipeline([a_stage("other")], router={"replicas": 2}))
 
     assert not has_new_routes(ClusterSite(other, site.owned, site.pods, SETTINGS))
     assert not has_new_routes(ClusterSite(site.pipeline, {}, (), SETTINGS)), "nor is there a new one"
 
 
-def a_pipeline(stages: list[dict[str, Any]]) -> InferencePipeline:
-    document = a_pipeline_document(stages, router={"replicas": 2})
-    document["metadata"] |= {"namespace": "team", "uid": "1234"}
-    return InferencePipeline.model_validate(document)
-
-
 def a_site(status: dict[str, int], pods: list[PodState]) -> ClusterSite:
     """Two routers at rest, but for `status`."""
-    pipeline = a_pipeline([a_stage()])
+    pipeline = owned(a_pipeline([a_stage()], router={"replicas": 2}))
     objects = router_objects(pipeline, None, SETTINGS, pod_monitor=False)
     deployment = next(each for each in objects if each["kind"] == "Deployment")
     deployment["metadata"]["generation"] = 5

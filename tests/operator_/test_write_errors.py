@@ -45,9 +45,16 @@ def _by_its_owner(found: dict[str, Any]) -> tuple[Any, ...]:
     return (*marks, found.get("spec"), found.get("data"))
 
 
-@pytest.mark.parametrize("kind", ["Service", "ConfigMap", "ServiceAccount", "NetworkPolicy", "Deployment"])
-async def test_foreign_objects_are_not_overwritten(site: Site, kind: str) -> None:
-    before = await a_foreign_object(site, kind, "sample-router")
+@pytest.mark.parametrize(
+    ("kind", "metadata"),
+    [
+        *((kind, {}) for kind in ("Service", "ConfigMap", "ServiceAccount", "NetworkPolicy", "Deployment")),
+        ("Service", {"labels": {MANAGED_BY: OPERATOR_MANAGER, PIPELINE_LABEL: "other"}}),
+    ],
+)
+async def test_foreign_objects_are_not_overwritten(site: Site, kind: str, metadata: dict[str, Any]) -> None:
+    """Nor do they get an owner reference, which would delete them with the pipeline."""
+    before = await a_foreign_object(site, kind, "sample-router", **metadata)
     await site.serve()
 
     after = await site.cluster.get(kind, site.namespace, "sample-router")
@@ -55,7 +62,7 @@ async def test_foreign_objects_are_not_overwritten(site: Site, kind: str) -> Non
     assert _by_its_owner(after) == _by_its_owner(before)
     assert (await site.conditions())["ObjectsWritten"] == ("False", "NotOwned")
     said = await site.message("ObjectsWritten")
-    owner = "another owner" if kind == "ServiceAccount" else "kubectl-create"
+    owner = "another owner" if kind == "ServiceAccount" else OPERATOR_MANAGER if metadata else "kubectl-create"
     assert said.startswith(f"{kind} sample-router belongs to {owner}")
     assert (await site.conditions())["Ready"] == ("False", "NotOwned")
     assert ("NotOwned", said) in await site.events()
@@ -79,20 +86,6 @@ async def test_object_is_created_once_the_foreign_one_is_gone(site: Site) -> Non
     assert found is not None
     assert found["spec"]["selector"]["trimtab.dev/pipeline"] == "sample"
     assert (await site.conditions())["ObjectsWritten"] == ("True", "AllWritten")
-
-
-async def test_deleted_pipeline_leaves_foreign_objects(site: Site) -> None:
-    """Garbage collection follows owner references, so a foreign object must have none to the pipeline."""
-    await a_foreign_object(
-        site, "Service", "sample-router", labels={MANAGED_BY: OPERATOR_MANAGER, PIPELINE_LABEL: "other"}
-    )
-    await site.apply_pipeline()
-    await site.settle()
-    found = await site.cluster.get("Service", site.namespace, "sample-router")
-
-    assert found is not None
-    assert "ownerReferences" not in found["metadata"]
-    assert found["spec"]["selector"] == SELECTOR
 
 
 async def test_orphans_of_an_earlier_pipeline_are_adopted(site: Site) -> None:

@@ -1,12 +1,17 @@
-"""Accuracies measured on a user's own samples: how answers of the whole become accuracies of variants, and text."""
+"""Accuracies and escalations measured on a user's own samples: how answers of the whole become those of variants."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
 
 from tests.builders import a_pipeline, a_pipeline_document, a_stage, a_variant
-from tests.cli.pipelines import echo_pipeline
+from tests.cli.pipelines import TASK_INPUT, a_transformer_pipeline, echo_pipeline
+from tests.model_servers.transformer.test_family import IMAGE, answers, images, spec
+from tests.model_servers.transformer.test_family import weights as weights  # noqa: PLC0414  (a fixture)
 from trimtab.accuracy.attribution import (
     Choice,
     NoCorrectAnswers,
@@ -14,18 +19,27 @@ from trimtab.accuracy.attribution import (
     Tally,
     accuracies,
     choices,
+    escalations,
     mean_confidences,
+    task_accuracies,
+    task_accuracy_stages,
 )
 from trimtab.app import run
 from trimtab_loadtester.payloads.interface import Score
+from trimtab_loadtester.payloads.labelled import LabelledPayloads, SamplesError
+from trimtab_model_servers.server.hosted_model import load_model
 from trimtab_pipelines.accuracy import accuracy_sources
 from trimtab_pipelines.accuracy_evidence import Accuracy, wilson_interval
 from trimtab_pipelines.documents import dump_yaml, load_pipeline
 from trimtab_pipelines.spec import InferencePipeline
-from trimtab_pipelines.yaml_edit import with_accuracies
+from trimtab_training.vit_tasks.datasets import TASKS, HeldOut
 
+HERE = "tests.cli.test_accuracy"
 DIGEST = f"sha256:{64 * 'a'}"
 BEST = (("slow", "default"), ("slow", "default"))
+ONLY: Choice = (("small", "default"),)
+ROWS = 600
+POINTS = [{"name": "full", "accuracy": 0.9}, {"name": "fast", "accuracy": 0.8}]
 LIGHT_FIRST, LIGHT_SECOND = (("fast", "default"), BEST[1]), (BEST[0], ("fast", "default"))
 
 
@@ -80,69 +94,6 @@ def test_no_correct_answer_is_an_error() -> None:
         accuracies(echo_pipeline(), dict.fromkeys(choices(echo_pipeline()), tally(0)), DIGEST, {})
 
 
-TEXT = """\
-# A comment that stays.
-apiVersion: trimtab.dev/v1alpha1
-spec:
-  stages:
-  - name: first
-    variants:
-    - name: fast  # light
-      accuracy: 0.5   # a guess
-      resources: &same {cpu: 500m}
-    - {name: slow, accuracy: 0.6, resources: *same}
-  - name: second
-    variants:
-    - name: both
-      accuracy: 0.7
-      accuracyEvidence:
-        source: Published
-        samples: 7
-
-      operatingPoints:
-      - {name: full, accuracy: 0.7, accuracyEvidence: {source: Declared}}
-      - name: small
-        accuracy: 0.6"""
-
-
-def measured(value: float) -> Accuracy:
-    return Accuracy(value=value, source="Measured", samples=9, low=value, high=value, samples_digest=DIGEST)
-
-
-def test_yaml_edit_changes_only_accuracies() -> None:
-    places = {("first", "fast", "default"): 0.11, ("first", "slow", "default"): 0.22}
-    places |= {("second", "both", "full"): 0.33, ("second", "both", "small"): 0.44}
-    written = with_accuracies(TEXT, {place: measured(value) for place, value in places.items()})
-
-    def evidence(value: str) -> str:
-        bounds = f"low: {value}, high: {value}"
-        return f"accuracyEvidence: {{source: Measured, samples: 9, {bounds}, samplesDigest: '{DIGEST}'}}"
-
-    expected = TEXT.replace("accuracy: 0.5   # a guess", f"accuracy: 0.11   # a guess\n      {evidence('0.11')}")
-    expected = expected.replace("accuracy: 0.6, ", f"accuracy: 0.22, {evidence('0.22')}, ")
-    expected = expected.replace("accuracy: 0.7\n", "accuracy: 0.44\n")
-    expected = expected.replace(
-        "accuracyEvidence:\n        source: Published\n        samples: 7\n", evidence("0.44") + "\n"
-    )
-    expected = expected.replace(
-        "accuracy: 0.7, accuracyEvidence: {source: Declared}", f"accuracy: 0.33, {evidence('0.33')}"
-    )
-    expected = expected.replace(
-        "small\n        accuracy: 0.6", f"small\n        accuracy: 0.44\n        {evidence('0.44')}"
-    )
-    # A block that took the place of another begins where that began: on a line of its own.
-    assert written.replace("accuracyEvidence:\n        {", "accuracyEvidence: {") == expected
-    assert with_accuracies(written, {place: measured(value) for place, value in places.items()}) == written
-
-
-def test_mean_confidence_is_written_with_its_accuracy() -> None:
-    known = measured(0.11).model_copy(update={"mean_confidence": 0.9})
-    written = with_accuracies(TEXT, {("first", "fast", "default"): known})
-
-    assert "high: 0.11, meanConfidence: 0.9, samplesDigest" in written
-    assert written.count("meanConfidence") == 1
-
-
 def test_accuracy_is_shown_with_its_evidence() -> None:
     evidence = {"source": "Measured", "samples": 500, "low": 0.75, "high": 0.85}
     variants = [a_variant("small", accuracy=0.8, accuracyEvidence=evidence), a_variant("large", accuracy=0.9)]
@@ -157,24 +108,198 @@ def test_accuracy_is_shown_with_its_evidence() -> None:
 
 def test_evaluate_measures_every_variant_of_a_pipeline(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """`wrong` adds two instead of one; two of ten labels equal its outputs."""
-    right, wrong = a_variant("right", accuracy=0.6), a_variant("wrong", accuracy=0.5, parameters={"increment": 2.0})
-    pipeline = a_pipeline([a_stage("first", variants=[wrong, right])], slo={"latency": "1s"})
+    variants = [a_variant("wrong", parameters={"increment": 2.0}), a_variant("right", accuracy=0.6)]
+    pipeline = a_pipeline([a_stage(variants=variants)], slo={"latency": "1s"})
     (tmp_path / "pipeline.yaml").write_text("# mine\n" + dump_yaml(pipeline))
-    inputs, (output,) = (
-        {spec.name: [1.0] * max(spec.shape[0], 1) for spec in pipeline.spec.inputs},
-        pipeline.spec.outputs,
-    )
-    (name,) = inputs
-    lines = [{"inputs": inputs, "outputs": {output.name: [2.0 + (n < 2)] * len(inputs[name])}} for n in range(10)]
+    lines = [{"inputs": {"x": [1.0] * 4}, "outputs": {"y": [2.0 + (n < 2)] * 4}} for n in range(10)]
     (tmp_path / "samples.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
 
     assert run(["evaluate", str(tmp_path), "--samples", str(tmp_path / "samples.jsonl")]) == 0
 
     last = json.loads(capsys.readouterr().out.splitlines()[-1])["figures"]
     assert (last["samples"], last["accuracy_first_right_default"]) == (10, 0.8)
-    stage = load_pipeline(tmp_path).spec.stages[0]
-    found = stage.variant("right")
-    assert (found.accuracy, found.accuracy_evidence.source, found.accuracy_evidence.samples) == (0.8, "Measured", 10)
-    assert found.accuracy_evidence.samples_digest == last["samples_digest"]
-    assert stage.variant("wrong").accuracy == 0.2
+    wrong, right = load_pipeline(tmp_path).spec.stages[0].variants
+    assert (wrong.accuracy, right.accuracy) == (0.2, 0.8)
+    assert (right.accuracy_evidence.source, right.accuracy_evidence.samples) == ("Measured", 10)
+    assert right.accuracy_evidence.samples_digest == last["samples_digest"]
     assert (tmp_path / "pipeline.yaml").read_text().startswith("# mine\n")
+
+
+def heard(task: str, right: int, of: int, confidence: float) -> list[ReceivedAnswer]:
+    return [ReceivedAnswer(Score(int(n < right), 1), {"only": str(confidence)}, task) for n in range(of)]
+
+
+def test_task_accuracies_include_mean_confidence() -> None:
+    pipeline = a_pipeline([a_stage("only")])
+    samples = [*heard("cats", 9, 10, 0.8), *heard("dogs", 0, 5, 0.4)]
+    found = task_accuracies(pipeline, {ONLY: samples}, ("cats", "dogs"), DIGEST)["only", "small", "default"]
+
+    assert {task: (one.value, one.samples, one.mean_confidence) for task, one in found.items()} == {
+        "cats": (0.9, 10, 0.8),
+        "dogs": (0.0, 5, 0.4),
+    }
+    assert found["cats"].samples_digest == DIGEST
+    assert mean_confidences(samples, task_accuracy_stages(pipeline)) == {}
+    assert mean_confidences(samples[:10], task_accuracy_stages(pipeline)) == {"only": 0.8}
+
+
+def test_only_stages_with_task_input_get_task_accuracies() -> None:
+    inputs = [{"name": "y", "from": "first.outputs.y"}, {"name": "task", "from": "request.inputs.task"}]
+    pipeline = a_pipeline(
+        [a_stage("first"), a_stage("second", inputs=inputs)],
+        inputs=[
+            {"name": "x", "datatype": "FP32", "shape": [4]},
+            {"name": "task", "datatype": "INT64", "shape": []},
+        ],
+    )
+    choice = (("small", "default"), ("small", "default"))
+    samples = [*heard("cats", 64, 100, 0.8), *heard("dogs", 0, 100, 0.8)]
+    found = task_accuracies(pipeline, {choice: samples}, ("cats", "dogs"), DIGEST)
+
+    assert {place: list(tasks) for place, tasks in found.items()} == {("second", "small", "default"): ["cats"]}
+    assert found["second", "small", "default"]["cats"].value == 0.8, "its share of the product"
+
+
+class Named:
+    names: tuple[str, ...] = ("cats", "dogs")
+
+    def __len__(self) -> int:
+        return 70
+
+    def __getitem__(self, index: int) -> tuple[dict[str, Any], dict[str, Any]]:
+        return {"x": np.zeros(4, np.float32)}, {"y": [0.0] * 4}
+
+    def task(self, index: int) -> str:
+        return self.names[index % len(self.names)]
+
+
+class Odd(Named):
+    names = ("Cats",)
+
+
+class Many(Named):
+    names = tuple(f"t{n}" for n in range(70))
+
+
+class Some(Named):
+    names = ("cats", "")
+
+
+def test_invalid_task_name_is_rejected_before_measuring() -> None:
+    def tasks(name: str) -> tuple[str, ...]:
+        return LabelledPayloads(a_pipeline(), f"{HERE}:{name}").tasks(70)
+
+    assert sorted(tasks("Named")) == ["cats", "dogs"]
+    assert tasks("Some") == ()
+    with pytest.raises(SamplesError, match="invalid task 'Cats'"):
+        tasks("Odd")
+    with pytest.raises(SamplesError, match="of 70 tasks; accuracies are reported of at most 64"):
+        tasks("Many")
+
+
+def a_confident_pipeline(confidence: str | None = "sure", stages: int = 1) -> InferencePipeline:
+    outputs = [{"name": "y", "datatype": "FP32"}, {"name": "sure", "datatype": "FP32"}]
+    fields: dict[str, Any] = {"outputs": outputs, "variants": [a_variant("one", accuracy=0.9, operatingPoints=POINTS)]}
+    if confidence is not None:
+        fields["confidence"] = confidence
+    named = [a_stage("first", **fields), a_stage("second", "first.outputs.y", **fields)]
+    return a_pipeline(named[:stages])
+
+
+def heard_of(confidence: np.ndarray, right: np.ndarray, rows: int = 1) -> list[ReceivedAnswer]:
+    pairs = zip(confidence.tolist(), right.tolist(), strict=True)
+    return [ReceivedAnswer(Score(hit * rows, rows), {"first": ",".join([f"{sure:.4g}"] * rows)}) for sure, hit in pairs]
+
+
+def both_points(rows: int = 1) -> dict[Choice, list[ReceivedAnswer]]:
+    """`fast` is wrong on its least confident rows, where `full` is correct."""
+    confidence = np.random.default_rng(0).random(ROWS)
+    right = confidence > 0.3
+    every = np.ones(ROWS, bool)
+    return {
+        (("one", "full"),): heard_of(confidence, every, rows),
+        (("one", "fast"),): heard_of(confidence, right, rows),
+    }
+
+
+def test_least_confident_rows_are_escalated() -> None:
+    found = escalations(a_confident_pipeline(), both_points())
+
+    assert found["first", "one", "full"] == ()
+    best = found["first", "one", "fast"][-1]
+    assert (best.to, best.samples) == ("full", ROWS)
+    assert best.share == pytest.approx(0.3, abs=0.05)
+    assert best.accuracy > 0.99
+
+
+def test_samples_with_tasks_get_thresholds_by_task() -> None:
+    answers_by_choice = {
+        choice: [replace(one, task=("easy", "hard")[place % 2]) for place, one in enumerate(heard)]
+        for choice, heard in both_points().items()
+    }
+    best = escalations(a_confident_pipeline(), answers_by_choice)["first", "one", "fast"][-1]
+
+    assert set(best.by_task) == {"easy", "hard"}
+    assert all(0.25 < one.confidence_below < 0.35 for one in best.by_task.values())
+    some = {choice: [replace(heard[0], task=""), *heard[1:]] for choice, heard in answers_by_choice.items()}
+    assert not escalations(a_confident_pipeline(), some)["first", "one", "fast"][-1].by_task, "a sample has no task"
+    assert {HeldOut().task(row) for row in (0, 1_000, 2_000, 3_079)} == set(TASKS)
+
+
+def test_escalations_need_one_stage_and_single_rows() -> None:
+    assert escalations(a_confident_pipeline(confidence=None), both_points()) == {}
+    assert escalations(a_confident_pipeline(stages=2), both_points()) == {}
+    assert escalations(a_confident_pipeline(), both_points(rows=2)) == {}
+
+
+PICTURES = images(ROWS)
+
+
+class TwoTasks:
+    """Images of a transformer's two tasks, labelled with its best answers; half the labels of the second are wrong."""
+
+    labels: list[int]
+
+    def __len__(self) -> int:
+        return ROWS
+
+    def __getitem__(self, index: int) -> tuple[dict[str, Any], dict[str, int]]:
+        return {"image": PICTURES[index], "task": np.int64(index % 2)}, {"label": self.labels[index]}
+
+    def task(self, index: int) -> str:
+        return ("one", "two")[index % 2]
+
+
+@pytest.mark.parametrize("command", ["evaluate", "tune"])
+def test_transformer_is_evaluated_on_each_of_its_tasks(
+    command: str, weights: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`fast` merges tokens and is sometimes wrong; `tune` writes points of its own."""
+    points = [POINTS[0], POINTS[1] | {"merging": {"schedule": [6]}}] if command == "evaluate" else []
+    pipeline = a_transformer_pipeline([IMAGE, TASK_INPUT], storageUri=str(weights), operatingPoints=points)
+    (tmp_path / "pipeline.yaml").write_text(dump_yaml(pipeline))
+    given_answers = answers(load_model(spec(weights)), "full", PICTURES, [n % 2 for n in range(ROWS)])
+    wrong = [n % 4 == 3 for n in range(ROWS)]
+    monkeypatch.setattr(
+        TwoTasks, "labels", [int(a) + w for a, w in zip(given_answers["label"], wrong, strict=True)], False
+    )
+
+    options = ["--seconds", "0"] if command == "tune" else []
+    assert run([command, str(tmp_path), "--samples", f"{HERE}:TwoTasks", *options]) == 0
+
+    figures = json.loads(capsys.readouterr().out.splitlines()[-1])["figures"]
+    point, *others = load_pipeline(tmp_path).spec.stages[0].variants[0].points
+    one, two = point.accuracy_by_task["one"], point.accuracy_by_task["two"]
+    confidence = given_answers["confidence"].numpy()
+    assert (one.value, two.value, point.accuracy) == (1.0, 0.5, 0.75)
+    assert (one.mean_confidence, two.mean_confidence) == pytest.approx(
+        (confidence[::2].mean(), confidence[1::2].mean()), abs=1e-4
+    )
+    assert (one.samples, one.samples_digest) == (ROWS // 2, point.measured_accuracy().samples_digest)
+    assert point.measured_accuracy().mean_confidence is None
+    if command == "evaluate":
+        assert figures["accuracy_classify_vit_full_two"] == 0.5
+        (fast,) = others
+        assert point.escalations == ()
+        assert 0 < len(fast.escalations) == figures["escalations_classify_vit_fast"]
+        assert all(look.to == "full" and look.accuracy > fast.accuracy for look in fast.escalations)

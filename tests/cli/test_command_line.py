@@ -5,7 +5,6 @@ import sys
 from pathlib import Path
 
 import pytest
-import yaml
 
 from tests.adapter.test_layouts import planned
 from tests.builders import a_pipeline, a_point_profile, a_profile, a_stage, a_variant
@@ -45,11 +44,6 @@ def a_profile_file(folder: Path) -> Path:
     return path
 
 
-def test_run_folder_cannot_be_the_pipeline_folder(tmp_path: Path, capsys: Captured) -> None:
-    path = write_echo_pipeline(tmp_path)
-    assert "is the pipeline's folder" in said(capsys, 2, "up", str(path), "--folder", str(tmp_path))
-
-
 def test_run_keeps_files_that_are_not_of_a_run(tmp_path: Path, capsys: Captured) -> None:
     path, mine = write_echo_pipeline(tmp_path / "echo"), tmp_path / "mine"
     weights, other = mine / "models" / "w.bin", mine / "pipeline.yaml"
@@ -73,23 +67,6 @@ def test_run_reuses_an_empty_or_earlier_run_folder(tmp_path: Path, left: list[st
         assert taken == tmp_path
 
 
-@pytest.mark.parametrize(
-    ("old", "new", "message"),
-    [
-        ("apiVersion", "a: [1", "pipeline.yaml: not YAML"),
-        ("latency: 2s", "latency: soon", "spec.slo.latency: 'soon' is not a duration; write for instance 250ms"),
-        ("from: request.inputs.x", "from: second.outputs.y", "is a cycle; a pipeline must be acyclic"),
-        ("random://?seed=1", "weights/gone.safetensors", "stage first, variant fast: storageUri weights/gone.safetens"),
-    ],
-)
-def test_invalid_pipeline_is_named(tmp_path: Path, capsys: Captured, old: str, new: str, message: str) -> None:
-    path = write_echo_pipeline(tmp_path)
-    assert old in path.read_text()
-    path.write_text(path.read_text().replace(old, new, 1))
-    assert message in said(capsys, 2, "up", str(path))
-    assert "nowhere/pipeline.yaml: No such file" in said(capsys, 2, "up", str(tmp_path / "nowhere" / "pipeline.yaml"))
-
-
 def test_plan_of_another_pipeline_is_rejected(tmp_path: Path, capsys: Captured) -> None:
     path = write_echo_pipeline(tmp_path)
     plan = write_plan(tmp_path / "plan.json", echo_plan(replicas=3))
@@ -97,61 +74,6 @@ def test_plan_of_another_pipeline_is_rejected(tmp_path: Path, capsys: Captured) 
     plan.write_text(plan.read_text().replace('"variant": "fast"', '"variant": "huge"', 1))
     error = said(capsys, 2, "up", str(path), "--plan", str(plan))
     assert "stage first has no variant 'huge'; it has: fast, slow" in error
-
-
-def test_invalid_trace_line_is_named(tmp_path: Path, capsys: Captured) -> None:
-    trace = tmp_path / "trace.csv"
-    trace.write_text("rps\n3\nmany\n")
-    error = said(capsys, 2, "up", str(write_echo_pipeline(tmp_path)), "--trace", str(trace))
-    assert "trace.csv, line 3 holds" in error
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        (("--load", "lots"), "load 'lots' is not known"),
-        (("--load", "constant:5", "--trace", "x.csv"), "give --load or --trace, not both"),
-        (("--trace", "gone.csv"), "gone.csv: no such trace file"),
-    ],
-)
-def test_invalid_load_is_rejected(tmp_path: Path, capsys: Captured, options: tuple[str, ...], message: str) -> None:
-    assert message in said(capsys, 2, "up", str(write_echo_pipeline(tmp_path)), *options)
-
-
-def test_loadtest_without_a_load_is_rejected(tmp_path: Path, capsys: Captured) -> None:
-    assert "no load" in said(capsys, 2, "loadtest", str(write_echo_pipeline(tmp_path)))
-
-
-def test_chat_client_needs_a_chat_pipeline(tmp_path: Path, capsys: Captured) -> None:
-    options = ("--load", "20", "--duration", "1", "--protocol", "chat")
-    error = said(capsys, 2, "loadtest", str(write_echo_pipeline(tmp_path)), *options)
-    assert "--protocol chat sends only `messages` and `images`" in error
-
-
-@pytest.mark.parametrize("verb", ["up", "compare"])
-def test_chat_load_without_payloads_is_rejected(tmp_path: Path, capsys: Captured, verb: str) -> None:
-    document = yaml.safe_load((LMM_DIGITS / "pipeline.yaml").read_text())
-    del document["metadata"]["annotations"]
-    (tmp_path / "pipeline.yaml").write_text(yaml.safe_dump(document))
-    (tmp_path / "weights").symlink_to(LMM_DIGITS / "weights")
-    load = ("--load", "constant:5", "--duration", "5")
-
-    assert "lmm-digits serves chats, and its annotation" in said(capsys, 2, verb, str(tmp_path), *load)
-
-
-@pytest.mark.parametrize("verb", ["up", "compare"])
-def test_multimodal_load_needs_a_chat_pipeline(tmp_path: Path, capsys: Captured, verb: str) -> None:
-    path = write_echo_pipeline(tmp_path)
-    load = ("--load", "multimodal:rps=5", "--duration", "5")
-
-    assert "load 'multimodal:rps=5' sets the images of each chat" in said(capsys, 2, verb, str(path), *load)
-
-
-def test_profile_without_a_stage_is_rejected(tmp_path: Path, capsys: Captured) -> None:
-    profiles = tmp_path / "measured.yaml"
-    profiles.write_text(dump_yaml(a_profile("first", [a_point_profile("fast")])))
-    arguments = (str(write_echo_pipeline(tmp_path)), "--load", "5", "--profiles", str(profiles))
-    assert "measured.yaml: no profile of stage second" in said(capsys, 2, "plan", *arguments)
 
 
 def test_status_without_a_router_fails(capsys: Captured) -> None:
@@ -270,7 +192,6 @@ def test_explain_uses_the_load_of_a_plan(tmp_path: Path, capsys: Captured) -> No
     assert run(["plan", pipeline, "--load", "7", "--profiles", profiles, "-o", str(plan)]) == 0
     assert run(["explain", pipeline, "--plan", str(plan), "--profiles", profiles]) == 0
     assert "sample at 7 requests/s" in capsys.readouterr().out
-    assert "give --load" in said(capsys, 2, "explain", pipeline, "--profiles", profiles)
 
 
 def test_explain_figures_are_consistent(tmp_path: Path, capsys: Captured) -> None:

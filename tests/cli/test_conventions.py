@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.builders import a_pipeline
+from tests.builders import a_pipeline, a_point_profile, a_profile
 from tests.cli.pipelines import write_echo_pipeline
 from tests.cli.runs import a_run
 from tests.cli.test_command_line import Captured, a_profile_file, said
@@ -104,10 +104,31 @@ def test_load_syntax_is_equal_in_all_commands(tmp_path: Path, capsys: Captured) 
         (("explain", "--load", "7", "--what-if", "rain=2", "--profiles", "/nowhere"), "--what-if 'rain=2'"),
         (("simulate", "--load", "5", "--duration", "1", "--fail", "first@."), "write STAGE@SECONDS, such as first@30"),
         (("dashboard", "--address", "127.0.0.1:8082", "--in-cluster"), "give --address or --in-cluster, not both"),
+        (("up", "--folder", "{folder}"), "is the pipeline's folder"),
+        (("up", "--trace", "{folder}/trace.csv"), "trace.csv, line 3 holds"),
+        (("up", "--trace", "gone.csv"), "gone.csv: no such trace file"),
+        (("up", "--load", "lots"), "load 'lots' is not known"),
+        (("up", "--load", "constant:5", "--trace", "x.csv"), "give --load or --trace, not both"),
+        (("up", "--load", "multimodal:rps=5", "--duration", "5"), "sets the images of each chat"),
+        (("compare", "--load", "multimodal:rps=5", "--duration", "5"), "sets the images of each chat"),
+        (("loadtest",), "no load"),
+        (
+            ("loadtest", "--load", "20", "--duration", "1", "--protocol", "chat"),
+            "--protocol chat sends only `messages` and `images`",
+        ),
+        (("plan", "--load", "5", "--profiles", "{folder}/first.yaml"), "first.yaml: no profile of stage second"),
+        (("explain", "--profiles", "{folder}/first.yaml"), "give --load"),
+        (("simulate",), "no load: give --trace FILE or --load"),
+        (("simulate", "--load", "constant:5", "--duration", "5"), "has no profile: give --profiles FILE"),
     ],
 )
-def test_user_error_is_one_line(tmp_path: Path, capsys: Captured, arguments, complaint) -> None:
-    verb, *options = arguments
+def test_user_error_is_one_line(
+    tmp_path: Path, capsys: Captured, monkeypatch: pytest.MonkeyPatch, arguments: tuple[str, ...], complaint: str
+) -> None:
+    monkeypatch.setenv("TRIMTAB_CACHE", str(tmp_path / "cache"))  # holds no profile
+    (tmp_path / "trace.csv").write_text("rps\n3\nmany\n")
+    (tmp_path / "first.yaml").write_text(dump_yaml(a_profile("first", [a_point_profile("fast")])))
+    verb, *options = (argument.format(folder=tmp_path) for argument in arguments)
     assert complaint in said(capsys, 2, verb, str(write_echo_pipeline(tmp_path)), *options)
 
 
@@ -143,6 +164,7 @@ def test_path_in_brackets_is_printed_verbatim(tmp_path: Path, capsys: Captured) 
 @pytest.mark.parametrize(
     ("changes", "complaint"),
     [
+        ({"storageUri": "weights/gone.safetensors"}, "stage first, variant fast: storageUri weights/gone.safetens"),
         ({"family": "acme/none"}, "stage first, variant fast: unknown family 'acme/none'"),
         ({"family": "no_such.models:Model"}, "no_such"),
         ({"family": "", "storageUri": "", "container": {"image": "x"}}, "a container only runs in a cluster"),

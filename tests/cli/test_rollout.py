@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 from dataclasses import replace
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -125,32 +126,18 @@ def roll(machine: Machine, targets: list[StageTarget], data: st.DataObject, *, k
     raise AssertionError(f"never arrived at {targets}: {machine.replicas}")
 
 
-@settings(max_examples=150, deadline=None)
-@given(plans(), st.booleans(), st.data())
-def test_rollout_stays_within_the_budget_and_ends(case, hosts_all, data) -> None:
-    budget, sequence = case
-    machine = Machine(budget, hosts_all=hosts_all)
-    for targets in sequence:
-        roll(machine, targets, data, keep_ready=False)
-
-
+@pytest.mark.parametrize(
+    ("surge_cores", "hosts_all", "keep_ready"),
+    [(0.0, False, False), (0.0, True, True), (max(VARIANTS.values()), False, True)],
+    ids=["one variant loaded", "all variants loaded", "surge of one replica"],
+)
 @settings(max_examples=100, deadline=None)
 @given(plans(), st.data())
-def test_rollout_keeps_a_replica_ready_if_all_variants_loaded(case, data) -> None:
+def test_rollout_stays_within_the_budget_and_ends(surge_cores, hosts_all, keep_ready, case, data) -> None:
     budget, sequence = case
-    machine = Machine(budget, hosts_all=True)
+    machine = Machine(budget + surge_cores, hosts_all=hosts_all)
     for n, targets in enumerate(sequence):
-        roll(machine, targets, data, keep_ready=n > 0)
-
-
-@settings(max_examples=100, deadline=None)
-@given(plans(), st.data())
-def test_rollout_keeps_a_replica_ready_with_surge(case, data) -> None:
-    """One variant is loaded in each replica; the surge is one replica."""
-    budget, sequence = case
-    machine = Machine(budget + max(VARIANTS.values()), hosts_all=False)
-    for n, targets in enumerate(sequence):
-        roll(machine, targets, data, keep_ready=n > 0)
+        roll(machine, targets, data, keep_ready=keep_ready and n > 0)
 
 
 @settings(max_examples=60, deadline=None)

@@ -4,14 +4,12 @@ import asyncio
 import json
 import re
 import shlex
-import ssl
 import stat
 import subprocess
 import sys
 from pathlib import Path
 from typing import Any
 
-import grpc
 import httpx
 import pytest
 
@@ -23,10 +21,9 @@ from trimtab.local.load_process import LoadOptions, LoadProcess
 from trimtab.local.supervisor import Setup, Supervisor
 from trimtab_loadtester.clients import Access
 from trimtab_loadtester.results import Results
-from trimtab_pipelines.documents import dump_yaml, load_endpoints
+from trimtab_pipelines.documents import dump_yaml
 from trimtab_pipelines.edge_settings import EdgeSettings, EdgeTls
 from trimtab_pipelines.request_outcome import RequestOutcome
-from trimtab_protocol import grpc_messages
 from trimtab_router.envoy.api_keys import key_digest, read_file
 
 BODY = {"inputs": [{"name": "x", "datatype": "FP32", "shape": [1, 4], "data": [1, 2, 3, 4]}]}
@@ -85,20 +82,6 @@ async def test_loadtest_passes_tls_and_keys(tmp_path, capsys):
     setup = Setup(pipeline, tmp_path / "run", plan=echo_plan(), edge=edge)
     async with Supervisor(setup) as local:
         await local.ready()
-        key = key_file.read_text().strip()
-        async with httpx.AsyncClient(
-            base_url=f"https://127.0.0.1:{local.rest_port}", verify=Access(authority.file).tls or False, trust_env=False
-        ) as client:
-            assert (await client.post("/v2/models/sample/infer", json=BODY)).status_code == 401
-            answer = await client.post("/v2/models/sample/infer", json=BODY, headers={"x-api-key": key}, timeout=60)
-            assert answer.json()["outputs"][0]["data"] == [3.0, 4.0, 5.0, 6.0]
-        credentials = grpc.ssl_channel_credentials(authority.file.read_bytes())
-        async with grpc.aio.secure_channel(f"127.0.0.1:{local.grpc_port}", credentials) as channel:
-            live = channel.unary_unary(grpc_messages.method_path("ServerLive"), None, None)
-            with pytest.raises(grpc.aio.AioRpcError) as refused:
-                await live(b"")
-            assert refused.value.code() is grpc.StatusCode.UNAUTHENTICATED
-            assert await live(b"", metadata=[("x-api-key", key)])
         secured = ("--ca", str(authority.file), "--api-key-file", str(key_file))
         for protocol, port in (("REST", local.rest_port), ("gRPC", local.grpc_port)):
             arguments = f"--address 127.0.0.1:{port} --protocol {protocol} --load constant:5 --duration 2".split()
@@ -115,7 +98,7 @@ async def test_loadtest_passes_tls_and_keys(tmp_path, capsys):
 
 
 async def test_mutual_tls_certificates_can_be_replaced(tmp_path):
-    """The data port rejects other clients; `trimtab status` names replicas that the router rejects."""
+    """`trimtab status` names replicas that the router rejects."""
     authority = Authority(tmp_path / "ca").begin()
     holder = Holder(tmp_path / "tls").take(authority, authority)
     edge = tmp_path / "edge.yaml"
@@ -123,24 +106,12 @@ async def test_mutual_tls_certificates_can_be_replaced(tmp_path):
     setup = Setup(write_echo_pipeline(tmp_path, slo={"latency": "20s"}), tmp_path / "run", plan=echo_plan(), edge=edge)
     async with Supervisor(setup) as local:
         await local.ready()
-        (endpoint,) = load_endpoints(local.replica_manager.site.endpoints_file).stages["first"]
-        url = f"{endpoint.address}/v2/health/ready"
-        async with httpx.AsyncClient(trust_env=False) as plain:
-            with pytest.raises(httpx.TransportError):
-                await plain.get(f"http://{url}")
-        trusts = ssl.create_default_context(cafile=str(authority.file))
-        trusts.check_hostname = False
-        async with httpx.AsyncClient(trust_env=False, verify=trusts) as anonymous:
-            with pytest.raises(httpx.TransportError):
-                await anonymous.get(f"https://{url}")
         async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{local.rest_port}", trust_env=False) as client:
             for _ in range(2):
                 answer = await client.post("/v2/models/sample/infer", json=BODY, timeout=60)
                 assert answer.json()["outputs"][0]["data"] == [3.0, 4.0, 5.0, 6.0]
                 holder.take(authority, authority)
-        logs = tmp_path / "run" / "logs"
-        assert "certificate reloaded" in (logs / "router.log").read_text()
-        assert "connection refused: it does not use TLS" in (logs / f"{endpoint.name}.log").read_text()
+        assert "certificate reloaded" in (tmp_path / "run" / "logs" / "router.log").read_text()
         assert local.faults == []
         other = Authority(tmp_path / "other", "other").begin()
         holder.take(authority, other)  # what the router trusts now did not sign what the replicas show

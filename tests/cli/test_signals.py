@@ -19,13 +19,20 @@ from trimtab_profiler.identity import this_machine
 LOAD = ("--load", "constant:5", "--duration", "60")
 
 
-@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
-def test_up_exits_with_the_signal_code(tmp_path: Path, number: signal.Signals, code: int) -> None:
-    with up(tmp_path, *LOAD) as (process, below):
+@pytest.mark.parametrize(
+    ("options", "number", "code"), [(LOAD, signal.SIGINT, 130), (LOAD, signal.SIGTERM, 143), ((), signal.SIGINT, 0)]
+)
+def test_interrupted_up_ends_all_processes(
+    tmp_path: Path, options: tuple[str, ...], number: signal.Signals, code: int
+) -> None:
+    with up(tmp_path, *options) as (process, below):
+        assert len(below) >= 4
         process.send_signal(number)
         output, _ = process.communicate(timeout=PATIENCE_SECONDS)
     assert process.returncode == code, output
+    assert code or "requests received" in output
     assert_gone(below)
+    assert list((tmp_path / "t").iterdir()) == []
 
 
 WAITS = """

@@ -7,7 +7,7 @@ import pytest
 
 from tests.adapter.test_prompts import PIPELINE, READ
 from tests.cli.pipelines import echo_plan, write_echo_pipeline, write_plan
-from tests.cli.test_command_line import a_profile_file, said
+from tests.cli.test_command_line import a_profile_file
 from trimtab.app import run
 from trimtab.run_record import load
 from trimtab_pipelines.documents import dump_yaml
@@ -61,13 +61,3 @@ def test_simulated_latency_includes_prefill_of_text(tmp_path: Path, capsys: Capt
         medians.append(figures["latency_p50_seconds"])
 
     assert medians[1] == pytest.approx(medians[0] + 100 * 0.0005, abs=0.01)
-
-
-def test_user_errors_are_rejected(tmp_path: Path, capsys: Captured, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("TRIMTAB_CACHE", str(tmp_path / "cache"))  # holds no profile
-    pipeline = str(write_echo_pipeline(tmp_path))
-    assert "no load: give --trace FILE or --load" in said(capsys, 2, "simulate", pipeline)
-    loaded = ("simulate", pipeline, "--load", "constant:5", "--duration", "5")
-    assert "has no profile: give --profiles FILE" in said(capsys, 2, *loaded)
-    profiles = ("--profiles", str(a_profile_file(tmp_path)))
-    assert "write STAGE@SECONDS, such as" in said(capsys, 2, *loaded, *profiles, "--fail", "nowhere@3")

@@ -9,7 +9,7 @@ import subprocess
 import sys
 import time
 from collections.abc import AsyncIterator, Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, cast
 
@@ -120,14 +120,17 @@ async def test_hung_replica_is_replaced(local: Supervisor, client: httpx.AsyncCl
     assert (await local.client.counters()).outcomes["failed"] == 0
 
 
-async def test_hung_router_is_replaced(local: Supervisor, client: httpx.AsyncClient) -> None:
+@pytest.mark.parametrize("number", [signal.SIGSTOP, signal.SIGKILL])
+async def test_router_is_replaced_on_the_same_port(
+    local: Supervisor, client: httpx.AsyncClient, number: signal.Signals
+) -> None:
     assert local.router is not None
     pid = local.router.pid
-    os.kill(pid, signal.SIGSTOP)
+    os.kill(pid, number)
     await until(lambda: local.router is not None and local.router.pid != pid, "another router is started")
     await until(lambda: local.state is not None and local.state.ready, "it is ready")
     await infer(client)
-    assert "the router hung" in [fault.what for fault in local.faults]
+    assert ("the router hung" in [fault.what for fault in local.faults]) == (number == signal.SIGSTOP)
 
 
 async def test_serving_continues_if_the_disk_rejects_writes(local: Supervisor, client: httpx.AsyncClient) -> None:
@@ -138,19 +141,6 @@ async def test_serving_continues_if_the_disk_rejects_writes(local: Supervisor, c
         await until(lambda: any("No" in f.what or "large" in f.what for f in local.faults), "the fault is recorded")
     await until(lambda: local.replica_manager.settled and name not in local.replica_manager.pids, "another replaces it")
     await infer(client)
-
-
-async def test_router_restarts_on_the_same_port(local: Supervisor, client: httpx.AsyncClient) -> None:
-    assert local.router is not None
-    os.kill(local.router.pid, signal.SIGKILL)
-    await until(lambda: bool(local.faults), "the death is seen")
-    deadline = time.monotonic() + PATIENCE_SECONDS
-    while True:
-        with suppress(httpx.HTTPError, AssertionError):
-            await infer(client)
-            break
-        assert time.monotonic() < deadline
-        await asyncio.sleep(0.05)
 
 
 async def test_router_start_error_is_reported(tmp_path: Path) -> None:
@@ -192,7 +182,9 @@ async def test_stopping_router_has_time_to_drain(tmp_path: Path) -> None:
 
 @contextmanager
 def up(tmp_path: Path, *arguments: str) -> Iterator[tuple["subprocess.Popen[str]", list[psutil.Process]]]:
-    """Run `trimtab up` until it is ready; yield it and its child processes."""
+    """Run `trimtab up` until it is ready, from a folder whose modules it must not import; yield it and its children."""
+    for module in ("grp", "queue", "numpy", "aiohttp"):
+        (tmp_path / f"{module}.py").write_text(f"raise SystemExit('{module} is imported from the working directory')")
     pipeline = write_echo_pipeline(tmp_path)
     plan = write_plan(tmp_path / "given.json", echo_plan())
     command = [str(Path(sys.executable).with_name("trimtab")), "up", str(pipeline), "--plan", str(plan)]
@@ -226,17 +218,6 @@ async def test_plan_is_watched_in_any_folder(tmp_path: Path, name: str) -> None:
 def assert_gone(processes: list[psutil.Process]) -> None:
     _, alive = psutil.wait_procs(processes, timeout=PATIENCE_SECONDS)
     assert alive == []
-
-
-def test_interrupt_ends_all_processes(tmp_path: Path) -> None:
-    with up(tmp_path) as (process, below):
-        assert len(below) >= 4
-        process.send_signal(signal.SIGINT)
-        output, _ = process.communicate(timeout=PATIENCE_SECONDS)
-    assert process.returncode == 0, output
-    assert "requests received" in output
-    assert_gone(below)
-    assert list((tmp_path / "t").iterdir()) == []
 
 
 def test_kill_leaves_only_the_record(tmp_path: Path) -> None:
@@ -283,15 +264,6 @@ def test_interrupted_profile_ends_all_processes(tmp_path: Path) -> None:
     assert process.returncode == 143
     assert said.endswith("trimtab: terminated\n")
     assert_gone(below)
-
-
-def test_working_directory_is_not_imported(tmp_path: Path) -> None:
-    for module in ("grp", "queue", "numpy", "aiohttp"):
-        (tmp_path / f"{module}.py").write_text(f"raise SystemExit('{module} is imported from the working directory')")
-    with up(tmp_path) as (process, _):
-        process.send_signal(signal.SIGINT)
-        output, _ = process.communicate(timeout=PATIENCE_SECONDS)
-    assert process.returncode == 0, output
 
 
 def test_local_run_serves_and_records_a_load(tmp_path: Path) -> None:

@@ -23,14 +23,9 @@ def poisson_arrivals(
 ) -> Seconds:
     """Draw the arrival times, in seconds from the start and ascending, of an inhomogeneous Poisson process.
 
-    Args:
-        rates_rps: [S], requests per second in each interval; finite, at least 0.
-        seed: the same seed and rates give the same arrivals.
-        duration_seconds: end of the process; None means the S intervals of `rates_rps`, and it cannot be later.
-        interval_seconds: length of an interval.
-
-    Raises:
-        ValueError: a rate is negative or not finite, or there are more than `MAX_ARRIVALS` arrivals.
+    `rates_rps`, [S], has the requests per second of each interval of `interval_seconds`; the process ends with them, or
+    after `duration_seconds` if that is earlier. The same seed and rates give the same arrivals. Raises ValueError if a
+    rate is negative or not finite, or there are more than `MAX_ARRIVALS` arrivals.
     """
     wrong = np.flatnonzero(~(np.isfinite(rates_rps) & (rates_rps >= 0)))
     if wrong.size:

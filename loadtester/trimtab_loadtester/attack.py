@@ -133,11 +133,9 @@ def attack(
     """Send a load to a pipeline at `address` (host:port) and block until every response is received.
 
     Ctrl-C or SIGTERM stops sending and calls `on_signal`; requests in flight are still awaited and reported. Call it in
-    the main thread of a separate process, so that client and server do not delay each other's event loop.
-
-    Raises:
-        LoadError: the load has no end and no duration is given.
-        ValueError: the payloads are unknown, or the load has too many requests for one run.
+    the main thread of a separate process, so that client and server do not delay each other's event loop. Raises
+    LoadError if the load has no end and no duration is given. Raises ValueError if the payloads are unknown, or the
+    load has too many requests for one run.
     """
     options = options or AttackOptions()
     if options.cores is not None:

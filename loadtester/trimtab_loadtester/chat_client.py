@@ -68,8 +68,7 @@ class ChatClient(Client):
     ) -> bytes:
         """Encode the tensors `messages` and `images` as a chat completion request.
 
-        Raises:
-            LoadError: there are other tensors, or parameters, which a chat completion request cannot hold.
+        Raises LoadError if there are other tensors, or parameters, which a chat completion request cannot hold.
         """
         del outputs, request_id
         tensors = {tensor.name: tensor.array for tensor in inputs}

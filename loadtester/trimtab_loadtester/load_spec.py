@@ -59,9 +59,7 @@ class LoadSpec:
         """Read a load such as `20` (`constant:20`), `step:5,40@60`, `steps:5x30,20x30` or `generated:low=4,high=40`.
 
         `multimodal:rps=5` is a load of chats with the rates of a production cluster, each minute played in a second.
-
-        Raises:
-            LoadError: the form is unknown, or a number is out of bounds.
+        Raises LoadError if the form is unknown, or a number is out of bounds.
         """
         kind, colon, body = (f"constant:{text.strip()}" if _is_number(text) else text.strip()).partition(":")
         reader = _KINDS.get(kind)
@@ -73,19 +71,12 @@ class LoadSpec:
             raise LoadError(f"load {text!r}: {error}") from None
 
     @classmethod
-    def of_traffic(cls, traffic: Traffic, text: str) -> Self:
-        """Make a repeating load of multimodal rates, one a second."""
-        return cls(text, traffic.rps, repeats=True, traffic=traffic)
-
-    @classmethod
     def from_counts(cls, counts: NDArray[np.float64], text: str, *, speed_up: float = 1.0, scale: float = 1.0) -> Self:
         """Make a load of request counts per second, [S]; a missing count is NaN.
 
         `speed_up` plays time faster at the same rates: each played second has the mean of `speed_up` recorded ones.
-        `scale` multiplies the rates. A played second without any recorded count has rate 0 and counts as a gap.
-
-        Raises:
-            LoadError: there are no counts, a count is negative or infinite, or a factor is out of bounds.
+        `scale` multiplies the rates. A played second without any recorded count has rate 0 and counts as a gap. Raises
+        LoadError if there are no counts, a count is negative or infinite, or a factor is out of bounds.
         """
         for name, factor in (("speed-up", speed_up), ("scale", scale)):
             if not (np.isfinite(factor) and 0 < factor <= MAX_RPS):
@@ -103,9 +94,7 @@ class LoadSpec:
     def from_trace(cls, trace: Path | Trace, *, speed_up: float = 1.0, scale: float = 1.0) -> Self:
         """Make a load of a per-second trace.
 
-        Raises:
-            TraceError: the file is not a trace; the message names the line.
-            LoadError: as `from_counts`.
+        Raises TraceError if the file is not a trace; the message names the line. Raises LoadError as `from_counts`.
         """
         recorded = read_trace(trace) if isinstance(trace, Path) else trace
         return cls.from_counts(recorded.rps, recorded.name, speed_up=speed_up, scale=scale)
@@ -113,8 +102,7 @@ class LoadSpec:
     def rates(self, duration_seconds: float | None = None) -> NDArray[np.float64]:
         """Rate in each second, [ceil(duration)]; None is the length of the load.
 
-        Raises:
-            LoadError: there is no duration and the load has no end, or the duration is out of bounds.
+        Raises LoadError if there is no duration and the load has no end, or the duration is out of bounds.
         """
         if duration_seconds is None:
             if self.natural_seconds is None:

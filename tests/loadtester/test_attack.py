@@ -1,14 +1,14 @@
 """Attack: every request is accounted for, and latencies include stalls."""
 
 import asyncio
+import time
 from collections import Counter
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 import pytest
 
 from tests.loadtester.fake_pipeline import FakePipeline, a_pipeline, grpc_server, rest_server
-from tests.loop_stalls import Pauses
 from tests.ports import held_port
 from trimtab_loadtester.attack import AttackOptions, Progress, attack_async
 from trimtab_loadtester.load_spec import LoadSpec
@@ -107,6 +107,29 @@ async def test_latency_counts_from_the_schedule_through_a_stall() -> None:
     assert results.summary()["client_saturated"] is True
     assert results.summary()["latency_seconds_p90"] > 0.8
     assert (results.records["sent"] >= scheduled - 1e-6).all()
+
+
+class Pauses:
+    """Longest stall of the event loop within a block, most likely caused by the machine."""
+
+    def __init__(self) -> None:
+        self.longest_seconds = 0.0
+        self._ticking: asyncio.Task[None] | None = None
+
+    async def __aenter__(self) -> Self:
+        self._ticking = asyncio.create_task(self._tick())
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        assert self._ticking is not None
+        self._ticking.cancel()
+        await asyncio.gather(self._ticking, return_exceptions=True)
+
+    async def _tick(self) -> None:
+        while True:
+            begun = time.monotonic()
+            await asyncio.sleep(0.01)
+            self.longest_seconds = max(self.longest_seconds, time.monotonic() - begun)
 
 
 async def test_requests_are_sent_when_due_during_a_stall() -> None:
@@ -249,39 +272,19 @@ async def test_unknown_payloads_are_rejected() -> None:
 
 
 @pytest.mark.parametrize(
-    ("code", "latency_seconds", "outcome"),
+    ("latency_seconds", "first_seconds", "between_seconds", "outcome"),
     [
-        ("200", 0.5, RequestOutcome.OK),
-        ("OK", 0.51, RequestOutcome.LATE),
-        ("504", 0.1, RequestOutcome.DROPPED),
-        ("DEADLINE_EXCEEDED", 9.0, RequestOutcome.DROPPED),
-        ("429", 0.1, RequestOutcome.REFUSED),
-        ("503", 0.1, RequestOutcome.REFUSED),
-        ("RESOURCE_EXHAUSTED", 0.1, RequestOutcome.REFUSED),
-        ("UNAVAILABLE", 0.1, RequestOutcome.REFUSED),
-        ("500", 0.1, RequestOutcome.FAILED),
-        ("400", 0.1, RequestOutcome.FAILED),
-        ("ConnectionLost", 0.1, RequestOutcome.FAILED),
-        ("GaveUp", 60.0, RequestOutcome.FAILED),
+        (0.5, 0.2, 0.02, RequestOutcome.OK),
+        (0.51, 0.2, 0.02, RequestOutcome.LATE),
+        (0.4, 0.21, 0.02, RequestOutcome.LATE),
+        (0.4, 0.2, 0.03, RequestOutcome.LATE),
+        (0.4, 0.2, float("nan"), RequestOutcome.OK),
     ],
 )
-def test_outcome_follows_from_code_and_latency(code: str, latency_seconds: float, outcome: RequestOutcome) -> None:
-    assert classify(code, ClientTimings(latency_seconds), ClientTimings(0.5)) is outcome
-
-
-@pytest.mark.parametrize(
-    ("first_seconds", "between_seconds", "outcome"),
-    [
-        (0.2, 0.02, RequestOutcome.OK),
-        (0.21, 0.02, RequestOutcome.LATE),
-        (0.2, 0.03, RequestOutcome.LATE),
-        (0.2, float("nan"), RequestOutcome.OK),
-    ],
-)
-def test_streamed_answer_is_late_by_any_token_slo(
-    first_seconds: float, between_seconds: float, outcome: RequestOutcome
+def test_answer_is_late_by_any_slo(
+    latency_seconds: float, first_seconds: float, between_seconds: float, outcome: RequestOutcome
 ) -> None:
-    took = ClientTimings(0.4, first_seconds, between_seconds)
+    took = ClientTimings(latency_seconds, first_seconds, between_seconds)
 
     assert classify("200", took, ClientTimings(0.5, 0.2, 0.02)) is outcome
-    assert classify("200", took, ClientTimings(0.5, float("inf"), float("inf"))) is RequestOutcome.OK
+    assert classify("OK", took, ClientTimings(1.0, float("inf"), float("inf"))) is RequestOutcome.OK

@@ -5,13 +5,11 @@ hourly shares, else by one constant share. Within an hour text and image rates a
 assumption.
 """
 
-import csv
-import gzip
 import zlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -49,7 +47,7 @@ class HourlyRates:
     """[H]"""
 
 
-def traffic_of(counts: Sequence[float], hours: HourlyRates | None = None) -> Traffic:
+def traffic_of(counts: Sequence[float] | Floats, hours: HourlyRates | None = None) -> Traffic:
     """Convert counts per minute, [M], to rates; None for hours is a constant image share without bursts."""
     rates = np.array(counts, dtype=np.float64) / 60
     if hours is None:
@@ -88,14 +86,14 @@ def _bursts(minutes: int, seed: Sequence[int]) -> NDArray[np.bool_]:
     return bursts
 
 
-def read_minutes(trace: Path) -> list[float]:
+def read_minutes(trace: Path) -> Floats:
     """Read the requests of each minute, the last number of each row; lines that begin with # are comments.
 
-    Raises:
-        TraceError: the trace cannot be read, or no row ends with a number.
+    Raises TraceError if the trace cannot be read, or no row ends with a number.
     """
-    counts = [float(row[-1]) for row in _rows(trace) if row and _is_number(row[-1])]
-    if not counts:
+    counts: Floats = _columns(trace, usecols=-1)
+    counts = counts[np.isfinite(counts)]
+    if not counts.size:
         raise TraceError(f"{trace}: no row ends with a number; each must end with the requests of a minute")
     return counts
 
@@ -103,31 +101,17 @@ def read_minutes(trace: Path) -> list[float]:
 def read_hours(trace: Path) -> HourlyRates:
     """Read a table of hours with text and image requests a minute and peak images a minute.
 
-    Raises:
-        TraceError: the table cannot be read, or a column is missing.
+    Raises TraceError if the table cannot be read, or a column is missing.
     """
-    rows = _rows(trace)
-    try:
-        text_rates, image_rates, peaks = (np.array(column) for column in zip(*_hours(rows), strict=True))
-    except (ValueError, KeyError, StopIteration) as error:
-        raise TraceError(f"{trace}: {error!r}; it needs a header with {', '.join(_COLUMNS)}, and numbers") from error
+    table = _columns(trace, usecols=_COLUMNS, names=True)
+    text_rates, image_rates, peaks = (table[name] for name in _COLUMNS)
     return HourlyRates(image_rates / np.maximum(text_rates + image_rates, 1e-9), peaks >= BURST_IMAGES)
 
 
-def _hours(rows: Sequence[Sequence[str]]) -> Iterator[tuple[float, ...]]:
-    heads = rows[0] if rows else []
-    for row in rows[1:]:
-        values: Mapping[str, str] = dict(zip(heads, row, strict=True))
-        yield tuple(float(values[column]) for column in _COLUMNS)
-
-
-def _rows(trace: Path) -> list[list[str]]:
+def _columns(trace: Path, **layout: Any) -> NDArray[Any]:
+    """Read columns of a CSV file, which may be compressed."""
     try:
-        with gzip.open(trace, "rt") if trace.suffix == ".gz" else trace.open() as file:
-            return list(csv.reader(line for line in file if not line.startswith("#")))
-    except (OSError, EOFError, zlib.error, UnicodeDecodeError, csv.Error) as error:
-        raise TraceError(f"{trace} cannot be read: {error}") from error
-
-
-def _is_number(text: str) -> bool:
-    return text.strip().replace(".", "", 1).isdigit()
+        return np.atleast_1d(np.genfromtxt(trace, delimiter=",", **layout))
+    except (OSError, EOFError, zlib.error, ValueError, IndexError) as error:
+        columns = f"; it needs {', '.join(_COLUMNS)}" if "names" in layout else ""
+        raise TraceError(f"{trace} cannot be read: {error}{columns}") from error

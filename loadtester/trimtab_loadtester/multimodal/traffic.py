@@ -87,11 +87,7 @@ class Traffic:
         return self.text_rps + self.image_rps
 
     def scaled(self, mean_rps: float) -> Self:
-        """Scale both rates to a mean of all requests.
-
-        Raises:
-            ValueError: all rates are 0.
-        """
+        """Scale both rates to a mean of all requests. Raises ValueError if all rates are 0."""
         mean = float(self.rps.mean())
         if not mean > 0:
             raise ValueError("all rates are 0 and cannot be scaled")
@@ -101,11 +97,7 @@ class Traffic:
 def draw(traffic: Traffic, seed: int, *, images: int | None = None, max_images: int = MAX_IMAGES) -> list[Request]:
     """Draw the requests of both processes, in the order of their arrival.
 
-    Args:
-        traffic: rates of both processes.
-        seed: seed of arrivals and sizes.
-        images: images of every image request; None draws them from the trace's distribution.
-        max_images: cap of the drawn images.
+    Without `images` for every image request, their number is drawn as in the trace, up to `max_images`.
     """
     requests = [*_text_requests(traffic, seed), *_image_requests(traffic, seed, images, max_images)]
     return sorted(requests, key=lambda request: request.arrival_seconds)

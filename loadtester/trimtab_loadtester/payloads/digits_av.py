@@ -67,8 +67,7 @@ class JobOptions:
     def parse(cls, text: str) -> Self:
         """Parse `rows=1..32, missing=0.3, skew=5, floor=0.8, …`, any of the fields, each once.
 
-        Raises:
-            ValueError: an option is unknown or its value invalid.
+        Raises ValueError if an option is unknown or its value invalid.
         """
         return replace(cls(), **parse_options("digits-av", text, _READERS, _EXAMPLE))
 

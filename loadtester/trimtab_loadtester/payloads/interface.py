@@ -53,8 +53,7 @@ class PayloadSource(Protocol):
 def parse_options(kind: str, text: str, readers: Mapping[str, Callable[[str], Any]], example: str) -> dict[str, Any]:
     """Parse the options of an annotation, `NAME=VALUE, …`, each name once.
 
-    Raises:
-        ValueError: an option is unknown or its value invalid.
+    Raises ValueError if an option is unknown or its value invalid.
     """
     values: dict[str, Any] = {}
     for part in filter(None, (part.strip() for part in text.split(","))):

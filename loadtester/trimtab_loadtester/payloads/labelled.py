@@ -68,16 +68,10 @@ class LabelledPayloads:
     """Samples in random order, repeated."""
 
     def __init__(self, pipeline: InferencePipeline, source: str, seed: int = 0, *, labels: Labels = "Required") -> None:
-        """Open samples.
+        """Open samples at a path, or of a `module:Class`.
 
-        Args:
-            pipeline: pipeline that the samples are inputs of.
-            source: a path, or `module:Class`.
-            seed: seed of the order.
-            labels: with `Optional`, either all samples have a truth or none has.
-
-        Raises:
-            SamplesError: there are no samples, or they do not match the pipeline.
+        If labels are `Optional`, either all samples have a truth or none has. Raises SamplesError if there are no
+        samples, or they do not match the pipeline.
         """
         self._specs = {spec.name: spec for spec in pipeline.spec.inputs}
         self._optional = {spec.name for spec in pipeline.spec.inputs if spec.optional}
@@ -94,8 +88,7 @@ class LabelledPayloads:
     def payload(self, index: int) -> Payload:
         """Return a sample as a request of one row.
 
-        Raises:
-            SamplesError: it cannot be read, or does not match the pipeline's inputs.
+        Raises SamplesError if it cannot be read, or does not match the pipeline's inputs.
         """
         number = int(self._order[index % len(self._order)])
         try:
@@ -105,11 +98,7 @@ class LabelledPayloads:
             raise SamplesError(f"sample {number}: {error}") from error
 
     def task(self, index: int) -> str:
-        """Task of a sample; empty if the samples have no tasks.
-
-        Raises:
-            SamplesError: it is not a valid name.
-        """
+        """Task of a sample; empty if the samples have no tasks. Raises SamplesError if it is not a valid name."""
         task_of = getattr(self._samples, "task", None)
         number = int(self._order[index % len(self._order)])
         task = "" if task_of is None else str(task_of(number))
@@ -123,8 +112,7 @@ class LabelledPayloads:
     def tasks(self, count: int) -> tuple[str, ...]:
         """Tasks of the first `count` samples, in order; empty if one of these has no task.
 
-        Raises:
-            SamplesError: there are too many, or one is not a valid name.
+        Raises SamplesError if there are too many, or one is not a valid name.
         """
         tasks = tuple(dict.fromkeys(self.task(index) for index in range(count)))
         if len(tasks) > MAX_TASKS:
@@ -310,11 +298,7 @@ def _parse_label(location: str, column: str, datatype: str, text: str) -> bool |
 
 
 def _truth_of(datatype: str, text: str) -> bool | int | float | str:
-    """Parse a label as its output's datatype.
-
-    Raises:
-        ValueError: the text is not a value of the datatype.
-    """
+    """Parse a label as its output's datatype. Raises ValueError if the text is not a value of the datatype."""
     if datatype == "BYTES":
         return text
     if datatype == "BOOL":

@@ -22,8 +22,7 @@ class InvalidValue(ValueError):
 def tensor_of(spec: TensorSpec, value: Any) -> Tensor:
     """Convert a value to a tensor of one row.
 
-    Raises:
-        InvalidValue: it does not have the tensor's shape or datatype.
+    Raises InvalidValue if it does not have the tensor's shape or datatype.
     """
     if spec.datatype == "BYTES":
         values = np.asarray(value, dtype=object)
@@ -57,10 +56,8 @@ def _numbers(spec: TensorSpec, value: Any) -> NDArray[Any]:
 def read_value(spec: TensorSpec, value: Any, folder: Path) -> NDArray[Any]:
     """Read a value of a sample: the value itself, or a file in `folder`.
 
-    A string is a file name; for a BYTES tensor it is the value, and `{"file": NAME}` names a file.
-
-    Raises:
-        InvalidValue: the file does not exist or cannot be read.
+    A string is a file name; for a BYTES tensor it is the value, and `{"file": NAME}` names a file. Raises InvalidValue
+    if the file does not exist or cannot be read.
     """
     if isinstance(value, dict) and value.keys() == {"file"}:
         return _from_file(spec, folder / str(value["file"]))

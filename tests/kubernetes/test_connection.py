@@ -1,5 +1,6 @@
-"""`Connection`: retries of requests that a busy server rejects, and of no others."""
+"""`Connection`: retries of requests that a busy server rejects, and of no others; delays between retries."""
 
+import itertools
 import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -11,7 +12,8 @@ import yaml
 from aiohttp import web
 
 from trimtab_kubernetes import Cluster, Rejected, Unreachable
-from trimtab_kubernetes.errors import error_for
+from trimtab_kubernetes.errors import Backoff, error_for
+from trimtab_pipelines.backoff import backoff
 
 
 class Busy:
@@ -97,3 +99,27 @@ async def test_former_leader_does_not_retry_writes(tmp_path):
 )
 def test_only_numeric_retry_after_is_used(written, seconds):
     assert error_for(429, "busy", written).retry_after_seconds == seconds
+
+
+AWAY = Unreachable("away")
+
+
+def test_backoff_doubles_up_to_its_maximum():
+    assert list(itertools.islice(backoff(0.5, 3.0), 5)) == [0.5, 1.0, 2.0, 3.0, 3.0]
+
+
+def test_backoff_has_jitter_and_resets():
+    pauses = Backoff(0.2, 10.0)
+
+    first, *_, last = [pauses.next_seconds(AWAY) for _ in range(10)]
+    pauses.reset()
+
+    assert 0.1 <= first <= 0.2
+    assert 5.0 <= last <= 10.0
+    assert 0.1 <= pauses.next_seconds(AWAY) <= 0.2
+    assert len({Backoff(1.0, 1.0).next_seconds(AWAY) for _ in range(10)}) > 1
+
+
+def test_retry_after_is_respected():
+    assert Backoff(0.2, 10.0).next_seconds(Unreachable("busy", 429, retry_after_seconds=30.0)) == 30.0
+    assert Backoff(60.0, 60.0).next_seconds(Unreachable("busy", 429, retry_after_seconds=1.0)) >= 30.0

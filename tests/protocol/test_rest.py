@@ -110,7 +110,6 @@ def test_unknown_fields_and_nulls_are_ignored():
         (body(inputs={}), None, "'inputs' must be a list of tensors"),
         (body(inputs=[3]), None, "each of 'inputs' must be an object with a 'name'"),
         (body(inputs=[tensor(shape=4)]), None, "tensor 'x': 'shape' must be a list of integers"),
-        (body(inputs=[tensor(datatype=None)]), None, "tensor 'x': unknown datatype None"),
         (body(inputs=[tensor(), tensor()]), None, "duplicate tensor in 'inputs'"),
         (body(inputs=[{"name": "x", "shape": [1], "datatype": "FP32"}]), None, "neither 'data' nor the parameter"),
         (body(inputs=[tensor(parameters={"binary_data_size": 4})]), None, "is 4, but 0 bytes are left in the body"),

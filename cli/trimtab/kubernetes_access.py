@@ -63,8 +63,7 @@ async def request_profiling(
 ) -> list[ModelProfile]:
     """Ask the operator for new profiles, wait for them and return them.
 
-    Raises:
-        StartError: there is no such pipeline, profiling failed, or it timed out.
+    Raises StartError if there is no such pipeline, profiling failed, or it timed out.
     """
     from trimtab_kubernetes.objects import rfc3339  # noqa: PLC0415 - an extra
 

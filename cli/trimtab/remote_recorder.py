@@ -56,8 +56,7 @@ class RemoteRecorder:
     async def sample_once(self, routers: Sequence[RouterClient], fetch_plan: FetchPlan | None) -> None:
         """Record one sample, summed over the routers, and the newest plan.
 
-        Raises:
-            RouterUnreachable: a router did not respond; the sample of the others is recorded.
+        Raises RouterUnreachable if a router did not respond; the sample of the others is recorded.
         """
         responses = await asyncio.gather(*(_fetch(router) for router in routers), return_exceptions=True)
         fetched = [response for response in responses if isinstance(response, tuple)]
@@ -113,8 +112,7 @@ def _sum(values: Sequence[Any]) -> Any:
 async def cluster_routers(namespace: str, name: str) -> AsyncIterator[tuple[list[RouterClient], FetchPlan]]:
     """Connect to the routers of a pipeline by `kubectl port-forward`.
 
-    Raises:
-        StartError: no router runs, or kubectl cannot reach one.
+    Raises StartError if no router runs, or kubectl cannot reach one.
     """
     async with connected() as cluster, AsyncExitStack() as stack:
         pods = await cluster.list("Pod", namespace, f"{PIPELINE_LABEL}={name},{COMPONENT}=router")

@@ -63,9 +63,7 @@ class LocalRun:
     async def run(self) -> Run:
         """Start, serve, stop, and return the run; SIGINT and SIGTERM end it early and cleanly.
 
-        Raises:
-            StartError: a process did not start.
-            DocumentError: the pipeline or the plan cannot be used.
+        Raises StartError if a process did not start. Raises DocumentError if the pipeline or the plan cannot be used.
         """
         self.supervisor = Supervisor(self.setup)
         self.recorder = Recorder(self.setup.folder, self.title, self.supervisor.pipeline)

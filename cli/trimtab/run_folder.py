@@ -33,8 +33,7 @@ class RunFolder:
     def __enter__(self) -> Path:
         """Create and lock the folder.
 
-        Raises:
-            DocumentError: another run uses it, it holds files of no run, or it cannot be created.
+        Raises DocumentError if another run uses it, it holds files of no run, or it cannot be created.
         """
         self.path = self.requested or Path(tempfile.mkdtemp(prefix="trimtab-"))
         try:

@@ -49,8 +49,7 @@ class TaskTraining:
     def train(self, task: str, images: LabelledImages, terms: TaskTerms, out: Path, samples_digest: str) -> TaskReport:
         """Train a task, evaluate it at every point on the last of the images, which are held out, and write its file.
 
-        Raises:
-            ValueError: the variant cannot be loaded, or does not accept the task.
+        Raises ValueError if the variant cannot be loaded, or does not accept the task.
         """
         border = max(int(len(images.labels) * (1.0 - HELD_OUT)), 1)
         training = LabelledImages(images.pixels[:border], images.labels[:border])

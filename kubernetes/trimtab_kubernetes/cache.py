@@ -18,11 +18,7 @@ OnChange = Callable[[Change, set[Group]], None]
 
 
 class Cache(Generic[Group]):
-    """The latest version of objects, by kind and name, and by the group they belong to.
-
-    Args:
-        group_of: group of an object; objects without group are not stored.
-    """
+    """The latest version of objects, by kind and name, and by their group; objects without group are not stored."""
 
     def __init__(self, group_of: Callable[[Object], Group | None]) -> None:
         self._group_of = group_of

@@ -83,18 +83,11 @@ class Cluster:
         force: bool = True,
         dry_run: bool = False,
     ) -> Object:
-        """Apply an object server-side and return it as it is now.
+        """Apply an object server-side and return it as it is now; fields that the manager now leaves out are removed.
 
-        Args:
-            body: the fields this manager wants; those it wanted before and leaves out now are removed.
-            manager: field manager.
-            subresource: such as `status`.
-            force: take over fields that another manager owns; else Conflict.
-            dry_run: check only.
-
-        Raises:
-            Rejected: the object is wrong or not allowed.
-            Unreachable: no answer; it may or may not have been applied, and applying it again is harmless.
+        `force` takes over fields that another manager owns; else Conflict is raised. Raises Rejected if the object is
+        wrong or not allowed. Raises Unreachable if there is no answer; it may or may not have been applied, and
+        applying it again is harmless.
         """
         kind, metadata = kind_of(body), body["metadata"]
         path = kind.path(metadata.get("namespace"), metadata["name"], subresource)

@@ -36,11 +36,7 @@ def conditions(
 ) -> list[Object]:
     """Conditions as stored; the transition time is preserved while the status is unchanged.
 
-    Args:
-        findings: one for each condition.
-        before: previous conditions, including those of other writers.
-        generation: observed generation of the object.
-        now_seconds: Unix time.
+    `before` has the previous conditions, including those of other writers.
     """
     earlier = {condition["type"]: condition for condition in before}
     return [_condition(finding, earlier.get(finding.type, {}), generation, now_seconds) for finding in findings]

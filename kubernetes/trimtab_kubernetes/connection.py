@@ -46,11 +46,7 @@ def _always() -> bool:
 
 
 class Connection:
-    """A connection to the API server with its credentials.
-
-    Args:
-        kubeconfig: a file; None uses the pod's service account, or KUBECONFIG.
-    """
+    """A connection to the API server; without kubeconfig, as the pod's service account or by KUBECONFIG."""
 
     def __init__(self, kubeconfig: str | None) -> None:
         self._kubeconfig, self._settings = kubeconfig, client.Configuration()
@@ -84,10 +80,8 @@ class Connection:
         """The response to a request.
 
         The request is retried once with renewed credentials if they have expired, and after the delay that a busy
-        server asks for, up to the request timeout.
-
-        Raises:
-            ClusterError: the server refused the request or did not respond.
+        server asks for, up to the request timeout. Raises ClusterError if the server refused the request or did not
+        respond.
         """
         give_up_at, is_renewed = time.monotonic() + REQUEST_TIMEOUT_SECONDS, False
         while True:

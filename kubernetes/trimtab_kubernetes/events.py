@@ -22,16 +22,9 @@ def event(
     now_seconds: float,
     bad: bool = False,
 ) -> Object:
-    """An Event about an object.
+    """An Event about an object, of the same name for the same reason and decision.
 
-    Args:
-        about: the object, with at least apiVersion, kind, name, namespace and uid.
-        reason: in CamelCase, stable.
-        message: what happened and why; truncated if too long.
-        decision: identifies the decision.
-        by: the reporting component.
-        now_seconds: Unix time.
-        bad: whether it is a Warning.
+    `reason` is stable, in CamelCase; `bad` makes it a Warning. A long message is truncated.
     """
     metadata, time = about["metadata"], rfc3339(now_seconds)
     digits = fingerprint([metadata["uid"], reason, decision])

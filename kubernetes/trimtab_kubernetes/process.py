@@ -35,13 +35,9 @@ async def wait_until(stop: asyncio.Event, *working: "asyncio.Future[Any]") -> No
 async def serve_probes(
     health_port: int, metrics_port: int, registry: CollectorRegistry, failure: Callable[[], str] = str
 ) -> AsyncIterator[None]:
-    """Serve /healthz and /metrics while the block runs.
+    """Serve /healthz and /metrics while the block runs; a health port of 0 uses any free port on loopback.
 
-    Args:
-        health_port: on all addresses; 0 uses any free port on loopback.
-        metrics_port: likewise.
-        registry: of the metrics.
-        failure: returns why the process must be restarted; empty if healthy.
+    `failure` returns why the process must be restarted; empty if healthy.
     """
 
     def health() -> web.Response:

@@ -50,10 +50,8 @@ class Applier:
     async def apply(self, key: Key, decided: Reconciliation) -> int:
         """Write what differs from the known state; return the number of writes.
 
-        Rejected writes are stored in the cache and count as writes, since the status reports them.
-
-        Raises:
-            ClusterError: the API server did not respond; earlier writes remain, and all may be repeated.
+        Rejected writes are stored in the cache and count as writes, since the status reports them. Raises ClusterError
+        if the API server did not respond; earlier writes remain, and all may be repeated.
         """
         store, writes = self._store, 0
         for manifest in decided.apply:
@@ -135,11 +133,7 @@ class Applier:
         _require_applied(applied, manifest)
 
     async def _apply(self, manifest: Object, subresource: str | None = None, only: Object | None = None) -> Object:
-        """Apply by force over `only`, if given; else without taking over fields of other managers.
-
-        Returns:
-            The stored object.
-        """
+        """Apply by force over `only`, if given, else without taking over others' fields; return what is stored."""
         kind, force = manifest["kind"], only is not None or subresource is not None
         self._metrics.writes.labels(kind if subresource is None else f"{kind}/{subresource}").inc()
         body = manifest if only is None else _with_uid(only, manifest)

@@ -81,8 +81,7 @@ _Z_95 = 1.959964
 def wilson_interval(right: float, n: float) -> tuple[float, float]:
     """Wilson's 95 % interval of `right` out of `n` (Wilson 1927), within 0…1 and around the share.
 
-    Raises:
-        ValueError: `n` is not positive.
+    Raises ValueError if `n` is not positive.
     """
     if n <= 0:
         raise ValueError(f"n must be positive; got {n:g}")
@@ -100,18 +99,7 @@ def measured_accuracy(
     samples_digest: str | None = None,
     source: AccuracySource = "Measured",
 ) -> Accuracy:
-    """Accuracy measured on held-out samples, with Wilson's interval, rounded outwards.
-
-    Args:
-        right: number of correct samples.
-        n: number of samples.
-        confidences: of each sample, if the model reports them.
-        samples_digest: of the samples.
-        source: of the labels.
-
-    Raises:
-        ValueError: `n` is not positive.
-    """
+    """Accuracy of n held-out samples, with Wilson's interval, rounded outwards; ValueError if n is not positive."""
     low, high = wilson_interval(right, n)
     return Accuracy(
         value=round(right / n, 4),
@@ -125,12 +113,9 @@ def measured_accuracy(
 
 
 def mean_confidence(confidences: Iterable[float], tasks: Iterable[str] = ()) -> float | None:
-    """Mean confidence of a model on some rows.
+    """Mean confidence of a model on some rows; None if a confidence is not a probability.
 
-    Returns:
-        None if a confidence is not a probability, or if the rows belong to several tasks, since the mix of tasks in
-        future
-        rows is unknown.
+    It is also None for rows of several tasks, since the mix of tasks in future rows is unknown.
     """
     values = list(confidences)
     if not values or len(set(tasks)) > 1 or not all(0.0 <= value <= 1.0 for value in values):

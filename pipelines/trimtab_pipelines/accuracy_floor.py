@@ -15,12 +15,9 @@ _BISECTIONS = 40
 
 
 def required_mean(floor: float, rows: int, probability: float | None = None) -> float:
-    """Smallest mean accuracy of its rows with which a job keeps its floor.
+    """Smallest mean accuracy of its rows with which a job keeps its floor, the share of correct rows.
 
-    Args:
-        floor: required share of correct rows, 0…1.
-        rows: of the job.
-        probability: of keeping the floor, above 0 and below 1; None requires it on average.
+    The floor is kept with this probability, above 0 and below 1; None keeps it on average.
     """
     if probability is None:
         return floor

@@ -95,9 +95,7 @@ def _threshold_at(pairs: PairedConfidence, price: float) -> TaskThreshold:
 def best_threshold(pairs: PairedConfidence, price: float) -> float:
     """Lowest threshold with the largest gain beyond the price of its escalations; 0 if none gains anything.
 
-    Args:
-        pairs: of one task; may be empty.
-        price: correct responses per escalation, 0 or more.
+    The rows, if any, are of one task; the price is in correct responses per escalation.
     """
     order = np.argsort(pairs.confidence, kind="stable")
     gained = pairs.right_escalated[order].astype(np.int64) - pairs.right[order]
@@ -117,12 +115,7 @@ class EscalationThreshold:
 
 
 def escalation_curve(pairs: PairedConfidence, shares: Sequence[float]) -> list[EscalationThreshold]:
-    """Accuracy after escalating the least confident share of the rows.
-
-    Args:
-        pairs: held-out rows.
-        shares: 0…1.
-    """
+    """Accuracy after escalating these shares, 0…1, of the rows: the least confident ones."""
     order = np.argsort(pairs.confidence, kind="stable")
     confidences = pairs.confidence[order]
     first, second = pairs.right[order], pairs.right_escalated[order]
@@ -140,15 +133,9 @@ def evaluate_threshold(pairs: PairedConfidence, below: float) -> EscalationThres
 
 
 def safe_threshold(pairs: PairedConfidence, floor: float, confidence: float = CONFIDENCE) -> EscalationThreshold | None:
-    """The lowest threshold at which accuracy is at least the floor, with this confidence.
+    """The lowest threshold at which accuracy is at least the floor for unseen rows, with this confidence.
 
-    Args:
-        pairs: held-out rows.
-        floor: above 0 and below 1.
-        confidence: that the floor holds for unseen rows of the same kind.
-
-    Returns:
-        None if not even escalating every row keeps the floor.
+    None if not even escalating every row keeps the floor, which is above 0 and below 1.
     """
     rows, passed = pairs.confidence.size, None
     for step in range(STEPS + 1, -1, -1):  # above 1: all rows are escalated
@@ -183,15 +170,11 @@ MIN_GAIN = 0.005
 def measure_escalations(
     points: Mapping[str, ConfidenceSample], confidence: float = CONFIDENCE
 ) -> dict[str, tuple[Escalation, ...]]:
-    """Measured escalations from each point, at thresholds that keep a ladder of accuracy floors.
+    """Measured escalations from each point, at thresholds that keep a ladder of accuracy floors with this confidence.
 
     Only points that read all inputs of the first point are escalation targets. If both read the same inputs, for
     example a transformer that merges more or fewer tokens, accuracy alone decides. Rows of several tasks have
-    thresholds by task.
-
-    Args:
-        points: the same held-out rows at each point of a variant.
-        confidence: with which each floor holds for unseen rows.
+    thresholds by task. `points` has the same held-out rows at each point of a variant.
     """
     targets = [
         (first, then)

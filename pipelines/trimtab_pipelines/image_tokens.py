@@ -36,8 +36,7 @@ class ImageTokenRule(Protocol):
     def count(self, width_px: int, height_px: int, *, images: int = 1) -> ImageTokens:
         """Count the tokens of one image in a request with a number of images.
 
-        Raises:
-            ValueError: a side or the number of images is not positive.
+        Raises ValueError if a side or the number of images is not positive.
         """
         ...
 

@@ -25,13 +25,7 @@ def thin_older_half(lines: Sequence[str]) -> Sequence[str]:
 
 
 class JsonLinesFile:
-    """Appends lines to a file and shortens it when it exceeds its bound.
-
-    Args:
-        path: the file; a truncated last line is removed.
-        max_bytes: the bound.
-        shorten: returns the lines to keep when the bound is exceeded.
-    """
+    """Appends lines to a file and shortens it when it exceeds `max_bytes`; a truncated last line is removed."""
 
     def __init__(self, path: Path, max_bytes: int, shorten: Shorten = drop_older_half) -> None:
         self._path, self._max_bytes, self._shorten = path, max_bytes, shorten
@@ -80,10 +74,7 @@ def tail_and_sample(count: int, limit: int) -> Sequence[int]:
 def read_lines(path: Path, parse: Callable[[str], Parsed], limit: int | None = None) -> list[Parsed]:
     """Read every line that can be parsed; empty if there is no file.
 
-    Args:
-        path: the file.
-        parse: parses one line; raises ValueError if it is invalid.
-        limit: maximum number of lines; the newest and a sample of the others are read.
+    With a limit the newest lines and a sample of the others are read. `parse` raises ValueError for an invalid line.
     """
     if not path.exists():
         return []

@@ -82,14 +82,10 @@ class LatencyCurve(Model):
 
 
 def prefill_seconds(measured: Mapping[int, float], tokens: float) -> float:
-    """Time to first token of a prompt on an otherwise idle replica.
+    """Time to first token of a prompt on an otherwise idle replica, from seconds by number of tokens; else 0.
 
     Interpolates linearly between measured lengths. Below the shortest it returns the shortest's time; beyond the
     longest it extrapolates from the last two.
-
-    Args:
-        measured: seconds by number of tokens; 0 is returned if it is empty.
-        tokens: of the prompt.
     """
     lengths = sorted(measured)
     if not lengths:
@@ -149,10 +145,6 @@ class PointProfile(Model):
 
         Times are interpolated between chats without and with one image. Prompt tokens beyond the measured ones add
         their prefill time to each concurrent chat; shorter prompts cost as much as measured.
-
-        Args:
-            images: mean number per chat.
-            prompt_tokens: mean number per chat.
         """
         if self.chats is None:
             return self

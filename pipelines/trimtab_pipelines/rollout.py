@@ -93,13 +93,9 @@ class ReplicaGroupState:
 def decide(
     targets: Sequence[Target], sets: Sequence[ReplicaGroupState], limit: Capacity, *, new_routes: bool = True
 ) -> dict[str, int]:
-    """The next number of replicas of each replica group, including new ones.
+    """The next number of replicas of each replica group, including new ones; `targets` has one for each stage.
 
-    Args:
-        targets: planned replicas, one target per stage.
-        sets: state of every existing replica group.
-        limit: maximum resources of all replicas.
-        new_routes: whether no router remains that uses stages without a target.
+    `new_routes` is whether no router remains that uses stages without a target.
     """
     existing = {state.name for state in sets}
     missing = [ReplicaGroupState(t.name, t.stage, t.per_replica, desired=0) for t in targets if t.name not in existing]

@@ -57,12 +57,7 @@ class BatchSplit:
 
 
 def cheapest_batches(batch_seconds: Sequence[float], max_rows: int) -> BatchSplit:
-    """Split 0 to `max_rows` rows into the batches with the least total seconds.
-
-    Args:
-        batch_seconds: of a batch of 1, 2, … rows.
-        max_rows: the largest job.
-    """
+    """Split 0 to `max_rows` rows into the batches with the least total seconds, given those of 1, 2, … rows."""
     single = np.asarray(batch_seconds, dtype=np.float64)
     if not single.size or single.min() < 0:
         raise ValueError("batch_seconds must hold 1, 2, … rows, each 0 or more")

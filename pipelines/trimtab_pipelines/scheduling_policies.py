@@ -40,8 +40,7 @@ _registered = dict(PRODUCT_POLICIES)
 def register_scheduling_policy(name: str, traits: PolicyTraits) -> None:
     """Make `name` a valid `schedulingPolicy` in this process.
 
-    Raises:
-        ValueError: the product has a policy of this name.
+    Raises ValueError if the product has a policy of this name.
     """
     if name in PRODUCT_POLICIES:
         raise ValueError(f"{name} is a scheduling policy of the product")

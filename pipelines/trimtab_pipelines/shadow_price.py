@@ -21,10 +21,7 @@ BUSY_SHARE = 0.85
 def shadow_price(points: Sequence[tuple[float, float]], rows_rps: float, replicas: int) -> float:
     """Expected correct responses per second of replica time.
 
-    Args:
-        points: (seconds of a row in a full batch, accuracy) of each option.
-        rows_rps: expected rows per second.
-        replicas: that share them.
+    A point is (seconds of a row in a full batch, accuracy); the replicas share the expected rows per second.
     """
     if rows_rps <= 0:
         return 0.0
@@ -76,10 +73,9 @@ def best_mixes(points: Sequence[tuple[float, float]]) -> list[tuple[float, float
 
 
 def best_mix(points: Sequence[tuple[float, float]], seconds: float) -> tuple[float, float]:
-    """Best mix that takes at most these seconds per row; unserved rows are part of the mix.
+    """Accuracy of the best mix within these seconds per row, and the accuracy gained per additional second.
 
-    Returns:
-        Its accuracy, and the accuracy gained per additional second.
+    Unserved rows are part of the mix.
     """
     curve = best_mixes(points)
     for left, right in pairwise(curve):

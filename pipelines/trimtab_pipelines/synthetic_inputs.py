@@ -37,8 +37,7 @@ LENGTH_SUFFIX = "_length"
 def payloads_of(pipeline: InferencePipeline) -> str:
     """Payloads of a pipeline's annotation: `digits`, `digits-av`, `lmm-digits`, `random`, or distributions.
 
-    Raises:
-        ValueError: the kind is unknown.
+    Raises ValueError if the kind is unknown.
     """
     kind = pipeline.metadata.annotations.get(PAYLOADS_ANNOTATION, "random")
     if payload_kind(kind) not in {"digits", "random", DIGITS_AV, LMM_DIGITS} and "=" not in kind:
@@ -55,8 +54,7 @@ def payload_kind(payloads: str) -> str:
 def default_dimension(pipeline: InferencePipeline) -> int:
     """Size of dimensions that may have any size: the pipeline's annotation, else 16.
 
-    Raises:
-        ValueError: the annotation is not a positive integer.
+    Raises ValueError if the annotation is not a positive integer.
     """
     written = pipeline.metadata.annotations.get(DIMENSION_ANNOTATION, str(DEFAULT_DIMENSION))
     if not (written.isascii() and written.isdecimal() and int(written) > 0):
@@ -117,8 +115,7 @@ DISTRIBUTIONS: Mapping[str, LengthDistribution] = {
 def parse_distributions(written: str, specs: Sequence[TensorSpec]) -> dict[str, str]:
     """Parse `TENSOR=DISTRIBUTION, …`.
 
-    Raises:
-        ValueError: the tensor or distribution is unknown, or they do not fit.
+    Raises ValueError if the tensor or distribution is unknown, or they do not fit.
     """
     by_name = {spec.name: spec for spec in specs}
     chosen: dict[str, str] = {}

@@ -76,8 +76,7 @@ class TaskRecord(TaskTerms):
 def parse_task_record(content: bytes) -> TaskRecord:
     """Parse the record of a task file, from the complete file or its first bytes.
 
-    Raises:
-        UnusableTask: the file is invalid.
+    Raises UnusableTask if the file is invalid.
     """
     length = int.from_bytes(content[:_LENGTH_BYTES], "little")
     if len(content) < _LENGTH_BYTES or length > len(content) - _LENGTH_BYTES:

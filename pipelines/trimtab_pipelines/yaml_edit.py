@@ -15,14 +15,9 @@ _Edit = tuple[int, int, str]
 
 
 def with_accuracies(text: str, measured: Measured, by_task: ByTask = MappingProxyType({})) -> str:
-    """Set accuracies, by (stage, variant, operating point), in a pipeline's YAML.
+    """Set accuracies, by (stage, variant, operating point), in a pipeline's YAML; those of other tasks are unchanged.
 
     A variant that lists operating points gets the accuracy of its best point.
-
-    Args:
-        text: the YAML.
-        measured: over all samples.
-        by_task: on samples of individual tasks; other tasks are unchanged.
     """
     return _edited(text, lambda stage, variant: _edits(text, stage, variant, measured, by_task))
 

@@ -17,13 +17,7 @@ class ProtocolError(ValueError):
 
 
 class InvalidChat(ProtocolError):
-    """A chat request cannot be served.
-
-    Args:
-        text: names the error and the valid form.
-        param: the invalid field, if there is a single one.
-        code: stable code for programs (`invalid_image`), or None.
-    """
+    """A chat request cannot be served; `code` is stable (`invalid_image`), `param` the invalid field."""
 
     def __init__(self, text: str, *, param: str | None = None, code: str | None = None) -> None:
         super().__init__(text)

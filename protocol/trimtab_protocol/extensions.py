@@ -61,12 +61,9 @@ _TASK_ACCURACIES_ADAPTER = TypeAdapter(dict[str, dict[str, Accuracy]])
 def task_metadata(
     names: Sequence[str], refused: Mapping[str, str], accuracies: TaskPointAccuracy = MappingProxyType({})
 ) -> dict[str, str]:
-    """Metadata parameters of a model with several tasks.
+    """Metadata parameters of a model with several tasks: names by number, and why files were rejected, by name.
 
-    Args:
-        names: by number.
-        refused: reasons of rejected files, by name.
-        accuracies: of task records, without the digests of samples.
+    Accuracies are those of task records, without the digests of samples.
     """
     parameters = {TASKS: ",".join(names)}
     if refused:

@@ -94,12 +94,8 @@ _RAW_INPUT_CONTENTS: int = _Request.DESCRIPTOR.fields_by_name["raw_input_content
 def read_request(data: Buffer, max_typed_bytes: int) -> PendingRequest:
     """Read a serialised ModelInferRequest up to its tensors' descriptions; raw tensors share its memory.
 
-    Args:
-        data: the message as received.
-        max_typed_bytes: of everything but raw contents, of which protobuf makes many times as many.
-
-    Raises:
-        ProtocolError: it is malformed, or larger than that.
+    Raises ProtocolError if it is malformed, or has more than `max_typed_bytes` besides raw contents, of which protobuf
+    makes many times as many.
     """
     rest, raw = extract_field(data, _RAW_INPUT_CONTENTS, max_typed_bytes)
     try:
@@ -150,12 +146,10 @@ def response_to_message(response: InferResponse) -> Any:
 
 
 def metadata_to_message(metadata: Mapping[str, Any]) -> Any:
-    """Write a ModelMetadataResponse.
+    """Write a ModelMetadataResponse from metadata as REST has it; model and tensors may each have `parameters`.
 
-    Args:
-        metadata: as REST writes it; model and tensors may each have `parameters`. A text among those of the model that
-            some clients could not read is left out: by the specification's newest text field 6 holds text, and what
-            stands there is text to such a client only where its length is written in one byte.
+    A text among those of the model that some clients could not read is left out: by the specification's newest text
+    field 6 holds text, and what stands there is text to such a client only where its length is written in one byte.
     """
     message = response_class("ModelMetadata")(
         name=metadata["name"], versions=metadata["versions"], platform=metadata["platform"]

@@ -61,9 +61,8 @@ class HttpConnection(asyncio.BufferedProtocol):
     async def open(cls, host: str, port: int, tls: ssl.SSLContext | None = None) -> "HttpConnection":
         """Connect.
 
-        Raises:
-            PeerIdentityError: the peer's certificate is not trusted.
-            ConnectionLost: the connection failed.
+        Raises PeerIdentityError if the peer's certificate is not trusted. Raises ConnectionLost if the connection
+        failed.
         """
         connection = cls(tls)
         try:
@@ -84,8 +83,7 @@ class HttpConnection(asyncio.BufferedProtocol):
     ) -> Reply:
         """Send a request and wait for its response; a cancelled wait closes the connection.
 
-        Raises:
-            ConnectionLost: the connection was lost, or the response is invalid or too large.
+        Raises ConnectionLost if the connection was lost, or the response is invalid or too large.
         """
         transport = self._transport
         if transport is None or not self.usable:
@@ -215,8 +213,7 @@ class ConnectionPool:
 def request_head(method: str, path: str, host: str, headers: dict[str, str], content_length: int) -> bytes:
     """The head of a request.
 
-    Raises:
-        ValueError: a line of it is not printable ASCII; it could become another header, or another request.
+    Raises ValueError if a line of it is not printable ASCII; it could become another header, or another request.
     """
     lines = [f"{method} {path} HTTP/1.1", f"Host: {host}", f"Content-Length: {content_length}"]
     lines += [f"{name}: {value}" for name, value in headers.items()]

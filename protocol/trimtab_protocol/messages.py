@@ -43,12 +43,9 @@ class TensorHeader:
 class PendingRequest:
     """A request whose tensors are not decoded yet, so that a refused request costs little.
 
-    Args:
-        request: without tensors.
-        inputs: headers of the tensors.
-        slow: whether decoding may block the event loop noticeably.
-        written_bytes: bytes of JSON or typed contents, which need many times their size in memory.
-        decoders: one for each tensor.
+    `request` has no tensors, `inputs` has their headers, `decoders` one decoder for each. `slow` is whether decoding
+    may block the event loop noticeably; `written_bytes` counts JSON or typed contents, which need many times their size
+    in memory.
     """
 
     request: InferRequest

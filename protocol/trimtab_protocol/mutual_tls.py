@@ -32,14 +32,7 @@ class _Contexts:
 
 
 class MutualTls:
-    """TLS contexts for both sides of a connection, reloaded when the files change.
-
-    Args:
-        identity: the files, and the name required of peers.
-
-    Raises:
-        InvalidIdentity: the files are invalid.
-    """
+    """TLS contexts for both sides, reloaded when the files change. Raises InvalidIdentity if the files are invalid."""
 
     def __init__(self, identity: ReplicaIdentity) -> None:
         self._identity = identity

@@ -13,18 +13,9 @@ _MAX_VARINT_BYTES = 10
 
 
 def extract_field(message: Buffer, field: int, max_other_bytes: int) -> tuple[bytes, list[memoryview]]:
-    """Split a message.
+    """Split a message: the message without the bytes field of this number, and the field's values as views.
 
-    Args:
-        message: as received.
-        field: number of the bytes field to extract.
-        max_other_bytes: maximum size of all other fields together.
-
-    Returns:
-        The message without the field, and the field's values as views.
-
-    Raises:
-        ProtocolError: the message is invalid, has too many fields, or too many other bytes.
+    Raises ProtocolError if the message is invalid, has too many fields, or more than `max_other_bytes` of others.
     """
     view = memoryview(message).cast("B")
     extracted: list[memoryview] = []

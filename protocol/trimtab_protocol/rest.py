@@ -57,17 +57,7 @@ def decode_request(
 def read_request(
     model_name: str, body: Buffer, header_length: str | int | None, *, model_version: str = ""
 ) -> PendingRequest:
-    """Read an inference request up to its tensors' descriptions.
-
-    Args:
-        model_name: as named in the path.
-        body: the whole body.
-        header_length: the value of `Inference-Header-Content-Length`, None where absent.
-        model_version: as named in the path, empty where absent.
-
-    Raises:
-        ProtocolError: anything that is not a well-formed request.
-    """
+    """Read an inference request up to its tensors' descriptions. Raises ProtocolError if it is not well-formed."""
     header, binary = _split(body, header_length)
     described = _describe_tensors("inputs", header.get("inputs"), binary)
     request = InferRequest(
@@ -99,8 +89,7 @@ def decode_response(body: Buffer, header_length: str | int | None) -> InferRespo
 def encode_request(request: InferRequest) -> tuple[list[Buffer], int]:
     """Encode a request with every tensor as binary data.
 
-    Returns:
-        The body as buffers that share the tensors' memory, and its `Inference-Header-Content-Length`.
+    Returns the body as buffers that share the tensors' memory, and its `Inference-Header-Content-Length`.
     """
     header: dict[str, Any] = _identity(request.id, request.parameters)
     inputs, raw = _encode_tensors(request.inputs, frozenset(tensor.name for tensor in request.inputs))
@@ -113,15 +102,9 @@ def encode_request(request: InferRequest) -> tuple[list[Buffer], int]:
 def encode_batch(
     inputs: Sequence[Sequence[Tensor]], parameters: Parameters, request_id: str = ""
 ) -> tuple[list[Buffer], int]:
-    """Encode a request whose tensors consist of parts along their first dimension, without joining the parts.
+    """`encode_request` of tensors that consist of parts along their first dimension, without joining the parts.
 
-    Args:
-        inputs: the parts of each tensor, at least one; name, datatype and row shape are the first part's.
-        parameters: of the request.
-        request_id: returned in the response.
-
-    Returns:
-        As `encode_request`.
+    Name, datatype and row shape of a tensor are its first part's.
     """
     entries: list[dict[str, Any]] = []
     buffers: list[Buffer] = []
@@ -149,17 +132,10 @@ def encode_json(inputs: Sequence[Tensor], parameters: Parameters, request_id: st
 
 
 def encode_response(response: InferResponse, binary: frozenset[str]) -> tuple[list[Buffer], int | None]:
-    """Encode a response.
+    """Encode a response: its body as buffers that share the tensors' memory, and the length of its header.
 
-    Args:
-        response: the response.
-        binary: names of the outputs sent as binary data (see `binary_outputs`).
-
-    Returns:
-        The body as buffers that share the tensors' memory, and the header's length; None if the whole body is JSON.
-
-    Raises:
-        ProtocolError: an output has no JSON form and was not requested as binary data.
+    The length is None if the whole body is JSON. `binary` names the outputs sent as binary data (see `binary_outputs`).
+    Raises ProtocolError if an output has no JSON form and is not among them.
     """
     header: dict[str, Any] = {"model_name": response.model_name}
     if response.model_version:
@@ -188,8 +164,7 @@ def error_body(message: str, request_id: str = "") -> bytes:
 def json_bytes(header_length: str | None, body_bytes: int) -> int:
     """How much of a body is JSON: what the header's length says, all of it where there is none.
 
-    Raises:
-        ProtocolError: the length is none.
+    Raises ProtocolError if the length is no number within the body.
     """
     return body_bytes if header_length is None else _checked_length(header_length, body_bytes)
 

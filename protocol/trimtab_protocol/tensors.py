@@ -90,8 +90,7 @@ class Tensor:
     def of(cls, name: str, array: Array) -> "Tensor":
         """Wrap a numpy array; the datatype follows from its dtype.
 
-        Raises:
-            ProtocolError: no datatype of the protocol holds this dtype.
+        Raises ProtocolError if no datatype of the protocol holds this dtype.
         """
         datatype = _DATATYPES.get(array.dtype)
         if datatype is None:
@@ -132,8 +131,7 @@ def is_slow(tensors: Iterable[TensorLike], *, whole_bytes: int, values_bytes: in
 def decode_raw(name: str, datatype: object, shape: Iterable[object], buffer: Buffer) -> Tensor:
     """Read a tensor from its raw bytes without copying them (BYTES excepted).
 
-    Raises:
-        ProtocolError: unknown datatype, a shape that is not one, or bytes that do not fit the shape.
+    Raises ProtocolError if the datatype or the shape is invalid, or the bytes do not fit them.
     """
     dtype = dtype_of(name, datatype)
     dims = checked_shape(name, shape)
@@ -163,8 +161,7 @@ def encode_raw_array(array: Array) -> Buffer:
 def from_values(name: str, datatype: object, shape: Iterable[object], values: object) -> Tensor:
     """Read a tensor from the JSON form: a list, nested by the shape or flat in row order.
 
-    Raises:
-        ProtocolError: values of another type or range than the datatype's, or another count than the shape's.
+    Raises ProtocolError if type, range or number of the values do not fit datatype and shape.
     """
     dtype = dtype_of(name, datatype)
     dims = checked_shape(name, shape)

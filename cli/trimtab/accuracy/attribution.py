@@ -122,11 +122,7 @@ def accuracies(
     samples_digest: str,
     confidences: Mapping[Choice, Mapping[str, float]],
 ) -> dict[PointKey, Accuracy]:
-    """Map points to their measured accuracies.
-
-    Raises:
-        NoCorrectAnswers: the best choice has no correct answer.
-    """
+    """Map points to their measured accuracies. Raises NoCorrectAnswers if the best choice has no correct answer."""
     best = choices(pipeline)[0]
     factor = scale_factor(tallies[best].share, len(best))
     if factor is None or not tallies[best].share > 0:

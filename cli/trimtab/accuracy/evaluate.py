@@ -45,8 +45,7 @@ async def evaluate(
 ) -> dict[Choice, Sequence[ReceivedAnswer]]:
     """Serve the pipeline in a folder; return the answers to the samples with each choice, in the samples' order.
 
-    Raises:
-        StartError: a process did not start, or a request failed.
+    Raises StartError if a process did not start, or a request failed.
     """
     pipeline = without_deadlines(evaluation.pipeline, evaluation.home)
     pipeline_file = folder / "measured" / "pipeline.yaml"

@@ -80,9 +80,7 @@ def command(
 def plan_inputs(pipeline: Path, arguments: PlanArguments) -> PlanInputs:
     """Read the inputs; a profile file takes precedence over the cluster's profiles.
 
-    Raises:
-        StartError: the cluster has no such pipeline.
-        DocumentError: a document cannot be read.
+    Raises StartError if the cluster has no such pipeline. Raises DocumentError if a document cannot be read.
     """
     profiles = arguments.profiles
     if arguments.in_cluster:

@@ -61,9 +61,7 @@ def find_profile(
     """Find an existing profile that suits pipeline and machine; None if there is none.
 
     A requested profile is used whatever it was measured on; `on_message` receives a line for each unsuitable one.
-
-    Raises:
-        DocumentError: the requested file has no profile of a stage.
+    Raises DocumentError if the requested file has no profile of a stage.
     """
     if requested is not None:
         profiles = load_profiles(requested)

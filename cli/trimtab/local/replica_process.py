@@ -32,14 +32,9 @@ log = logging.getLogger(__name__)
 
 
 class ReplicaProcess:
-    """Process of one replica.
+    """Process of one replica of the model in `folder`.
 
-    Args:
-        folder: the model folder it serves.
-        log: the file of its output.
-        on_ready: called once with its ports.
-        on_end: called once when it has ended, for whatever reason.
-        identity: identity for mutual TLS with the router.
+    `on_ready` is called once with its ports, `on_end` once when it has ended, for whatever reason.
     """
 
     def __init__(

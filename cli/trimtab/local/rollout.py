@@ -106,15 +106,10 @@ def decide(
     now: float,
     not_before: Mapping[str, float] | None = None,
 ) -> list[Action]:
-    """Decide the next actions.
+    """Decide the next actions, given every replica with a process, including those being stopped.
 
-    Args:
-        targets: one for each stage, together within `limit_cores`.
-        replicas: every replica with a process, including those being stopped.
-        limit_cores: maximum of cores that all replicas may reserve.
-        serving: the variant that the router uses, by stage; absent if unknown.
-        now: seconds, on the clock of `draining_since` and `not_before`.
-        not_before: earliest time of a stage's next start, after failures.
+    `targets` has one for each stage, `serving` the variant that the router uses, if known, `not_before` the earliest
+    time of a stage's next start after failures. Times are seconds on one clock.
     """
     by_stage = {target.stage: target for target in targets}
     moved = {stage for stage, target in by_stage.items() if serving.get(stage, target.variant) == target.variant}
@@ -148,10 +143,8 @@ def _resize(
     """Resize replicas to the target, as far as free cores allow.
 
     A ready replica shrinks once the router no longer needs its cores. Until then it counts as resized, so that no other
-    is started in its place, and the cores it will release are not free yet.
-
-    Returns:
-        Resizes to execute now, all replicas as they will be, and the cores that will be released later.
+    is started in its place, and the cores it will release are not free yet. Returns the resizes to execute now, all
+    replicas as they will be, and the cores that will be released later.
     """
     resizes, after, pending_cores = [], {replica.name: replica for replica in replicas}, 0.0
     for target in targets:

@@ -29,10 +29,8 @@ class CandidateModel:
     def __init__(self, pipeline: InferencePipeline, folder: Path, points: Sequence[OperatingPoint]) -> None:
         """Load the model of a pipeline of one stage with one variant, onto the device that the variant requests.
 
-        The points to try begin with the full model; `folder` is the base of relative storage URIs.
-
-        Raises:
-            ValueError: the model cannot be loaded, or cannot run at a point.
+        The points to try begin with the full model; `folder` is the base of relative storage URIs. Raises ValueError if
+        the model cannot be loaded, or cannot run at a point.
         """
         self._stage = pipeline.spec.stages[0]
         self._variant = self._stage.variants[0]

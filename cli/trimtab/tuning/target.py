@@ -22,10 +22,7 @@ def tuning_target(pipeline: InferencePipeline, stage_name: str | None, variant_n
     """Reduce a pipeline to one variant of one stage; a name may be None if there is only one.
 
     The inputs and outputs of a pipeline of one stage stay. Otherwise the stage's own inputs and outputs become those of
-    the pipeline.
-
-    Raises:
-        ValueError: there is no such stage or variant, or several and none is named.
+    the pipeline. Raises ValueError if there is no such stage or variant, or several and none is named.
     """
     stage = _stage(pipeline, stage_name)
     variant = _variant(stage, variant_name)
@@ -90,8 +87,7 @@ def _names(items: tuple[Stage, ...] | tuple[Variant, ...]) -> str:
 def with_points(text: str, stage: str, variant: str, selected: Sequence[Trial]) -> str:
     """Write the selected points and their evidence into a variant.
 
-    Raises:
-        DocumentError: the variant is written in flow style.
+    Raises DocumentError if the variant is written in flow style.
     """
     node = _variant_node(yaml.compose(text, yaml.SafeLoader), stage, variant)
     if node is None or node.flow_style:

@@ -82,15 +82,8 @@ class ChildProcess:
     ) -> "ChildProcess":
         """Start a module that dies with this process, in its own session, so that Ctrl-C does not reach it directly.
 
-        It imports nothing from its working directory, which belongs to the user.
-
-        Args:
-            module: argument of `python -m`.
-            arguments: of its command line.
-            log: file for standard error, and for standard output unless it is read.
-            name: used in messages.
-            environment: additional variables.
-            is_read: whether standard output is read; the process blocks if nothing reads it.
+        It imports nothing from its working directory, which belongs to the user. The log has standard error, and
+        standard output unless that is read; a process whose output `is_read` blocks if nothing reads it.
         """
         log.parent.mkdir(parents=True, exist_ok=True)
         with log.open("ab") as errors:

@@ -11,14 +11,10 @@ _TRIM_THRESHOLD, _MMAP_THRESHOLD = -1, -3  # from malloc.h
 
 
 def retain_freed_memory(largest_bytes: int, max_bytes: int) -> bool:
-    """Retain freed memory in this process from now on.
+    """Retain freed memory in this process from now on; False if the C library is not glibc.
 
-    Args:
-        largest_bytes: blocks above this size are mapped individually and returned at once; at most 32 MiB.
-        max_bytes: free memory at the end of a heap that is retained.
-
-    Returns:
-        False if the C library is not glibc.
+    Blocks above `largest_bytes`, at most 32 MiB, are mapped individually and returned at once. Up to `max_bytes` of
+    free memory at the end of a heap are retained.
     """
     if not sys.platform.startswith("linux"):
         return False

@@ -34,11 +34,7 @@ class ParsedChat:
 
 
 def parse_chat(body: Buffer, max_json_bytes: int, bounds: ImageLimits) -> ParsedChat:
-    """Parse a body; data URLs share its memory.
-
-    Raises:
-        InvalidChat: the chat is invalid.
-    """
+    """Parse a body; data URLs share its memory. Raises InvalidChat if the chat is invalid."""
     extracted = extract_data_urls(body, max_json_bytes, bounds.max_per_request)
     request = parse_chat_request(extracted.json)
     for turn, message in enumerate(request.messages):
@@ -70,8 +66,7 @@ def validate_image_file(file: bytes, field: str, bounds: ImageLimits) -> bytes:
 def decode_images(chat: ParsedChat, bounds: ImageLimits) -> Iterator[bytes | ImageInput]:
     """The file of each image, one at a time; images with a URL are returned unchanged.
 
-    Raises:
-        InvalidChat: the image is invalid or too large.
+    Raises InvalidChat if the image is invalid or too large.
     """
     for image in chat.images:
         if image.data is None:

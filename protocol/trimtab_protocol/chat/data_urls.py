@@ -36,15 +36,9 @@ class ExtractedImages:
 
 
 def extract_data_urls(body: Buffer, max_json_bytes: int, max_urls: int) -> ExtractedImages:
-    """Extract all long data URLs from a body; they share its memory.
+    """Extract all long data URLs from a body, which leaves at most `max_json_bytes`; they share its memory.
 
-    Args:
-        body: JSON as received.
-        max_json_bytes: maximum size of the remaining JSON.
-        max_urls: maximum number of data URLs.
-
-    Raises:
-        InvalidChat: a limit is exceeded (the rest is not read), or a data URL contains a quote.
+    Raises InvalidChat if a limit is exceeded (the rest is not read), or a data URL contains a quote.
     """
     view, parts, urls = memoryview(body).cast("B"), list[bytes](), dict[str, memoryview]()
     nonce = secrets.token_hex(8)  # clients cannot predict a marker
@@ -103,8 +97,7 @@ def data_url_payload(url: Buffer, max_bytes: int, param: str) -> memoryview:
 def decode_data_url(url: Buffer, max_bytes: int, param: str) -> bytes:
     """The bytes of a data URL.
 
-    Raises:
-        InvalidChat: it is empty, not base64, or too large; nothing is decoded if it is too large.
+    Raises InvalidChat if it is empty, not base64, or too large; nothing is decoded if it is too large.
     """
     written = data_url_payload(url, max_bytes, param)
     try:

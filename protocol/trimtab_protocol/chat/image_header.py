@@ -33,8 +33,7 @@ class ImageHeader:
 def read_header(file: bytes, param: str, max_pixels: int = MAX_PIXELS) -> ImageHeader:
     """Format and size of an image file, whatever its media type.
 
-    Raises:
-        InvalidChat: the file is not a PNG, JPEG, WebP or GIF, or has too many pixels.
+    Raises InvalidChat if the file is not a PNG, JPEG, WebP or GIF, or has too many pixels.
     """
     header = parse_header(file)
     if header is None:

@@ -104,11 +104,9 @@ def options_with_tenant(options: Mapping[str, Any], *, tenant: str) -> dict[str,
 
 
 def options_with_deadline(options: bytes, left_seconds: float) -> bytes:
-    """A row of the tensor `options` with the time until its first token is due.
+    """A row of the tensor `options` with the time until its first token is due, negative if that has passed.
 
-    Args:
-        options: JSON; anything but an object is returned unchanged and rejected by the replica.
-        left_seconds: time left; negative if the deadline has passed.
+    Anything but a JSON object is returned unchanged and rejected by the replica.
     """
     try:
         fields = json.loads(options)
@@ -171,12 +169,9 @@ def bytes_tensor(elements: Sequence[bytes]) -> Array:
 
 
 def content_id(encoder: str, file_digest: str, rows: int) -> str:
-    """Identity of an encoded image: equal if embeddings are equal.
+    """Identity of an encoded image, equal if embeddings of `rows` rows are equal.
 
-    Args:
-        encoder: the encoder and its weights.
-        file_digest: SHA-256 of the image file, in hex.
-        rows: of the embedding.
+    `encoder` names the encoder and its weights; the digest is SHA-256 of the image file, in hex.
     """
     return f"{encoder}:{file_digest}:{rows}"
 
@@ -210,11 +205,7 @@ def group_embedding_urls(urls: Sequence[str]) -> dict[str, list[int]]:
 
 
 def parse_event(kind: str, data: bytes) -> Event:
-    """Parse a server-sent event of a model server.
-
-    Raises:
-        ProtocolError: the event is invalid.
-    """
+    """Parse a server-sent event of a model server. Raises ProtocolError if the event is invalid."""
     try:
         event = json.loads(data)
         if kind == "error" or "error" in event:

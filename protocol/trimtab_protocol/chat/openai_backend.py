@@ -32,14 +32,10 @@ _COMPLETE_REASONS = frozenset({"stop", "length", "content_filter"})
 
 
 def completion_request(model: str, inputs: Mapping[str, Array]) -> bytes:
-    """Body of a streamed chat completion with usage.
+    """Body of a streamed chat completion with usage, for an engine that names its model `model`.
 
-    Args:
-        model: the engine's name of the model.
-        inputs: ``messages`` [1], ``options`` [1] and ``images`` [1, images]; the last two are optional.
-
-    Raises:
-        ProtocolError: the tensors are invalid.
+    ``messages`` is [1], ``options`` [1] and ``images`` [1, images]; the last two are optional. Raises ProtocolError if
+    the tensors are invalid.
     """
     images = [bytes(file) for file in inputs[IMAGES].reshape(-1)] if IMAGES in inputs else []
     options = _json(inputs[OPTIONS][0], OPTIONS) if OPTIONS in inputs else {}
@@ -103,11 +99,7 @@ def _data_url(file: bytes) -> tuple[bytes, bytes]:
 
 
 class ChunkParser:
-    """Parses the chunks of a streamed response.
-
-    Args:
-        images: whether the chat has images; without, all prompt tokens are text.
-    """
+    """Parses the chunks of a streamed response; if the chat has no images, all prompt tokens are text."""
 
     def __init__(self, *, images: bool) -> None:
         self._images = images
@@ -117,8 +109,7 @@ class ChunkParser:
     def read(self, _: str, data: bytes) -> list[Event]:
         """Events of one server-sent event; empty for the role.
 
-        Raises:
-            ProtocolError: the chunk is invalid, or the response ended without finish_reason or usage.
+        Raises ProtocolError if the chunk is invalid, or the response ended without finish_reason or usage.
         """
         if data.strip() == b"[DONE]":
             return [self._last()]

@@ -179,8 +179,7 @@ _ACCEPTED_VALUES: dict[str, Sequence[Any]] = {
 def parse_chat_request(body: bytes) -> ChatRequest:
     """Parse a chat completion request without data URLs.
 
-    Raises:
-        InvalidChat: a field is invalid, missing or not supported.
+    Raises InvalidChat if a field is invalid, missing or not supported.
     """
     try:
         request = _FullRequest.model_validate_json(body)

@@ -82,10 +82,7 @@ def usage(choices: Sequence[Usage]) -> Json:
 class ChunkWriter:
     """Encodes the chunks of one response as server-sent events.
 
-    Args:
-        heading: common fields.
-        includes_usage: whether the last chunk has the usage; the others then have null.
-        logprobs: whether tokens have their probabilities.
+    If usage is included, the last chunk has it and the others have null.
     """
 
     def __init__(self, heading: ResponseHeader, *, includes_usage: bool, logprobs: bool) -> None:
@@ -134,15 +131,7 @@ class ChunkWriter:
 def error_body(
     status: int, message: str, *, reason: str = "", param: str | None = None, code: str | None = None
 ) -> Json:
-    """Error object of a response or stream.
-
-    Args:
-        status: HTTP status.
-        message: for users.
-        reason: for programs, used if there is no code.
-        param: the invalid field.
-        code: OpenAI's error code.
-    """
+    """Error object of a response or stream; programs read `reason` if there is no `code` of OpenAI."""
     kind = _TYPES.get(status, "invalid_request_error" if status < 500 else "server_error")
     return {"error": {"message": message, "type": kind, "param": param, "code": code or _BY_REASON.get(reason, reason)}}
 

@@ -12,7 +12,7 @@ import yaml
 from tests import control_plane
 from tests.builders import a_pipeline_document
 from tests.charts.helm import CHART, KINDS_CHART, RELEASE_NAMESPACE, SETS, must, pod_specs, rendered
-from tests.crds import define
+from tests.control_plane import define
 from trimtab_kubernetes import Cluster, kind_of
 
 MONITORING = {"PodMonitor": "podmonitors", "ServiceMonitor": "servicemonitors", "PrometheusRule": "prometheusrules"}

@@ -1,13 +1,17 @@
-"""Streamed chunks of OpenAI-compatible engines: tokens, log probabilities, usage and errors."""
+"""Server-sent events, and the chunks of OpenAI-compatible engines: tokens, log probabilities, usage and errors."""
 
 import json
+from itertools import pairwise
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from trimtab_protocol import ProtocolError
 from trimtab_protocol.chat.internal_wire import Chunk, LastChunk, StreamFailure, Usage, bytes_tensor
 from trimtab_protocol.chat.openai_backend import ChunkParser, completion_request
+from trimtab_protocol.sse import SseParser
 
 
 def parsed_events(chunks: ChunkParser, **event: Any) -> list[Any]:
@@ -83,3 +87,23 @@ def test_prefix_cache_is_salted_by_tenant() -> None:
 
     assert request_body(tenant="a", deadline_seconds=1.0, top_k=0)["cache_salt"] == "a"
     assert request_body(unknown=1).keys() == {"model", "messages", "stream", "stream_options"}
+
+
+STREAM = (
+    b': alive\n\ndata: {"a": 1}\n\nevent: error\r\ndata:no space\r\n\r\ndata: one\ndata: two\nid: 7\n\n:\n\ndata: re'
+)
+EVENTS = [("message", b'{"a": 1}'), ("error", b"no space"), ("message", b"one\ntwo")]
+
+
+@given(st.lists(st.integers(0, len(STREAM)), max_size=8))
+def test_events_do_not_depend_on_chunking(cuts):
+    reader, edges = SseParser(), [0, *sorted(cuts), len(STREAM)]
+    events = [event for start, stop in pairwise(edges) for event in reader.feed(STREAM[start:stop])]
+
+    assert events == EVENTS
+
+
+@pytest.mark.parametrize("stream", [b"data: " + b"x" * 2000, b"data: x\n" * 400])
+def test_unbounded_event_is_rejected(stream):
+    with pytest.raises(ProtocolError, match="more than 1000 bytes"):
+        list(SseParser(1000).feed(stream))

@@ -1,7 +1,7 @@
 """`Cache`: the latest known version of objects, from lists, watches and responses to own writes.
 
-Updates may arrive in any order; an older version never replaces a newer one. While the API server is unreachable,
-objects are retained.
+Updates may arrive in any order; an older version never replaces a newer one, unless the API server's store was restored
+from a backup. While the API server is unreachable, objects are retained.
 """
 
 import asyncio
@@ -24,6 +24,7 @@ class Cache(Generic[Group]):
         self._group_of = group_of
         self._objects: dict[str, dict[Key, Object]] = {}
         self._groups: dict[Group, dict[tuple[str, Key], Object]] = {}
+        self._rewound: set[tuple[str, Key]] = set()
         self.synced = asyncio.Event()
 
     def get(self, kind: str, key: Key) -> Object | None:
@@ -39,7 +40,7 @@ class Cache(Generic[Group]):
         """Store an object unless a newer version is known; return the affected groups."""
         kind, key = found["kind"], key_of(found)
         known = self.get(kind, key)
-        if known is not None and 0 < version_of(found) <= version_of(known):
+        if known is not None and (kind, key) not in self._rewound and 0 < version_of(found) <= version_of(known):
             return set()
         before, group = self._drop(known), self._group_of(found)
         if group is None:
@@ -60,8 +61,14 @@ class Cache(Generic[Group]):
         return [
             found
             for key, found in self._objects.get(kind, {}).items()
-            if namespace in {None, key[0]} and key not in listed and version_of(found) <= as_of
+            if namespace in {None, key[0]}
+            and key not in listed
+            and (version_of(found) <= as_of or (kind, key) in self._rewound)
         ]
+
+    def rewind(self, kind: str, namespace: str | None) -> None:
+        """Let any version of the known objects be replaced: the API server has returned to an earlier state."""
+        self._rewound |= {(kind, key) for key in self._objects.get(kind, {}) if namespace in {None, key[0]}}
 
     async def watch(
         self,
@@ -75,7 +82,9 @@ class Cache(Generic[Group]):
 
         async def watch_kind(kind: str, namespace: str | None) -> None:
             async for change in list_and_watch(cluster, kind, namespace, selectors[kind]):
-                if change.listing is not None:
+                if change.rewound:
+                    self.rewind(kind, namespace)
+                elif change.listing is not None:
                     for gone in self.missing(kind, namespace, change.listing):
                         on_change(Change(key_of(gone), gone, deleted=True), self.remove(gone))
                     waiting.discard((kind, namespace))
@@ -94,6 +103,7 @@ class Cache(Generic[Group]):
             return set()
         kind, key, group = known["kind"], key_of(known), self._group_of(known)
         del self._objects[kind][key]
+        self._rewound.discard((kind, key))
         assert group is not None  # noqa: S101 - objects without group are not stored
         del self._groups[group][kind, key]
         if not self._groups[group]:

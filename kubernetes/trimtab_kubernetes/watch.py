@@ -26,13 +26,15 @@ MIN_WATCH_SECONDS = 1.0
 class Change:
     """An object's current state; `deleted` with its last known state.
 
-    The end of a list is a change with the listing only.
+    The end of a list is a change with the listing only. A list older than what the watch has seen, which the API
+    server returns after its store was restored from a backup, begins with a change that is `rewound` only.
     """
 
     key: Key = ("", "")
     object: Object | None = None
     deleted: bool = False
     listing: Listing | None = None
+    rewound: bool = False
 
     @property
     def synced(self) -> bool:
@@ -53,12 +55,14 @@ async def list_and_watch(
     a change with `synced`. Objects that were deleted during a gap are yielded as deleted.
     """
     known: dict[Key, Object] = {}
-    version, backoff = "", Backoff(INITIAL_BACKOFF_SECONDS, MAX_BACKOFF_SECONDS)
+    version, last_version, backoff = "", 0, Backoff(INITIAL_BACKOFF_SECONDS, MAX_BACKOFF_SECONDS)
     while True:
         began, received = math.inf, False
         try:
             if not version:
                 listing = await cluster.list(kind, namespace, labels, name)
+                if int(listing.resource_version or 0) < last_version:
+                    yield Change(rewound=True)
                 for change in _differences(known, listing.items):
                     yield change
                 known = {key_of(item): item for item in listing.items}
@@ -83,7 +87,7 @@ async def list_and_watch(
             delay_seconds = backoff.next_seconds(error)
             level = logging.DEBUG if isinstance(error, NotFound) else logging.WARNING
             log.log(level, "%s; retrying in %.1f s", error, delay_seconds)
-            version = ""  # list again: changes were missed, and the version may be too old
+            version, last_version = "", int(version or last_version)  # list again: changes were missed, and the version may be too old
             await asyncio.sleep(delay_seconds)
 
 

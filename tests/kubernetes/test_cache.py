@@ -1,7 +1,10 @@
 """Object cache fed in any order by lists, watches and the responses to writes."""
 
+import asyncio
+from collections.abc import AsyncIterator
 from typing import Any
 
+from trimtab_kubernetes import Change, Cluster, Unreachable
 from trimtab_kubernetes.cache import Cache
 from trimtab_kubernetes.client import Listing
 
@@ -71,3 +74,41 @@ def test_managed_fields_are_dropped():
 
     assert found is not None
     assert "managedFields" not in found["metadata"]
+
+
+class Restored(Cluster):
+    """An API server whose second list is from a backup of its store; its watches end at once."""
+
+    def __init__(self) -> None:
+        self._listings = [
+            Listing([a_pod(90), a_pod(95, name="created-after-the-backup")], "100"),
+            Listing([a_pod(40)], "50"),
+        ]
+
+    async def list(self, *_: object) -> Listing:
+        if not self._listings:
+            await asyncio.Event().wait()
+        return self._listings.pop(0)
+
+    async def watch(self, *_: object) -> AsyncIterator[tuple[str, dict[str, Any]]]:
+        raise Unreachable("the connection was closed")
+        yield
+
+
+async def test_state_restored_from_a_backup_is_accepted():
+    cache, deleted, synced = a_cache(), [], asyncio.Event()
+
+    def on_change(change: Change, _: set[str]) -> None:
+        if change.deleted:
+            deleted.append(change.key[1])
+            synced.set()
+
+    watching = asyncio.create_task(cache.watch(Restored(), {"Pod": None}, [None], on_change))
+    async with asyncio.timeout(10):
+        await synced.wait()
+    watching.cancel()
+
+    assert deleted[0] == "created-after-the-backup"
+    assert version(cache) == 40
+    assert cache.put(a_pod(41)) == {"one"}
+    assert cache.put(a_pod(41)) == set()

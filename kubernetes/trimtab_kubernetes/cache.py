@@ -5,12 +5,15 @@ from a backup. While the API server is unreachable, objects are retained.
 """
 
 import asyncio
+import logging
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from typing import Generic, TypeVar
 
 from trimtab_kubernetes.client import Cluster, Listing
 from trimtab_kubernetes.objects import Key, Object, key_of, version_of
 from trimtab_kubernetes.watch import Change, list_and_watch
+
+log = logging.getLogger(__name__)
 
 Group = TypeVar("Group", bound=Hashable)
 OnChange = Callable[[Change, set[Group]], None]
@@ -91,11 +94,18 @@ class Cache(Generic[Group]):
                     if not waiting:
                         self.synced.set()
                 elif change.object is not None:
-                    on_change(change, self.remove(change.object) if change.deleted else self.put(change.object))
+                    self._deliver(change, change.object, on_change)
 
         async with asyncio.TaskGroup() as watching:
             for kind, namespace in tuple(waiting):
                 watching.create_task(watch_kind(kind, namespace))
+
+    def _deliver(self, change: Change, found: Object, on_change: OnChange[Group]) -> None:
+        """Store a change and report it. An object that raises, which may be one tenant's, does not end the watch."""
+        try:
+            on_change(change, self.remove(found) if change.deleted else self.put(found))
+        except Exception:
+            log.exception("%s %s/%s cannot be processed and is skipped", found["kind"], *change.key)
 
     def _drop(self, known: Object | None) -> set[Group]:
         """Remove an object; return its group."""

@@ -61,9 +61,7 @@ async def list_and_watch(
         try:
             if not version:
                 listing = await cluster.list(kind, namespace, labels, name)
-                if int(listing.resource_version or 0) < last_version:
-                    yield Change(rewound=True)
-                for change in _differences(known, listing.items):
+                for change in _differences(known, listing, last_version):
                     yield change
                 known = {key_of(item): item for item in listing.items}
                 yield Change(listing=listing)
@@ -87,17 +85,21 @@ async def list_and_watch(
             delay_seconds = backoff.next_seconds(error)
             level = logging.DEBUG if isinstance(error, NotFound) else logging.WARNING
             log.log(level, "%s; retrying in %.1f s", error, delay_seconds)
-            version, last_version = "", int(version or last_version)  # list again: changes were missed, and the version may be too old
+            version, last_version = (
+                "",
+                int(version or last_version),
+            )  # list again: changes were missed, and the version may be too old
             await asyncio.sleep(delay_seconds)
 
 
-def _differences(known: dict[Key, Object], items: list[Object]) -> list[Change]:
-    """Changed and deleted objects between a known state and a list."""
-    now = {key_of(item): item for item in items}
+def _differences(known: dict[Key, Object], listing: Listing, last_version: int) -> list[Change]:
+    """Changed and deleted objects between a known state and a list, which may be older than `last_version`."""
+    rewound = [Change(rewound=True)] if int(listing.resource_version or 0) < last_version else []
+    now = {key_of(item): item for item in listing.items}
     gone = [Change(key, last, deleted=True) for key, last in known.items() if key not in now]
     changed = [
         Change(key, item)
         for key, item in now.items()
         if key not in known or known[key]["metadata"].get("resourceVersion") != item["metadata"].get("resourceVersion")
     ]
-    return gone + changed
+    return rewound + gone + changed

@@ -14,8 +14,9 @@ from trimtab_operator.applier import Applier
 from trimtab_operator.manifests.objects import SELECTOR
 from trimtab_operator.metrics import Metrics
 from trimtab_operator.pipeline_cache import PipelineCache
-from trimtab_operator.reconcile import reconcile
+from trimtab_operator.reconcile import Reconciliation, reconcile
 from trimtab_operator.reconciliation.observed_state import ObservedState, live_sets, pod_states, replica_group_states
+from trimtab_operator.reconciliation.status import invalid_status
 from trimtab_operator.settings import Settings
 
 log = logging.getLogger(__name__)
@@ -138,7 +139,7 @@ class Controller:
             self._metrics.forget(key)
             self.store.refused.pop(key, None)
             return ReconcileResult(0, None)
-        decided = reconcile(observed, self._settings, self._clock())
+        decided = self._decide(key, observed)
         writes = await self._applier.apply(key, decided)
         self._metrics.outcomes.labels("changed" if writes else "unchanged").inc()
         self._update_metrics(key, observed)
@@ -146,6 +147,18 @@ class Controller:
             return ReconcileResult(writes, 0.0)  # the status describes the state before the writes: reconcile again
         waits = (decided.requeue_after_seconds, self._applier.retry_seconds(key))
         return ReconcileResult(0, min((seconds for seconds in waits if seconds is not None), default=None))
+
+    def _decide(self, key: Key, observed: ObservedState) -> Reconciliation:
+        """Reconcile purely; a defect that one pipeline's objects trigger becomes a condition of that pipeline."""
+        now = self._clock()
+        try:
+            return reconcile(observed, self._settings, now)
+        except Exception as error:
+            log.exception("%s/%s: reconciliation failed", *key)
+            self._metrics.outcomes.labels("broken").inc()
+            message = f"the operator cannot reconcile this pipeline: {type(error).__name__}: {error}"
+            status = invalid_status(observed.pipeline, message, now, "ReconcileFailed")
+            return Reconciliation(pipeline_status=status, requeue_after_seconds=RESYNC_SECONDS)
 
     def _update_metrics(self, key: Key, observed: ObservedState) -> None:
         live = live_sets(observed.owned, observed.pipeline["spec"].get("deployer", "Deployment"))

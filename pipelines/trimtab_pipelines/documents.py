@@ -136,6 +136,9 @@ def parse(model: type[AnyModel], content: object, where: str) -> AnyModel:
         return model.model_validate(content, context=AS_WRITTEN)
     except ValidationError as error:
         raise DocumentError(f"{where}: " + "; ".join(_describe(error))) from None
+    except Exception as error:  # a defect of a validator, which one tenant's document must not turn into an outage
+        log.exception("%s: validation failed", where)
+        raise DocumentError(f"{where}: cannot be validated: {type(error).__name__}: {error}") from error
 
 
 def dump_yaml(*documents: BaseModel) -> str:

@@ -6,6 +6,8 @@ shortest form that parses to the same number.
 
 import math
 import re
+import reprlib
+import sys
 from collections.abc import Mapping
 from decimal import Decimal
 from typing import Annotated
@@ -31,6 +33,7 @@ _QUANTITY = re.compile(QUANTITY_PATTERN)
 _DURATION_UNITS = {"ms": Decimal("1e-3"), "s": Decimal(1), "m": Decimal(60), "h": Decimal(3600)}
 DURATION_PATTERN = r"^([0-9]+(?:\.[0-9]*)?|\.[0-9]+)(ms|s|m|h)$"
 _DURATION = re.compile(DURATION_PATTERN)
+MAX_LENGTH = 32
 AS_WRITTEN = {"as_written": True}
 """Validation context of a document written by a user, in which a duration needs its unit."""
 
@@ -46,15 +49,15 @@ def parse_duration(written: object) -> float:
 
 
 def _parse(written: object, form: re.Pattern[str], units: Mapping[str, Decimal], kind: str, advice: str) -> float:
-    match = form.match(written) if isinstance(written, str) else None
+    match = form.match(written) if isinstance(written, str) and len(written) <= MAX_LENGTH else None
     if match is not None:
         number = float(Decimal(match[1]) * units[match[2]])
     elif isinstance(written, int | float) and not isinstance(written, bool):
-        number = float(written)
+        number = math.inf if written > sys.float_info.max else float(written)
     else:
-        raise ValueError(f"{written!r} is not {kind}; {advice}")
+        raise ValueError(f"{reprlib.repr(written)} is not {kind}; {advice}")
     if not math.isfinite(number) or number < 0:
-        raise ValueError(f"{written!r} is not {kind}; it must be finite and not negative")
+        raise ValueError(f"{reprlib.repr(written)} is not {kind}; it must be finite and not negative")
     return number
 
 
@@ -87,22 +90,25 @@ def format_duration(seconds: float) -> str:
     return f"{Decimal(repr(seconds)) * 1000:f}".rstrip("0").rstrip(".") + "ms"
 
 
+_QUANTITY_SCHEMA = {"type": ["string", "number"], "maxLength": MAX_LENGTH, "pattern": QUANTITY_PATTERN}
 Cores = Annotated[
     float,
     BeforeValidator(parse_quantity),
     PlainSerializer(format_cores, when_used="json"),
-    WithJsonSchema({"type": ["string", "number"], "pattern": QUANTITY_PATTERN, "examples": ["2", "500m"]}),
+    WithJsonSchema({**_QUANTITY_SCHEMA, "examples": ["2", "500m"]}),
 ]
 Bytes = Annotated[
     int,
     BeforeValidator(lambda written: int(parse_quantity(written))),
     PlainSerializer(format_bytes, when_used="json"),
-    WithJsonSchema({"type": ["string", "number"], "pattern": QUANTITY_PATTERN, "examples": ["256Mi"]}),
+    WithJsonSchema({**_QUANTITY_SCHEMA, "examples": ["256Mi"]}),
 ]
 Seconds = Annotated[
     float,
     BeforeValidator(_parse_duration),
     PlainSerializer(format_duration, when_used="json"),
-    WithJsonSchema({"type": "string", "maxLength": 32, "pattern": DURATION_PATTERN, "examples": ["250ms", "1.5s"]}),
+    WithJsonSchema(
+        {"type": "string", "maxLength": MAX_LENGTH, "pattern": DURATION_PATTERN, "examples": ["250ms", "1.5s"]}
+    ),
 ]
 Fraction = Annotated[float, Field(ge=0, le=1, description="Between 0 and 1.")]

@@ -7,6 +7,7 @@ from typing import Any
 from trimtab_kubernetes import Change, Cluster, Unreachable
 from trimtab_kubernetes.cache import Cache
 from trimtab_kubernetes.client import Listing
+from trimtab_kubernetes.objects import version_of
 
 HERE = ("here", "sample")
 
@@ -81,7 +82,7 @@ class Restored(Cluster):
 
     def __init__(self) -> None:
         self._listings = [
-            Listing([a_pod(90), a_pod(95, name="created-after-the-backup")], "100"),
+            Listing([a_pod(90), a_pod(95, name="new")], "100"),
             Listing([a_pod(40)], "50"),
         ]
 
@@ -95,20 +96,32 @@ class Restored(Cluster):
         yield
 
 
-async def test_state_restored_from_a_backup_is_accepted():
-    cache, deleted, synced = a_cache(), [], asyncio.Event()
+async def changes_of_restored(cache: Cache[str], poisonous: str = "") -> list[tuple[str, int]]:
+    """Names and versions that a watch reports until the backup is listed; the consumer fails on a poisonous object."""
+    seen: asyncio.Queue[tuple[str, int]] = asyncio.Queue()
 
     def on_change(change: Change, _: set[str]) -> None:
-        if change.deleted:
-            deleted.append(change.key[1])
-            synced.set()
+        seen.put_nowait((change.key[1], version_of(change.object or {})))
+        if change.key[1] == poisonous:
+            raise OverflowError(change.key)
 
     watching = asyncio.create_task(cache.watch(Restored(), {"Pod": None}, [None], on_change))
-    async with asyncio.timeout(10):
-        await synced.wait()
-    watching.cancel()
+    try:
+        async with asyncio.timeout(10):
+            return [await seen.get() for _ in range(4)]
+    finally:
+        watching.cancel()
 
-    assert deleted[0] == "created-after-the-backup"
-    assert version(cache) == 40
+
+async def test_state_restored_from_a_backup_is_accepted():
+    cache = a_cache()
+
+    assert await changes_of_restored(cache) == [("sample", 90), ("new", 95), ("new", 95), ("sample", 40)]
+    assert cache.keys("Pod") == [HERE]
     assert cache.put(a_pod(41)) == {"one"}
     assert cache.put(a_pod(41)) == set()
+
+
+async def test_watch_survives_an_object_that_raises(caplog):
+    assert len(await changes_of_restored(a_cache(), poisonous=HERE[1])) == 4
+    assert "Pod here/sample cannot be processed" in caplog.text

@@ -76,6 +76,21 @@ async def test_objects_are_owned_by_the_pipeline(serving) -> None:
             assert "finalizers" not in item["metadata"]
 
 
+async def test_defect_becomes_a_condition_of_its_pipeline(serving, monkeypatch) -> None:
+    def fail(*_: object) -> None:
+        raise OverflowError("too large")
+
+    with monkeypatch.context() as patched:
+        patched.setattr("trimtab_operator.controller.reconcile", fail)
+        await serving.look()
+
+    assert (await serving.conditions())["Ready"] == ("False", "ReconcileFailed")
+    assert "OverflowError: too large" in await serving.message("Ready")
+    assert await serving.replicas() == {"small": 1}
+    await serving.look()
+    assert (await serving.conditions())["Ready"] == ("True", "Ready")
+
+
 async def test_reconciliation_is_idempotent(serving) -> None:
     """Neither a second reconciliation nor a restarted operator writes."""
     versions = await serving.versions()

@@ -177,15 +177,19 @@ class PipelineLoops:
         self._start(key)
 
     def _start(self, key: Key) -> None:
-        """Start a loop if the pipeline exists and its previous loop has ended."""
-        found, dependencies = self._cache.get(PIPELINE, key), self._dependencies
+        """Start a loop if the pipeline exists and its previous loop has ended; one that cannot start is logged."""
+        found = self._cache.get(PIPELINE, key)
         if self._closing or key in self._ending or found is None or found["metadata"].get("deletionTimestamp"):
             return
         try:
-            config = ClusterConfigSource(self._cache, key)
+            self._members[key] = self._start_member(key, str(found["metadata"]["uid"]))
         except DocumentError as error:
             log.warning("%s", error)
-            return
+        except Exception:  # other pipelines must not depend on this one
+            log.exception("%s/%s: the control loop cannot start", *key)
+
+    def _start_member(self, key: Key, uid: str) -> _Member:
+        dependencies, config = self._dependencies, ClusterConfigSource(self._cache, key)
         status_writer = StatusWriter(dependencies.cluster, self._cache, key)
 
         async def report(tick: Tick) -> None:
@@ -211,9 +215,9 @@ class PipelineLoops:
             loop.record_usage = partial(self._pools.record_usage, "/".join(key), wake)
         stop = asyncio.Event()
         task = asyncio.create_task(loop.run(stop, first=tick_offset(key)))
-        member = _Member(found["metadata"]["uid"], loop, status_writer, stop, task, self._watched_inputs(key))
+        member = _Member(uid, loop, status_writer, stop, task, self._watched_inputs(key))
         task.add_done_callback(partial(self._loop_ended, key, member))
-        self._members[key] = member
+        return member
 
     async def _stop(self, key: Key) -> None:
         member = self._members.pop(key, None)

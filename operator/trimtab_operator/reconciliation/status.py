@@ -65,15 +65,15 @@ def pipeline_status(inputs: StatusInputs) -> Object:
     return _status("InferencePipeline", name, namespace, status)
 
 
-def invalid_status(document: Object, message: str, now: float) -> Object:
-    """Status of an invalid pipeline; its replicas are unchanged."""
+def invalid_status(document: Object, message: str, now: float, reason: str = "InvalidSpec") -> Object:
+    """Status of a pipeline that cannot be reconciled; its replicas are unchanged."""
     metadata = document["metadata"]
     generation = int(metadata.get("generation", 0))
     before = (document.get("status") or {}).get("conditions", [])
-    invalid = conditions([failing("Ready", "InvalidSpec", message)], before, generation, now)
+    invalid = conditions([failing("Ready", reason, message)], before, generation, now)
     retained = {key: value for key, value in (document.get("status") or {}).items() if key in _OWN_FIELDS}
     others = [c for c in before if c["type"] in _OWN_CONDITIONS]
-    status = {**retained, "observedGeneration": generation, "reason": "InvalidSpec", "conditions": [*invalid, *others]}
+    status = {**retained, "observedGeneration": generation, "reason": reason, "conditions": [*invalid, *others]}
     return _status("InferencePipeline", metadata["name"], metadata["namespace"], status)
 
 

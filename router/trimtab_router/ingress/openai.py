@@ -138,7 +138,7 @@ class OpenAiIngress(Ingress):
         if chat.images and IMAGES not in self._inputs:
             raise invalid(f"{router.pipeline.name} accepts no images")
         reservation.grow(chat.image_bytes)
-        files = [await self._fetch_file(file, reservation) for file in decode_images(chat, settings.images)]
+        files = await self._fetch_files(decode_images(chat, settings.images), reservation)
         call_id = request_id(request) or token_hex(16)
         chat_request = self._request(chat.request, files, request_client(request), call_id)
         call = parse_request(router.pipeline.name, router.pipeline.spec, PendingRequest.of(chat_request))
@@ -146,13 +146,18 @@ class OpenAiIngress(Ingress):
         header = ResponseHeader(f"chatcmpl-{call_id}", router.pipeline.name, int(time.time()))
         return _Received(chat.request, call, header)
 
-    async def _fetch_file(self, file: bytes | ImageInput, reservation: Reservation) -> bytes:
-        if isinstance(file, bytes):
-            return file
+    async def _fetch_files(self, images: Sequence[bytes | ImageInput], reservation: Reservation) -> list[bytes]:
+        """Files of images, of which some are given by URL."""
+        missing = [image for image in images if isinstance(image, ImageInput)]
+        if not missing:
+            return [image for image in images if isinstance(image, bytes)]
         assert self._fetcher is not None  # noqa: S101 - there are settings
         assert self._settings is not None  # noqa: S101
-        fetched = await self._fetcher.fetch(file.url, file.field, reservation)
-        return validate_image_file(fetched, file.field, self._settings.images)
+        limits, fetched = self._settings.images, iter(await self._fetcher.fetch(missing, reservation))
+        return [
+            image if isinstance(image, bytes) else validate_image_file(next(fetched), image.field, limits)
+            for image in images
+        ]
 
     def _request(self, chat: ChatRequest, files: Sequence[bytes], tenant: str, call_id: str) -> InferRequest:
         options = options_per_choice(chat, tenant=tenant)

@@ -150,9 +150,5 @@ def _plan(pipeline, senses, rows_rps):
             for name in others
         ],
     )
-    return with_stage(plan, with_shadow_price(plan.spec.stages[0], rows_rps))
-
-
-def with_stage(plan, stage):
-    """The same plan with another single stage."""
-    return plan.model_copy(update={"spec": plan.spec.model_copy(update={"stages": (stage,)})})
+    priced = with_shadow_price(plan.spec.stages[0], rows_rps)
+    return plan.model_copy(update={"spec": plan.spec.model_copy(update={"stages": (priced,)})})

@@ -2,11 +2,14 @@
 
 import itertools
 import math
+from collections.abc import Sequence
 from dataclasses import replace
 
 import numpy as np
 
-from trimtab_adapter.solvers.program import Option, Program, StageOptions, Weights, models
+from trimtab_adapter.solvers import exact
+from trimtab_adapter.solvers.program import Option, Program, Solution, StageOptions, Weights, models
+from trimtab_adapter.solvers.program_arrays import to_arrays
 
 CHAINS = {n: tuple((k - 1,) if k else () for k in range(n)) for n in range(1, 5)}
 GRAPHS = {
@@ -90,20 +93,8 @@ def a_large_program(
             latency = service + (batch - 1) / load_rps
             accuracy = float(accuracies[v])
             cost = float(replicas * cores_each[v])
-            options.append(
-                Option(
-                    f"v{v}",
-                    "default",
-                    batch,
-                    replicas,
-                    cost,
-                    0,
-                    accuracy,
-                    accuracy,
-                    latency,
-                    replicas * batch / service,
-                )
-            )
+            model = (f"v{v}", "default", batch, replicas, cost, 0, accuracy, accuracy)
+            options.append(Option(*model, latency_seconds=latency, throughput_rps=replicas * batch / service))
         chain.append(StageOptions(f"s{k}", (k - 1,) if k else (), tuple(options)))
     ratio = float(np.exp(rng.uniform(np.log(20), np.log(2000))))
     return Program(tuple(chain), slo_seconds, cores, 0, "Product", Weights(ratio, 1.0, 1e-6))
@@ -140,6 +131,12 @@ def brute_force(program: Program) -> tuple[Option, ...] | None:
     choices = itertools.product(*(stage.options for stage in program.stages))
     feasible = [choice for choice in choices if program.is_feasible(choice)]
     return max(feasible, key=program.objective, default=None)
+
+
+def search(program: Program, widths: Sequence[int] = exact.WIDTHS) -> Solution | None:
+    """Solve by label setting alone, however few choices there are."""
+    arrays = to_arrays(program)
+    return None if arrays is None else exact.search(program, arrays, widths)
 
 
 def second_best(program: Program, best: tuple[Option, ...]) -> Program:

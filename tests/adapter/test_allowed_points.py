@@ -5,7 +5,6 @@ import pytest
 from tests.builders import a_pipeline, a_point_profile, a_profile, a_stage, a_variant
 from trimtab_adapter.planning.decide import initial_plan
 from trimtab_adapter.planning.latency import sustained_load_rps
-from trimtab_pipelines.documents import parse_plan
 from trimtab_router.scheduling.policies import POLICIES
 
 SECONDS = {"full": (0.040, 0.010), "half": (0.004, 0.002)}
@@ -47,20 +46,15 @@ def test_points_stand_in_the_plan_with_all_the_router_decides_by():
     assert half.service_seconds.keys() == stage.service_seconds.keys() == set(range(stage.batch_size + 1)) & {1, 8}
 
 
-def test_more_accurate_points_come_first():
-    cheap = planned(400.0, objective={"costWeight": 100.0})
+@pytest.mark.parametrize(("policy", "fallbacks"), [("SlackFit", ["half"]), ("EarliestDeadlineFirst", [])])
+def test_more_accurate_points_are_upgrades_by_every_policy(policy, fallbacks):
+    accurate = planned(schedulingPolicy=policy).stages[0]
+    cheap = planned(400.0, objective={"costWeight": 100.0}, schedulingPolicy=policy).stages[0]
 
-    assert cheap.stages[0].operating_point == "half"
-    assert [point.name for point in cheap.stages[0].upgrades] == ["full"]
-    assert cheap.stages[0].fallbacks == ()
-
-
-def test_without_fallbacks_only_upgrades_are_allowed():
-    accurate = planned(schedulingPolicy="EarliestDeadlineFirst").stages[0]
-    cheap = planned(400.0, objective={"costWeight": 100.0}, schedulingPolicy="EarliestDeadlineFirst").stages[0]
-
-    assert (accurate.operating_point, accurate.upgrades, accurate.fallbacks) == ("full", (), ())
-    assert (cheap.operating_point, [point.name for point in cheap.upgrades]) == ("half", ["full"])
+    assert (accurate.operating_point, accurate.upgrades) == ("full", ())
+    assert [point.name for point in accurate.fallbacks] == fallbacks
+    assert (cheap.operating_point, cheap.fallbacks) == ("half", ())
+    assert [point.name for point in cheap.upgrades] == ["full"]
 
 
 def test_a_pinned_point_is_the_only_one():
@@ -153,13 +147,3 @@ def test_policy_traits_match_the_scheduling_policies():
     for name in ("EarliestDeadlineFirst", "SlackFit", "ModalityMix", "TokenAdaptive"):
         policy = POLICIES[name]
         assert a_pipeline(schedulingPolicy=name).spec.policy_traits.uses_fallbacks is policy.uses_fallbacks
-
-
-def test_a_plan_of_before_is_read_as_it_was():
-    stage = {"name": "only", "variant": "small", "batchSize": 8, "replicas": 1, "accuracy": 0.9}
-    stage |= {"operatingPoint": "full", "fallbacks": [{"name": "half", "accuracy": 0.8}]}
-    spec = {"pipeline": "sample", "generation": 1, "createdAt": 0.0, "stages": [stage]}
-    read = parse_plan({"metadata": {"name": "sample"}, "spec": spec}, "test").spec
-
-    assert names(read) == ["full", "half"]
-    assert (read.stages[0].planned.inputs, read.stages[0].planned.accuracy_by_task) == ((), {})

@@ -50,6 +50,10 @@ def planned_for(rps: float):
     return lambda plan: plan["spec"]["forecast"]["peakRps"] == rps
 
 
+def forecasting(rps: str):
+    return lambda pipeline: pipeline.get("status", {}).get("forecastRps") == rps
+
+
 def owned_by(uid: str):
     return lambda plan: uid in {owner["uid"] for owner in plan["metadata"]["ownerReferences"]}
 
@@ -83,9 +87,7 @@ async def test_a_pipeline_is_planned_watched_and_reported(cluster, namespace, ku
         offer(router, 400.0)
         await routed(cluster, namespace, "sample", router)
         await seen(cluster, PLAN, namespace, "sample", generation(2))
-        found = await seen(
-            cluster, PIPELINE, namespace, "sample", lambda p: p.get("status", {}).get("forecastRps") == "400"
-        )
+        found = await seen(cluster, PIPELINE, namespace, "sample", forecasting("400"))
         async with httpx.AsyncClient() as client:
             healthy = await client.get(adapter.health)
             metrics = (await client.get(adapter.metrics)).text
@@ -138,7 +140,7 @@ async def test_what_users_do_to_plans(cluster, namespace, kubeconfig):
         anew = await cluster.get(PIPELINE, namespace, "sample")
         assert anew is not None
         await seen(cluster, PLAN, namespace, "sample", owned_by(anew["metadata"]["uid"]))
-        await seen(cluster, PIPELINE, namespace, "sample", lambda p: p.get("status", {}).get("forecastRps") == "400")
+        await seen(cluster, PIPELINE, namespace, "sample", forecasting("400"))
 
         await cluster.delete(PIPELINE, namespace, "sample")
         async with httpx.AsyncClient() as client, asyncio.timeout(20):
@@ -153,13 +155,7 @@ async def test_advice_is_given_beside_the_plan_and_taken_back(cluster, namespace
         await routed(cluster, namespace, "sample", router)
         advice = await seen(cluster, PLAN, namespace, name, lambda _: True)
         assert ADVISORY_LABEL in advice["metadata"]["labels"]
-        advised = await seen(
-            cluster,
-            PIPELINE,
-            namespace,
-            "sample",
-            planned_as("Advisory"),
-        )
+        advised = await seen(cluster, PIPELINE, namespace, "sample", planned_as("Advisory"))
         assert "history" not in advised["status"] or advised["status"]["history"] == []
         assert await cluster.get(PLAN, namespace, "sample") is None
         await cluster.apply(body_of(a_pipeline_of(namespace, mode="Auto")), manager="user")
@@ -187,13 +183,7 @@ async def test_paused_and_unprofiled_pipelines_are_reported(cluster, namespace, 
     async with a_router().serve(host="0.0.0.0") as router, an_adapter(kubeconfig, namespace):
         for name in ("paused", "new"):
             await routed(cluster, namespace, name, router)
-        await seen(
-            cluster,
-            PIPELINE,
-            namespace,
-            "paused",
-            planned_as("Paused"),
-        )
+        await seen(cluster, PIPELINE, namespace, "paused", planned_as("Paused"))
         new = await seen(cluster, PIPELINE, namespace, "new", planned_as("PlanningError"))
         assert "has no profile" in condition(new, "OptimizationReady")["message"]
         assert await cluster.get(PLAN, namespace, "paused") is None
@@ -260,10 +250,7 @@ async def test_it_plans_within_what_found_room(cluster, namespace, kubeconfig):
         await routed(cluster, namespace, "sample", router)
         whole = await seen(cluster, PLAN, namespace, "sample", planned_for(150))
         room = {"cores": "2", "since": "2026-01-01T00:00:00Z"}
-        status = {
-            **{k: body_of(pipeline)[k] for k in ("apiVersion", "kind", "metadata")},
-            "status": {"schedulable": room},
-        }
+        status = {k: v for k, v in body_of(pipeline).items() if k != "spec"} | {"status": {"schedulable": room}}
         await cluster.apply(status, manager="trimtab-operator", subresource="status")
         within = await seen(cluster, PLAN, namespace, "sample", lambda p: p["spec"]["expected"]["cores"] <= 2)
 
@@ -320,12 +307,7 @@ async def test_adapter_runs_through_an_api_server_outage(cluster, namespace, kub
             before = await seen(cluster, PLAN, namespace, "sample", planned_for(5))
             await relay.close()
             offer(router, 400.0)
-            async with asyncio.timeout(30):
-                while (
-                    f'trimtab_planned_generation{{namespace="{namespace}",pipeline="sample"}} 2.0'
-                    not in (await client.get(adapter.metrics)).text
-                ):
-                    await router.asked.acquire()
+            await wait_for_metrics(adapter, router, lambda metrics: planned_generation(metrics) == 2.0)
             assert (await client.get(adapter.health)).status_code == 200
             still = await cluster.get(PLAN, namespace, "sample")
             assert still is not None
@@ -333,7 +315,5 @@ async def test_adapter_runs_through_an_api_server_outage(cluster, namespace, kub
             await relay.open()
             after = await seen(cluster, PLAN, namespace, "sample", planned_for(400))
             assert after["spec"]["generation"] == before["spec"]["generation"] + 1
-            found = await seen(
-                cluster, PIPELINE, namespace, "sample", lambda p: p.get("status", {}).get("forecastRps") == "400"
-            )
+            found = await seen(cluster, PIPELINE, namespace, "sample", forecasting("400"))
             assert found["status"]["history"][0]["generation"] == after["spec"]["generation"]

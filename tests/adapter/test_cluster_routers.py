@@ -10,7 +10,7 @@ from tests.adapter.scenes import FakeRouter
 from tests.ports import own_address
 from trimtab_adapter.cluster.cluster_cache import ClusterCache
 from trimtab_adapter.cluster.router_metrics_source import Address, RouterMetricsSource, addresses, merge_loads
-from trimtab_adapter.load_sources import open_session
+from trimtab_adapter.load_sources import RouterSource, open_session
 from trimtab_adapter.observation import Load, ObservationError, State, merge_states
 from trimtab_pipelines.router_state import RecentRequests
 from trimtab_predictor.context import MEMORY_SECONDS
@@ -103,6 +103,23 @@ async def test_absurd_counts_of_one_router_are_no_sum():
     assert refused.value.fault == "Absurd"
 
 
+@pytest.mark.parametrize("body", ["<html>", "[" * 200_000], ids=["HTML", "nested too deeply"])
+async def test_response_that_is_not_json_is_rejected(body):
+    async with FakeRouter().serve() as router, open_session(2.0) as session:
+        router.load = body
+        with pytest.raises(ObservationError, match="returned invalid JSON"):
+            await RouterSource(session, router.url).load(NOW)
+
+
+async def test_unreachable_router_is_named():
+    async with open_session(2.0) as session:
+        address = "http://127.0.0.1:9"  # discard: nothing listens there
+        with pytest.raises(ObservationError, match=f"{address}/trimtab/v1/arrivals cannot be reached") as rejected:
+            await RouterSource(session, address).load(NOW)
+
+    assert rejected.value.fault == "Missing"
+
+
 async def test_no_router_at_all_is_said():
     async with open_session(2.0) as client:
         with pytest.raises(ObservationError, match="no router is ready behind Service here/sample-router-admin"):
@@ -110,13 +127,16 @@ async def test_no_router_at_all_is_said():
 
 
 def test_states_are_averaged_and_outcomes_added():
-    one = State({"a": 2.0}, {("a", "v"): 1.0}, RecentRequests(received=100, ok=90, p99_seconds=0.2, accuracy=0.9))
-    two = State({"a": 4.0}, {("a", "v"): 2.0}, RecentRequests(received=20, ok=10, p99_seconds=0.5, accuracy=0.8))
+    ninety = RecentRequests(received=100, ok=90, p99_seconds=0.2, accuracy=0.9)
+    ten = RecentRequests(received=20, ok=10, p99_seconds=0.5, accuracy=0.8)
+    one = State({"a": 2.0}, {("a", "v"): 1.0}, ninety, prompt_tokens={"a": 100.0})
+    two = State({"a": 4.0}, {("a", "v"): 2.0}, ten, prompt_tokens={"a": 200.0})
 
     merged = merge_states([one, two, State()])
 
     assert merged.rows_per_request == {"a": 3.0}
     assert merged.service_ratios == {("a", "v"): 1.5}
+    assert merged.prompt_tokens == {"a": 150.0}
     assert merged.served is not None
     assert (merged.served.received, merged.served.answered, merged.served.p99_seconds) == (120, 100, 0.5)
     assert merged.served.accuracy == pytest.approx(0.89)

@@ -23,10 +23,9 @@ from trimtab_adapter.__main__ import main
 from trimtab_adapter.control_loop import REST_FACTOR, ControlLoop, LoadSources
 from trimtab_adapter.files import DecisionLog, FileConfigSource, FilePlanPublisher
 from trimtab_adapter.load_sources import RouterSource, open_session
-from trimtab_adapter.observation import ObservationError
-from trimtab_adapter.planning.decide import decide, initial_plan
+from trimtab_adapter.planning.decide import decide
 from trimtab_pipelines.documents import dump_yaml, load_plan
-from trimtab_predictor.forecaster import Forecast, ReactiveForecaster
+from trimtab_predictor.forecaster import ReactiveForecaster
 
 
 @dataclass
@@ -174,45 +173,6 @@ async def test_router_outage_costs_only_its_ticks(site, caplog):
     assert site.plan().generation == 2
 
 
-async def test_unreachable_router_holds_the_plan(site):
-    loop = site.loop()
-    await loop.tick(1000.0)
-    site.router.url = "http://127.0.0.1:9"  # discard: nothing listens there
-    gone = site.loop()
-    await gone.tick(1010.0)
-
-    assert "http://127.0.0.1:9/trimtab/v1/arrivals cannot be reached" in site.decisions()[-1]["explanation"]["change"]
-    assert site.plan().generation == 1
-
-
-@pytest.mark.parametrize(
-    ("load", "message"),
-    [
-        ({"now": 1.0, "rps": [-5.0]}, "load.rps[0] is -5; expected 0 to 1e+07"),
-        ("<html>", "returned invalid JSON"),
-    ],
-)
-async def test_absurd_load_holds_the_plan_and_says_so(site, load, message):
-    loop = site.loop()
-    await loop.tick(1000.0)
-    site.router.load = load
-    await loop.tick(1010.0)
-
-    assert message in site.decisions()[-1]["explanation"]["change"]
-    assert site.plan().generation == 1
-
-
-async def test_no_traffic_is_a_load_of_its_own(site):
-    loop = site.loop()
-    offer(site.router, 400.0)
-    await loop.tick(1000.0)
-    offer(site.router, 0.0)
-    await loop.tick(1100.0)
-
-    assert site.plan().generation == 2
-    assert site.plan().expected.accuracy > 0.94
-
-
 async def test_absurd_state_leaves_the_measurements_as_they_were(site, caplog):
     loop = site.loop()
     site.router.state = {"stages": {"stage-0": {"rows_per_request": "many"}}}
@@ -220,30 +180,6 @@ async def test_absurd_state_leaves_the_measurements_as_they_were(site, caplog):
 
     assert site.plan().generation == 1
     assert "state.stages.stage-0.rows_per_request is 'many'; expected a finite number" in caplog.text
-
-
-async def test_failing_forecaster_is_replaced_by_the_last_maximum(site):
-    class Broken:
-        name = "broken"
-        peak = 0.0
-
-        def forecast(self, history_rps, now_seconds):  # noqa: ARG002 - the shared signature
-            if self.peak == 0.0:
-                raise RuntimeError("weights are gone")
-            return Forecast(self.peak, "lstm", "sure")
-
-    broken = Broken()
-    loop = site.loop(broken)
-    offer(site.router, 30.0)
-    await loop.tick(1000.0)
-    broken.peak = float("inf")
-    await loop.tick(1010.0)
-    forecasts = [spec["forecast"] for spec in site.decisions()]
-
-    assert [f["peakRps"] for f in forecasts] == [30.0, 30.0]
-    assert [f["source"] for f in forecasts] == ["reactive", "reactive"]
-    assert forecasts[0]["reason"] == "the forecaster failed: RuntimeError: weights are gone"
-    assert forecasts[1]["reason"] == "lstm forecast inf requests/s, which is invalid"
 
 
 async def test_modes_advisory_only_journals_and_paused_does_nothing(site):
@@ -303,24 +239,6 @@ async def test_run_writes_a_first_plan_ticks_and_stops_on_event(site):
 
     assert site.decisions()[0]["forecast"]["source"] == "initial"
     assert site.plan().generation == 1
-
-
-def test_decision_log_drops_its_older_half_and_repairs_its_end(tmp_path):
-    pipeline = a_ladder()
-    plan = initial_plan(pipeline, profiles_of(pipeline))
-    path = tmp_path / "decisions.jsonl"
-    size = len(plan.model_dump_json(by_alias=True, exclude_none=True)) + 1
-    journal = DecisionLog(path, max_bytes=10 * size)
-    for _ in range(11):
-        journal.append(plan)
-    assert len(path.read_text().splitlines()) == 6
-    with path.open("a") as file:
-        file.write('{"half')
-    DecisionLog(path).append(plan)
-
-    lines = path.read_text().splitlines()
-    assert len(lines) == 7
-    assert all(json.loads(line)["kind"] == "PipelinePlan" for line in lines)
 
 
 async def test_killed_adapter_leaves_a_whole_plan_and_continues(site):
@@ -386,20 +304,6 @@ async def test_a_load_that_outgrows_the_plan_is_not_waited_out(site):
     assert site.plan().generation == 2
 
 
-async def test_a_forecast_below_what_comes_already_is_not_believed(site):
-    class Sleepy:
-        name = "lstm"
-
-        def forecast(self, history_rps, now_seconds):  # noqa: ARG002 - the shared signature
-            return Forecast(peak_rps=10.0, source="lstm", reason="dreaming")
-
-    offer(site.router, 300.0)
-    await site.loop(Sleepy()).tick(1000.0)
-
-    assert site.plan().forecast.peak_rps == 300.0
-    assert site.plan().forecast.reason == "300 requests/s arrived in the newest second; lstm expected no more than 10"
-
-
 async def test_long_decision_is_followed_by_an_uninterrupted_rest(site):
     """A pipeline with long decisions leaves the solvers to other pipelines in between, despite wake-ups."""
     site.write(adaptation={"interval": "1s"})
@@ -422,13 +326,6 @@ async def test_long_decision_is_followed_by_an_uninterrupted_rest(site):
 
     pairs = itertools.pairwise(decided)
     assert all(second[0] - first[1] >= REST_FACTOR * first[2] for first, second in pairs)
-
-
-async def test_an_answer_nested_too_deeply_is_no_observation():
-    async with FakeRouter().serve() as router, open_session(2.0) as session:
-        router.load = "[" * 200_000
-        with pytest.raises(ObservationError, match="returned invalid JSON"):
-            await RouterSource(session, router.url).load(0.0)
 
 
 async def test_whatever_goes_wrong_with_a_look_ends_no_loop(site, caplog):

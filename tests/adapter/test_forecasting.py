@@ -10,7 +10,7 @@ import pytest
 from trimtab_adapter.forecasting import CurrentForecaster, PlayedTrace, TrainedWeights, forecast_record, forecaster_for
 from trimtab_adapter.observation import Load, ObservationError
 from trimtab_pipelines.spec import Adaptation
-from trimtab_predictor.forecaster import ReactiveForecaster
+from trimtab_predictor.forecaster import Forecast, ReactiveForecaster
 from trimtab_predictor.lstm import SHIPPED_WEIGHTS, LstmWeights
 
 MINUTES = Load(1000.0, (10.0,) * 300)
@@ -48,6 +48,28 @@ def test_an_oracle_without_a_trace_is_reactive_and_says_so(tmp_path, content, re
 
     assert record.source == "reactive"
     assert record.reason.startswith(reason)
+
+
+@pytest.mark.parametrize(
+    ("peak_rps", "reason"),
+    [
+        (None, "the forecaster failed: RuntimeError: weights are gone"),
+        (float("inf"), "lstm forecast inf requests/s, which is invalid"),
+        (5.0, "10 requests/s arrived in the newest second; lstm expected no more than 5"),
+    ],
+)
+def test_failed_or_impossible_forecast_is_replaced(peak_rps, reason):
+    class Fixed:
+        name = "lstm"
+
+        def forecast(self, history_rps, now_seconds):  # noqa: ARG002 - the shared signature
+            if peak_rps is None:
+                raise RuntimeError("weights are gone")
+            return Forecast(peak_rps, "lstm", "sure")
+
+    record = forecast_record(Fixed(), MINUTES, LSTM)
+
+    assert (record.peak_rps, record.source, record.reason) == (10.0, "reactive", reason)
 
 
 def test_a_load_of_which_nothing_was_measured_is_no_forecast():

@@ -6,7 +6,7 @@ from functools import cache
 import numpy as np
 import pytest
 
-from tests.adapter.problems import a_large_program, a_program, brute_force
+from tests.adapter.problems import a_program, brute_force, search
 from tests.builders import a_point_profile, a_profile, a_variant
 from tests.router.chats import a_chat_pipeline
 from tests.router.disaggregated import an_encoder
@@ -16,7 +16,6 @@ from trimtab_adapter.planning.planning_problem import PlanningProblem
 from trimtab_adapter.planning.slowdown_estimate import SlowdownEstimate
 from trimtab_adapter.solvers import exact, highs
 from trimtab_adapter.solvers.program import Program
-from trimtab_adapter.solvers.program_arrays import to_arrays
 from trimtab_pipelines.plan import ForecastRecord
 from trimtab_pipelines.profile import ChatProfile, LatencyCurve, PointProfile
 from trimtab_pipelines.router_state import RecentRequests
@@ -40,7 +39,7 @@ def divided(seed: int, program: Program) -> Program:
 
 
 @pytest.mark.parametrize("block", range(3))
-@pytest.mark.parametrize("solve", [exact.solve, highs.solve], ids=["exact", "HiGHS"])
+@pytest.mark.parametrize("solve", [exact.solve, search, highs.solve], ids=["exact", "search", "HiGHS"])
 def test_no_choice_mixes_layouts_and_the_best_is_found(block, solve):
     feasible = mixed = 0
     for seed in range(block * 100, block * 100 + 100):
@@ -55,23 +54,6 @@ def test_no_choice_mixes_layouts_and_the_best_is_found(block, solve):
             feasible += 1
     assert feasible > 30
     assert mixed > 5  # the layout kept some from the choice that would be best without it
-
-
-@pytest.mark.parametrize("seed", range(6))
-def test_the_search_by_labels_is_the_better_of_both_layouts(seed):
-    program = divided(seed, a_large_program(seed, stages=5))
-    table = to_arrays(program)
-    assert table is not None
-    found = exact.search(program, table)
-    disaggregated = [
-        exact.solve(program.with_placement(disaggregated=disaggregated)) for disaggregated in (True, False)
-    ]
-    best = max((one.objective for one in disaggregated if one is not None), default=None)
-
-    assert (found is None) == (best is None)
-    if found is not None:
-        assert program.is_feasible(found.choice)
-        assert found.objective == pytest.approx(best, abs=1e-7)
 
 
 def a_choosing_pipeline(transfer: str = "5ms", pin: str | None = None, **changes):

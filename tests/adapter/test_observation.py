@@ -32,18 +32,27 @@ def test_an_absurd_load_is_refused_by_name(content, message):
     assert str(refused.value) == message
 
 
+def registered(**accuracy):
+    return {"registered_accuracies": {"s": {"full": {"new": accuracy}}}}
+
+
 @pytest.mark.parametrize(
     ("content", "message"),
     [
         ([], "state: expected {'stages': {...}}, got '[]'"),
         ({"stages": {"read": 3}}, "state.stages.read: expected a mapping, got '3'"),
-        (
-            {"stages": {"read": {"rows_per_request": -1}}},
-            "state.stages.read.rows_per_request is -1; expected 0 to 10000",
-        ),
-        (
-            {"stages": {"read": {"variant": "s", "service_ratio": "fast"}}},
-            "state.stages.read.service_ratio is 'fast'; expected a finite number",
+        *(
+            ({"stages": {"read": {"variant": "s"} | stage}}, f"state.stages.read.{message}")
+            for stage, message in (
+                ({"rows_per_request": -1}, "rows_per_request is -1; expected 0 to 10000"),
+                ({"prompt_tokens": -1}, "prompt_tokens is -1; expected 0 to 1e+08"),
+                ({"service_ratio": "fast"}, "service_ratio is 'fast'; expected a finite number"),
+                ({"drifted_accuracies": {"full": 1.2}}, "drifted_accuracies.full is 1.2; expected 0 to 1"),
+                ({"drifted_by_task": {"full": {"a": 1.5}}}, "drifted_by_task.full.a is 1.5; expected 0 to 1"),
+                (registered(value=1.5), "registered_accuracies.s.full.new.value is 1.5; expected 0 to 1"),
+                (registered(value=0.5, low=0.6), "registered_accuracies.s.full.new.low is 0.6; expected 0 to 0.5"),
+                (registered(value=0.5, high=0.4), "registered_accuracies.s.full.new.high is 0.4; expected 0.5 to 1"),
+            )
         ),
     ],
 )

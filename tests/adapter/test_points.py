@@ -6,12 +6,9 @@ import numpy as np
 import pytest
 
 from tests.builders import a_chain, a_pipeline, a_plan, a_point_profile, a_profile, a_variant
-from trimtab_adapter.planning.decide import initial_plan
 from trimtab_adapter.simulation.environment import Environment
 from trimtab_adapter.simulation.simulator import Scenario, simulate
 from trimtab_pipelines.request_outcome import DROPPED, OK
-from trimtab_router.scheduling.policies import earliest_deadline_first
-from trimtab_router.scheduling.policies.interface import Dispatch, Point, Policy
 
 ACCURACIES = {"full": 0.9, "half": 0.8}
 SECONDS = {"full": (0.040, 0.010), "half": (0.004, 0.002)}
@@ -42,37 +39,13 @@ def a_scenario(rate_rps, seconds=20, **changes):
     )
 
 
-def rows_first(view):
-    """The order of decisions before: rows and drops at the planned point, and only then another point for them."""
-    decision = earliest_deadline_first.decide(view)
-    half = Point("half", 0.8, lambda rows: 0.004 + 0.002 * rows)
-    if isinstance(decision, Dispatch) and view.slack_seconds(decision.row_slices[0]) < 0.080:
-        return replace(decision, point=half)
-    return decision
-
-
-def test_rows_only_the_cheaper_point_can_serve_are_served():
-    """At most 66 rows a second at full, 400 at half: 150 come."""
-    scenario = a_scenario(150.0, schedulingPolicy="SlackFit")
-    before, after = simulate(replace(scenario, policy=Policy(rows_first))), simulate(scenario)
-
-    assert before.share(DROPPED) > 0.2
-    assert after.share(DROPPED) == 0.0
-    assert after.share(OK) == 1.0
-    assert after.mean_accuracy < 0.9
-
-
-@pytest.mark.parametrize("rate_rps", [1.0, 10.0])
-def test_with_spare_time_the_better_point_serves_most_rows(rate_rps):
-    found = simulate(a_scenario(rate_rps, 60, schedulingPolicy="SlackFit"))
-
-    assert found.share(DROPPED) == 0.0
-    assert found.mean_accuracy > 0.85
-
-
-@pytest.mark.parametrize("rate_rps", [30.0, 60.0, 100.0, 200.0, 300.0])
+@pytest.mark.parametrize("rate_rps", [30.0, 60.0, 100.0, 150.0, 200.0, 300.0])
 def test_no_row_is_dropped_for_accuracy_if_a_cheaper_point_fits(rate_rps):
-    assert simulate(a_scenario(rate_rps, schedulingPolicy="SlackFit")).share(DROPPED) == 0.0
+    """At most 66 rows a second at full, 400 at half."""
+    found = simulate(a_scenario(rate_rps, schedulingPolicy="SlackFit"))
+
+    assert found.share(OK) == 1.0
+    assert found.mean_accuracy < 0.9
 
 
 def test_a_better_point_than_planned_answers_while_there_is_time():
@@ -103,13 +76,3 @@ def test_by_the_planned_point_alone_fallbacks_change_nothing():
 
     assert with_fallbacks.share(DROPPED) > 0.3
     np.testing.assert_array_equal(with_fallbacks.latency_seconds, without.latency_seconds)
-
-
-def test_plan_lists_every_faster_point_if_fallbacks_are_used():
-    scenario = a_scenario(1.0, schedulingPolicy="SlackFit", slo={"latency": "500ms"})
-    stage = initial_plan(scenario.pipeline, scenario.profiles).spec.stages[0]
-
-    assert [point.name for point in stage.points] == ["full", "half"]
-    assert stage.fallbacks[0].accuracy == 0.8
-    assert stage.fallbacks[0].service_seconds[stage.batch_size] < stage.service_seconds[stage.batch_size]
-    assert not initial_plan(a_scenario(1.0).pipeline, scenario.profiles).spec.stages[0].fallbacks

@@ -7,23 +7,18 @@ import pytest
 
 from tests.adapter.problems import a_large_program, a_program, brute_force
 from tests.adapter.scenes import a_ladder, expected, plan_together, profiles_of, solve_together
-from trimtab_adapter.planning.decide import PlanningError, PlanningInputs
+from trimtab_adapter.planning.decide import initial_inputs
 from trimtab_adapter.planning.planning_problem import PlanningProblem
 from trimtab_adapter.planning.pool_allocation import PlanRequest, frontier
 from trimtab_adapter.planning.program_builder import build_program
 from trimtab_adapter.solvers.time_limit import time_limit
 from trimtab_pipelines.documents import DocumentError, load_pools
-from trimtab_pipelines.plan import ForecastRecord
 from trimtab_pipelines.shared_capacity import Pool
-
-ANTIPHASE = ((20.0, 300.0), (150.0, 150.0), (300.0, 20.0))
 
 
 def a_member(load_rps, **changes):
     pipeline = a_ladder(**({"budget": {"cores": "16", "pool": "shared"}} | changes))
-    return PlanRequest(
-        pipeline, profiles_of(pipeline), PlanningInputs(ForecastRecord(peak_rps=load_rps, source="given"), 0.0)
-    )
+    return PlanRequest(pipeline, profiles_of(pipeline), initial_inputs(load_rps))
 
 
 def problems(*loads, **changes):
@@ -68,28 +63,6 @@ def test_joint_plan_is_the_best_split_within_the_pool(cores):
 
     assert used <= cores + 1e-9
     assert total(solutions) == pytest.approx(max(a.objective + b.objective for a, b in pairs), abs=1e-9)
-
-
-def test_joint_plan_beats_fixed_splits_of_alternating_loads():
-    cores, joint, splits = 8.0, 0.0, dict.fromkeys((n / 2 for n in range(2, 15)), 0.0)
-    for loads in ANTIPHASE:
-        asked = problems(*loads, objective={"accuracyWeight": 40})
-        joint += total(solve_together(Pool(cores=cores), asked))
-        frontiers = [frontier(replace(build_program(problem), cores=cores)) for problem in asked.values()]
-        for left in splits:
-            parts = (best_within(frontiers[0], left, 0), best_within(frontiers[1], cores - left, 0))
-            splits[left] += sum(float("-inf") if part is None else part.objective for part in parts)
-    best_split = max(splits.values())
-
-    assert best_split > float("-inf")
-    assert joint > best_split + 0.5
-
-
-def test_a_larger_pool_is_never_worse():
-    asked = problems(120.0, 40.0, 10.0)
-    totals = [total(solve_together(Pool(cores=cores), asked)) for cores in (6.0, 8.0, 10.0, 20.0)]
-
-    assert totals == sorted(totals)
 
 
 def test_plans_of_a_pool_name_it_as_what_binds():
@@ -143,11 +116,6 @@ def test_no_weight_takes_the_whole_pool(greedy):
     unbounded = plan_together("shared", Pool(cores=7.0, max_gain=1e12), members)
 
     assert expected(bounded["modest"]).cores > expected(unbounded["modest"]).cores
-
-
-def test_pool_too_small_for_smallest_plans_is_not_split():
-    with pytest.raises(PlanningError):
-        plan_together("shared", Pool(cores=3.0), {"a": a_member(1.0), "b": a_member(1.0)})
 
 
 def test_pools_are_read_from_a_file(tmp_path):

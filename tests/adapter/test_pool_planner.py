@@ -11,10 +11,10 @@ import pytest
 from tests.adapter.scenes import a_ladder, expected, plan_together, profiles_of
 from tests.builders import a_plan
 from trimtab_adapter.cluster.pipeline_loops import SolverPool
-from trimtab_adapter.planning.decide import PlanningError, PlanningInputs
+from trimtab_adapter.planning.decide import PlanningError, PlanningInputs, initial_inputs
 from trimtab_adapter.planning.pool_allocation import PlanRequest
 from trimtab_adapter.planning.pool_planner import PoolPlanner, plan_resources
-from trimtab_pipelines.plan import Expectation, ForecastRecord
+from trimtab_pipelines.plan import ForecastRecord
 from trimtab_pipelines.profile import ModelProfile
 from trimtab_pipelines.shared_capacity import Pool
 
@@ -109,11 +109,11 @@ def test_a_pipeline_that_does_not_decide_keeps_what_it_holds():
     held = table.plans["one"]
     other.planner("paused", table.pipeline, held, lambda: None)
     planner = other.planner("two", table.pipeline, None, lambda: None)
-    plan = planner(table.pipeline, table.profiles, PlanningInputs(ForecastRecord(peak_rps=300.0, source="given"), 0.0))
+    plan = planner(table.pipeline, table.profiles, initial_inputs(300.0))
 
     assert expected(plan).cores <= POOL.cores - alone
     other.remove("paused")
-    later = planner(table.pipeline, table.profiles, PlanningInputs(ForecastRecord(peak_rps=300.0, source="given"), 0.0))
+    later = planner(table.pipeline, table.profiles, initial_inputs(300.0))
     assert expected(later).cores == alone
 
 
@@ -139,10 +139,7 @@ def test_what_a_user_puts_into_force_by_hand_is_held_in_the_pool():
 
 def test_handwritten_plan_allocates_its_replicas():
     pipeline = a_ladder(variant={"resources": {"cpu": "2", "gpu": 1}})
-    plan = a_plan(pipeline, variant="light", replicas=3, cores="2")
-    stale = Expectation(accuracy=0.5, latency_seconds=0.1, cores=1.0, objective=0.0)
-    plan = plan.model_copy(update={"spec": plan.spec.model_copy(update={"expected": stale})})
-    assert plan_resources(plan, pipeline) == (12.0, 6)
+    assert plan_resources(a_plan(pipeline, variant="light", replicas=3, cores="2"), pipeline) == (12.0, 6)
     assert plan_resources(None, pipeline) == (0.0, 0)
 
 
@@ -159,10 +156,17 @@ def test_advice_takes_nothing_from_the_neighbours():
     assert table.woken == ["auto"], "in Auto it asks for its part"
 
 
-def test_a_pool_that_is_not_in_the_file_is_named():
-    table = Table("one", pool="elsewhere")
-    with pytest.raises(PlanningError, match=r"budget\.pool 'elsewhere' is not in the file of pools; pools: shared"):
-        table.tick("one", 5.0)
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"pool": "elsewhere"}, "'elsewhere' is not in the file of pools; pools: shared"),
+        ({"namespaces": ("a", "b")}, "'shared' is not for namespace default; it is for: a, b"),
+    ],
+)
+def test_pool_that_a_pipeline_cannot_use_is_named(options, message):
+    with pytest.raises(PlanningError, match=f"budget.pool {message}"):
+        Table("one", **options).tick("one", 5.0)
+    Table("one", namespaces=("default",)).tick("one", 5.0)
 
 
 def test_new_pipeline_waits_for_a_full_pool_and_is_woken():
@@ -253,7 +257,7 @@ def test_pipelines_join_and_leave_during_a_decision():
         assert slow.reading.wait(60)
         alone = a_ladder(budget={"cores": "4"})
         planner = table.pools.planner("alone", alone, None, lambda: None)
-        plan = planner(alone, table.profiles, PlanningInputs(ForecastRecord(peak_rps=20.0, source="given"), 0.0))
+        plan = planner(alone, table.profiles, initial_inputs(20.0))
         table.pools.remove("other")
         assert not decision_lock.done()
         slow.gate.set()
@@ -273,15 +277,6 @@ def test_a_tick_solves_only_for_the_pipeline_that_ticks():
     table.tick("one", 400.0, wait=True)
 
     assert counted["other"].reads == before
-
-
-def test_a_pool_is_for_the_namespaces_it_names():
-    table = Table("one", namespaces=("team-a", "team-b"))
-    with pytest.raises(
-        PlanningError, match=r"budget\.pool 'shared' is not for namespace default; it is for: team-a, team-b"
-    ):
-        table.tick("one", 5.0)
-    assert Table("one", namespaces=("default",)).tick("one", 5.0) is None
 
 
 def test_pool_decisions_use_threads_of_their_own():

@@ -11,7 +11,6 @@ from tests.adapter.test_simulation import EXACT, poisson
 from tests.builders import a_profile
 from tests.router.layouts import WHOLE, laid_out
 from trimtab_adapter.controller import Controller
-from trimtab_adapter.observation import ObservationError, merge_states, read_state
 from trimtab_adapter.planning.decide import PlanningInputs, decide
 from trimtab_adapter.simulation.simulator import Scenario, simulate
 from trimtab_pipelines.plan import ForecastRecord, PipelinePlan
@@ -69,21 +68,6 @@ def test_no_more_tokens_than_profiled_keep_the_plan(tokens):
         (s.replicas, s.batch_size, s.service_seconds) for s in before.stages
     ]
     assert before.stage("text").prefill_seconds == {}
-
-
-def test_prompt_tokens_of_routers_are_smoothed():
-    states = [read_state({"stages": {"text": {"prompt_tokens": tokens}}}) for tokens in (100.0, 200.0)]
-    merged = merge_states(states)
-    assert merged.prompt_tokens == {"text": 150.0}
-
-    state = Controller(ReactiveForecaster())
-    forecast = ForecastRecord(peak_rps=1.0, source="reactive")
-    state.update(merged)
-    assert state.planning_inputs(forecast, None, 0.0, 60.0).prompt_tokens == {"text": 150.0}
-    state.update(replace(merged, prompt_tokens={"text": 155.0}))
-    assert state.planning_inputs(forecast, None, 0.0, 60.0).prompt_tokens == {"text": 150.0}
-    with pytest.raises(ObservationError, match=r"state.stages.text.prompt_tokens is -1; expected 0 to 1e\+08"):
-        read_state({"stages": {"text": {"prompt_tokens": -1.0}}})
 
 
 SLOW = {**READ, "text": reading(a_profile("text", [a_chat_profile(WHOLE, 60.0, 12.0)]))}

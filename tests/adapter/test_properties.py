@@ -7,11 +7,10 @@ from hypothesis import strategies as st
 
 from tests.adapter.scenes import solve_together
 from tests.builders import a_chain, a_pipeline, a_point_profile, a_profile, a_variant
-from trimtab_adapter.planning.decide import PlanningError, PlanningInputs, decide
+from trimtab_adapter.planning.decide import PlanningError, initial_plan
 from trimtab_adapter.planning.planning_problem import PlanningProblem
 from trimtab_adapter.planning.program_builder import Relaxation, build_program
 from trimtab_adapter.planning.relaxation import SOLVERS, solve_or_relax
-from trimtab_pipelines.plan import ForecastRecord
 from trimtab_pipelines.shared_capacity import Pool
 
 VARIANTS = ("light", "middle", "heavy", "on-gpu")
@@ -76,9 +75,7 @@ LOADS = st.floats(0, 800)
 @given(pipelines(), LOADS)
 def test_a_plan_keeps_its_budget_its_pins_and_its_word(pipeline, load_rps):
     try:
-        plan = decide(
-            pipeline, profiles(pipeline), PlanningInputs(ForecastRecord(peak_rps=load_rps, source="given"), 0.0)
-        )
+        plan = initial_plan(pipeline, profiles(pipeline), load_rps)
     except PlanningError:  # not even the smallest replicas fit, for instance where a GPU is pinned that is not there
         assert answerless(pipeline)
         return

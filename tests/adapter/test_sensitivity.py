@@ -105,24 +105,20 @@ def test_what_cannot_be_read_is_named(asked, message):
         solve_alternatives(a_question(), asked)
 
 
-def held_back(*slow: Option) -> str:
-    """Explain a plan within 0.2 s, in which batches of eight are served, beside options that take half a second."""
+@pytest.mark.parametrize(
+    ("variant", "accuracy", "binding"),
+    [
+        ("heavy", 0.9, "slo.latency: without it the objective would gain 2"),
+        ("light", 0.7, "none: relaxing no constraint would improve the objective"),  # only a smaller batch
+    ],
+)
+def test_slo_binds_if_it_forbids_a_better_model(variant, accuracy, binding):
+    """Within 0.2 s batches of eight are served; the other option takes half a second."""
     fast = Option("light", "default", 8, 1, 1.0, 0, 0.7, 0.7, 0.1, 100.0)
-    stage = StageOptions("only", (), (fast, *slow))
-    program = Program((stage,), 0.2, 8.0, 0, "Product", Weights(10.0, 0.5, 1e-6))
+    slow = Option(variant, "default", 1, 1, 1.0, 0, accuracy, accuracy, 0.5, 100.0)
+    program = Program((StageOptions("only", (), (fast, slow)),), 0.2, 8.0, 0, "Product", Weights(10.0, 0.5, 1e-6))
     solution = solve(program)
+
     assert solution is not None
     assert solution.choice == (fast,)
-    return binding_constraint(PlanSolution(program, solution))
-
-
-def test_a_better_model_that_the_slo_forbids_binds():
-    better = Option("heavy", "default", 1, 1, 1.0, 0, 0.9, 0.9, 0.5, 100.0)
-
-    assert held_back(better) == "slo.latency: without it the objective would gain 2"
-
-
-def test_a_smaller_batch_alone_is_nothing_to_be_held_back_from():
-    smaller = Option("light", "default", 1, 1, 1.0, 0, 0.7, 0.7, 0.5, 100.0)
-
-    assert held_back(smaller).startswith("none")
+    assert binding_constraint(PlanSolution(program, solution)) == binding

@@ -3,7 +3,6 @@
 import functools
 import re
 import sys
-from collections.abc import Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -11,23 +10,16 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.adapter.problems import a_large_graph, a_large_program, a_program, brute_force, second_best
+from tests.adapter.problems import a_large_graph, a_large_program, a_program, brute_force, search, second_best
 from tests.adapter.scenes import a_ladder, plan_for
 from trimtab_adapter.planning.relaxation import solve
 from trimtab_adapter.solvers import exact, gurobi, highs
 from trimtab_adapter.solvers.dominance import undominated
 from trimtab_adapter.solvers.milp import build_milp
-from trimtab_adapter.solvers.program import Program, Solution, Solver, SolverUnavailable, objective_weights
+from trimtab_adapter.solvers.program import Program, Solver, SolverUnavailable, objective_weights
 from trimtab_adapter.solvers.program_arrays import to_arrays
 from trimtab_adapter.solvers.time_limit import time_limit
 from trimtab_pipelines.spec import Objective
-
-
-def search(program: Program, widths: Sequence[int] = exact.WIDTHS) -> Solution | None:
-    """Solve by label setting alone, however few choices there are."""
-    arrays = to_arrays(program)
-    return None if arrays is None else exact.search(program, arrays, widths)
-
 
 PATIENCE_SECONDS = 120.0  # a busy machine must not make a proof look like a gap
 PATIENT: dict[str, Solver] = {
@@ -131,34 +123,6 @@ def test_gap_covers_labels_dropped_for_lack_of_room(width):
             assert best.objective - found.objective <= found.gap + 1e-9
             unsure += found.gap > 0
     assert unsure > 0
-
-
-def test_more_budget_or_a_looser_slo_is_never_worse():
-    programs = [*map(a_program, range(200)), *(a_large_program(seed, cores=60.0) for seed in range(3))]
-    for program in programs:
-        found = exact.solve(program)
-        for loosened in (
-            replace(program, cores=program.cores * 1.3),
-            replace(program, slo_seconds=program.slo_seconds * 1.3),
-            replace(program, gpus=program.gpus + 2),
-            replace(program, accuracy_floor=0.0),
-        ):
-            better = exact.solve(loosened)
-            if found is not None:
-                assert better is not None
-                assert better.objective >= found.objective - 1e-9
-
-
-def test_parallel_branches_take_the_slower_one():
-    program = replace(a_program(0), slo_seconds=1.0)
-    options = program.stages[0].options[:1]
-    fork = tuple(
-        replace(program.stages[0], name=f"s{k}", predecessors=p, options=options)
-        for k, p in enumerate(((), (0,), (0,), (1, 2)))
-    )
-
-    latency_seconds = replace(program, stages=fork).latency_seconds(options * 4)
-    assert latency_seconds == pytest.approx(3 * options[0].latency_seconds)
 
 
 @settings(max_examples=50, deadline=None)

@@ -17,19 +17,30 @@ import numpy as np
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks.forecast_windows import AS_RECORDED, KNOWN_RATE, SERVED, Judge, Load, Moments, by_shape, rebuilt
+from benchmarks.forecast_windows import (
+    AS_RECORDED,
+    KNOWN_RATE,
+    SERVED,
+    STRIDE_SECONDS,
+    Judge,
+    Load,
+    Moments,
+    by_shape,
+    rebuilt,
+)
 from trimtab.app import run_reporting_errors
 from trimtab_pipelines.result_line import ResultLine, threshold
 from trimtab_predictor.context import MEMORY_SECONDS
-from trimtab_predictor.evaluate import LSTM_OVER_AR, STRIDE_SECONDS, require_enough, scaled_load, split
 from trimtab_predictor.forecaster import smape
 from trimtab_predictor.lstm import QUANTILES, SHIPPED_WEIGHTS, LstmForecaster, LstmWeights
 from trimtab_predictor.trace import TraceError, read_trace
-from trimtab_predictor.windows import cut_windows
+from trimtab_predictor.windows import WINDOW_SECONDS, cut_windows, hold_back, scaled_load
 
 DAY_SECONDS = 86_400
 FACTORS = (1.0, 8.0, 30.0, 1 / 16, 1 / 80)
 TIMED_FORECASTS = 500
+LSTM_OVER_AR = 0.83
+MIN_WINDOWS = 20
 
 
 def costs(moments: Moments, rps_per_core: float) -> dict[str, tuple[float, float]]:
@@ -82,7 +93,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _judge(given: argparse.Namespace) -> int:
     whole = read_trace(given.trace).rps
-    learned, held_back = (read_trace(given.fit).rps, whole) if given.fit else split(whole)
+    learned, held_back = (read_trace(given.fit).rps, whole) if given.fit else hold_back(whole, 3 * DAY_SECONDS)
     try:
         _require_windows(learned, held_back)
     except TraceError as error:
@@ -97,8 +108,12 @@ def _judge(given: argparse.Namespace) -> int:
 def _require_windows(learned: Load, held_back: Load) -> None:
     """Of a load as it is and made larger, which widens gaps; made smaller it has the same."""
     for factor in (1.0, min(FACTORS)):
-        fit, score = (cut_windows(scaled_load(part, factor), STRIDE_SECONDS) for part in (learned, held_back))
-        require_enough(fit, score)
+        fit, score = (len(cut_windows(scaled_load(part, factor), STRIDE_SECONDS)) for part in (learned, held_back))
+        if min(fit, score) < MIN_WINDOWS:
+            raise TraceError(
+                f"only {fit} windows to fit AR(12) and {score} to score; at least {MIN_WINDOWS} of {WINDOW_SECONDS} "
+                "seconds without a gap are needed in each part"
+            )
 
 
 def _measure(whole: Load, learned: Load, held_back: Load, weights: LstmWeights, rps_per_core: float) -> ResultLine:

@@ -10,14 +10,14 @@ from numpy.typing import NDArray
 from benchmarks.load_shapes import RULES, drawn, excerpts
 from trimtab_adapter.observation import lookback_seconds
 from trimtab_predictor.context import load_context
-from trimtab_predictor.evaluate import STRIDE_SECONDS, ar_forecaster, scaled_load
 from trimtab_predictor.fallback_forecaster import FallbackForecaster
-from trimtab_predictor.features import BIN_SECONDS, HISTORY_SECONDS
+from trimtab_predictor.features import BIN_SECONDS, BINS, HISTORY_SECONDS
 from trimtab_predictor.forecaster import HORIZON_SECONDS, smape
 from trimtab_predictor.load_history import seconds_of_bins
 from trimtab_predictor.lstm import QUANTILES, LstmForecaster, LstmWeights, forecast_quantiles
-from trimtab_predictor.windows import WINDOW_SECONDS, cut_windows
+from trimtab_predictor.windows import WINDOW_SECONDS, cut_windows, scaled_load
 
+STRIDE_SECONDS = 10
 DRAWN_SECONDS = 3_600
 DRAWN_LEVELS_RPS = (0.3, 5.0, 60.0, 5000.0)
 DRAWS = 51
@@ -51,7 +51,8 @@ class Judge:
 
     def __init__(self, learned: Load, weights: LstmWeights) -> None:
         self._weights = weights
-        self._ar = ar_forecaster(cut_windows(learned, STRIDE_SECONDS))
+        fit = cut_windows(learned, STRIDE_SECONDS)
+        self._ar_coefficients, *_ = np.linalg.lstsq(_bin_peaks(fit.histories_rps), fit.peaks_rps, rcond=None)
 
     def ask(
         self,
@@ -85,7 +86,7 @@ class Judge:
             "LSTM": quantiles[:, 0],
             "reactive": reactive,
             "last-max": histories[:, -BIN_SECONDS:].max(axis=1),
-            "AR(12)": self._ar(histories),
+            "AR(12)": _bin_peaks(histories) @ self._ar_coefficients,
             "oracle": futures.max(axis=1),
         }
         said |= {f"LSTM P{q * 100:.0f}": quantiles[:, k] for k, q in enumerate(QUANTILES) if k}
@@ -98,6 +99,11 @@ class Judge:
         if served:
             said[SERVED] = _served(self._weights, load, starts[whole])
         return Moments(histories, futures, said)
+
+
+def _bin_peaks(histories: Load) -> Load:
+    """The inputs of AR(12), [N, 13]: the peak of each ten seconds, and a 1 for the intercept."""
+    return np.pad(histories.reshape(-1, BINS, BIN_SECONDS).max(axis=2), ((0, 0), (0, 1)), constant_values=1.0)
 
 
 def _cut(load: Load, starts: NDArray[np.int64]) -> Load:

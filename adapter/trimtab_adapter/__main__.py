@@ -16,9 +16,10 @@ from pathlib import Path
 from trimtab_adapter.control_loop import ControlLoop, LoadSources
 from trimtab_adapter.files import DecisionLog, FileConfigSource, FilePlanPublisher
 from trimtab_adapter.forecasting import PlayedTrace, forecaster_for
-from trimtab_adapter.load_sources import LoadSource, RouterSource, open_session
-from trimtab_adapter.prometheus import PrometheusSource, Server, tls_context
+from trimtab_adapter.load_sources import LoadSource, RouterSource
+from trimtab_adapter.prometheus import PrometheusSource
 from trimtab_pipelines.documents import DocumentError
+from trimtab_predictor.metrics_client import PrometheusServer, open_session, tls_context
 
 HTTP_TIMEOUT_SECONDS = 2.0
 HEARTBEAT_SECONDS = 1.0
@@ -56,7 +57,7 @@ async def _adapt(options: argparse.Namespace, config: FileConfigSource) -> None:
         router = None if options.router is None else RouterSource(session, options.router)
         loads: LoadSource | None = router
         if options.prometheus is not None:
-            server = Server(session, options.prometheus, options.prometheus_token_file)
+            server = PrometheusServer(session, options.prometheus, options.prometheus_token_file)
             loads = PrometheusSource(server, pipeline.metadata.namespace, pipeline.name)
         if loads is None:
             raise RuntimeError("neither --router nor --prometheus was given")

@@ -16,13 +16,14 @@ from typing import Protocol
 
 from trimtab_adapter.controller import Controller, Decided, Tick, outgrows_plan
 from trimtab_adapter.load_sources import LoadSource, StateSource
-from trimtab_adapter.observation import Load, ObservationError
+from trimtab_adapter.observation import Load
 from trimtab_adapter.planning.decide import PlanningError, PlanningInputs, initial_inputs
 from trimtab_pipelines.plan import ForecastRecord, PipelinePlan
 from trimtab_pipelines.profile import ModelProfile
 from trimtab_pipelines.router_state import HISTORY_SECONDS, RecentRequests
 from trimtab_pipelines.spec import InferencePipeline
 from trimtab_predictor.forecaster import Forecaster
+from trimtab_predictor.load_history import ObservationError
 
 log = logging.getLogger(__name__)
 

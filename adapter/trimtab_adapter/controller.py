@@ -11,7 +11,6 @@ from trimtab_adapter.observation import (
     MAX_PROMPT_TOKENS,
     MAX_ROWS,
     RATIO_RANGE,
-    Fault,
     Load,
     Measured,
     State,
@@ -27,6 +26,7 @@ from trimtab_pipelines.profile import ModelProfile
 from trimtab_pipelines.router_state import RecentRequests
 from trimtab_pipelines.spec import Adaptation, InferencePipeline
 from trimtab_predictor.forecaster import Forecaster
+from trimtab_predictor.load_history import Fault
 
 Decided = Literal["changed", "kept", "held", "paused"]
 

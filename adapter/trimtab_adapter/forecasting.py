@@ -12,13 +12,13 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import ArrayLike
 
-from trimtab_adapter.observation import MAX_RPS, Load, ObservationError
+from trimtab_adapter.observation import MAX_RPS, Load
 from trimtab_adapter.planning.hysteresis import outgrows
 from trimtab_pipelines.plan import ForecastRecord
 from trimtab_pipelines.spec import Adaptation
 from trimtab_predictor.fallback_forecaster import FallbackForecaster, shipped_forecaster
 from trimtab_predictor.forecaster import Forecast, Forecaster, OracleForecaster, ReactiveForecaster, reactive
-from trimtab_predictor.load_history import LoadHistory
+from trimtab_predictor.load_history import LoadHistory, ObservationError
 from trimtab_predictor.lstm import LstmForecaster, LstmWeights, WeightsError
 from trimtab_predictor.trace import TraceError, read_trace
 

@@ -1,25 +1,12 @@
 """Load sources: a router's load and state over HTTP. An error becomes an `ObservationError` that names the address."""
 
-import json
-import ssl
-from collections.abc import Mapping
-from http import HTTPStatus
 from typing import Protocol
 
 import aiohttp
 
-from trimtab_adapter.observation import Load, ObservationError, State, read_load, read_state
+from trimtab_adapter.observation import Load, State, read_load, read_state
 from trimtab_pipelines.router_state import ARRIVALS_PATH, HISTORY_SECONDS, STATE_PATH
-
-MAX_BYTES = 8 * 2**20
-"""Six hours of seconds are a hundred kilobytes; a much longer response is invalid."""
-_SHOWN = 120
-
-
-def open_session(timeout_seconds: float, *, tls: ssl.SSLContext | bool = True) -> aiohttp.ClientSession:
-    """A session that limits each connection attempt and each read."""
-    timeout = aiohttp.ClientTimeout(total=None, connect=timeout_seconds, sock_read=timeout_seconds)
-    return aiohttp.ClientSession(timeout=timeout, connector=aiohttp.TCPConnector(ssl=tls))
+from trimtab_predictor.metrics_client import get_json
 
 
 class LoadSource(Protocol):
@@ -50,35 +37,3 @@ class RouterSource:
 
     async def state(self) -> State:
         return read_state(await get_json(self._session, f"{self._url}{STATE_PATH}"))
-
-
-async def get_json(
-    session: aiohttp.ClientSession,
-    url: str,
-    parameters: Mapping[str, str] | None = None,
-    headers: Mapping[str, str] | None = None,
-) -> object:
-    try:
-        async with session.get(url, params=parameters, headers=headers, allow_redirects=False) as response:
-            body = await _read_bounded(response, url)
-    except (aiohttp.ClientError, TimeoutError) as error:
-        raise ObservationError(
-            f"{url} cannot be reached: {type(error).__name__} {error}".rstrip(), "Missing"
-        ) from error
-    if response.status != HTTPStatus.OK:
-        shown = body[:_SHOWN].decode(errors="replace")
-        raise ObservationError(f"{url} returned {response.status}: {shown}", "Missing")
-    try:
-        content: object = json.loads(body)
-    except (ValueError, RecursionError) as error:
-        raise ObservationError(f"{url} returned invalid JSON: {error}") from error
-    return content
-
-
-async def _read_bounded(response: aiohttp.ClientResponse, url: str) -> bytes:
-    body = bytearray()
-    async for chunk in response.content.iter_any():
-        body += chunk
-        if len(body) > MAX_BYTES:
-            raise ObservationError(f"{url} returned more than {MAX_BYTES // 2**20} MiB")
-    return bytes(body)

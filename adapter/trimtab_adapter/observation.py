@@ -23,6 +23,7 @@ from trimtab_pipelines.router_state import (
     StateModel,
 )
 from trimtab_predictor.context import MEMORY_SECONDS
+from trimtab_predictor.load_history import ObservationError
 
 MAX_RPS = 1e7
 """No single router receives more; a larger count is a fault."""
@@ -44,17 +45,6 @@ _Model = TypeVar("_Model", bound=StateModel)
 _Key = TypeVar("_Key")
 _MISSHAPEN = {"missing", "model_type", "dict_type", "is_instance_of", "sequence_str"}
 _EXPECTED = {"float_type": "a finite number", "finite_number": "a finite number", "int_type": "a whole number"}
-
-
-Fault = Literal["Missing", "Stale", "Absurd"]
-
-
-class ObservationError(Exception):
-    """Metrics that are missing, stale or out of range; the message names the value found."""
-
-    def __init__(self, message: str, fault: Fault = "Absurd") -> None:
-        super().__init__(message)
-        self.fault: Fault = fault
 
 
 def lookback_seconds(since_seconds: float) -> int:

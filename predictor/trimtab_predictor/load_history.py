@@ -8,6 +8,7 @@ seconds.
 
 import math
 from collections.abc import Iterable
+from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,6 +20,17 @@ _ROOTS = np.array([-1.3, -0.9, -0.6, -0.3, 0.0, 0.2, 0.5, 0.9, 1.5])
 """Where nine of ten Poisson seconds lie around the mean of the nine, in roots of it; the tenth is the peak."""
 _ORDERS = ((4, 0, 7, 2, 9, 5, 1, 8, 3, 6), (2, 6, 0, 8, 4, 1, 9, 3, 7, 5), (7, 3, 5, 1, 8, 0, 6, 9, 2, 4))
 """Order of the ten seconds (9 is the peak); it differs between three bins, so that no position stands out."""
+
+
+Fault = Literal["Missing", "Stale", "Absurd"]
+
+
+class ObservationError(Exception):
+    """Metrics that are missing, stale or out of range; the message names the value found."""
+
+    def __init__(self, message: str, fault: Fault = "Absurd") -> None:
+        super().__init__(message)
+        self.fault: Fault = fault
 
 
 class LoadHistory:

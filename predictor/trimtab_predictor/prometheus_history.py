@@ -1,22 +1,17 @@
 """Prometheus history: the load of every pipeline over the last days, for retraining."""
 
-import asyncio
-import json
 import math
-import ssl
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
-from http import HTTPStatus
 from pathlib import Path
-from typing import Any
 
-import aiohttp
 import numpy as np
 from numpy.typing import NDArray
 
 from trimtab_pipelines.router_metrics import ARRIVALS_PEAK_RPS, RECEIVED
-from trimtab_predictor.load_history import BIN_SECONDS, seconds_of_bins
+from trimtab_predictor.load_history import BIN_SECONDS, ObservationError, seconds_of_bins
+from trimtab_predictor.metrics_client import PrometheusServer, open_session, tls_context
 from trimtab_predictor.trace import MAX_RPS
 
 MAX_PIPELINE_SECONDS = 12_000_000
@@ -34,10 +29,6 @@ Pipeline = tuple[str, str]
 Bins = dict[Pipeline, dict[int, float]]
 
 
-class PrometheusHistoryError(Exception):
-    """Prometheus cannot be queried, or has no data; the message names the address and the query."""
-
-
 @dataclass(frozen=True, slots=True, eq=False)
 class PrometheusHistory:
     """The load of one pipeline, requests per second [S]; NaN if it was not scraped."""
@@ -52,22 +43,18 @@ async def read_histories(
 ) -> list[PrometheusHistory]:
     """The load of every pipeline over the last seconds; over fewer if there are many pipelines.
 
-    Raises PrometheusHistoryError if Prometheus does not respond, or has no load.
+    Raises ObservationError if Prometheus does not respond, or has no load.
     """
-    tls = ssl.create_default_context(cafile=certificate_authority) if certificate_authority else True
-    timeout = aiohttp.ClientTimeout(total=None, connect=TIMEOUT_SECONDS, sock_read=TIMEOUT_SECONDS)
-    connector = aiohttp.TCPConnector(ssl=tls)
-    async with aiohttp.ClientSession(timeout=timeout, connector=connector, trust_env=True) as session:
+    async with open_session(TIMEOUT_SECONDS, tls=tls_context(certificate_authority), trust_env=True) as session:
+        server = PrometheusServer(session, url, token_file, MAX_RESPONSE_BYTES)
         end = math.floor(time.time() / BIN_SECONDS) * BIN_SECONDS
         start = end - math.floor(seconds / BIN_SECONDS) * BIN_SECONDS
-        queries = _PrometheusQueries(session, url.rstrip("/"), token_file)
-        start = await queries.begin(start, end)
-        peaks = await queries.bins(f"sum {_BY} ({ARRIVALS_PEAK_RPS})", start, end)
-        means = await queries.bins(f"sum {_BY} (rate({RECEIVED}[{3 * BIN_SECONDS}s]))", start, end)
+        start = await _first_second(server, start, end)
+        peaks = await _bins(server, f"sum {_BY} ({ARRIVALS_PEAK_RPS})", start, end)
+        means = await _bins(server, f"sum {_BY} (rate({RECEIVED}[{3 * BIN_SECONDS}s]))", start, end)
     if not peaks:
-        raise PrometheusHistoryError(
-            f"{url} has no {ARRIVALS_PEAK_RPS} of the last {seconds / 3600:.0f} hours; are the routers scraped?"
-        )
+        span = f"the last {seconds / 3600:.0f} hours"
+        raise ObservationError(f"{url} has no {ARRIVALS_PEAK_RPS} of {span}; are the routers scraped?", "Missing")
     return [_rebuild_history(key, values, means.get(key, {})) for key, values in sorted(peaks.items())]
 
 
@@ -79,72 +66,26 @@ def _rebuild_history(key: Pipeline, peaks: Mapping[int, float], means: Mapping[i
     return PrometheusHistory(key[0], key[1], rps)
 
 
-class _PrometheusQueries:
-    """Range queries in parts that Prometheus accepts."""
-
-    def __init__(self, session: aiohttp.ClientSession, url: str, token_file: Path | None) -> None:
-        self._session, self._url, self._token_file = session, url, token_file
-
-    async def begin(self, start: int, end: int) -> int:
-        """The earliest time from which the load of all pipelines together fits into memory."""
-        counted = await self.bins(f"count(count {_BY} ({ARRIVALS_PEAK_RPS}))", start, end, COUNTED_SECONDS)
-        pipelines = counted.get(("", ""), {})  # a count is of no pipeline
-        room = MAX_PIPELINE_SECONDS
-        for at in sorted(pipelines, reverse=True):
-            room -= round(pipelines[at]) * COUNTED_SECONDS
-            if room < 0:
-                return min(at + COUNTED_SECONDS, end)
-        return start
-
-    async def bins(self, expression: str, start: int, end: int, step: int = BIN_SECONDS) -> Bins:
-        """The expression's value every `step` seconds, for each pipeline."""
-        found: Bins = {}
-        reach = POINTS_PER_QUERY * step
-        for first in range(start, end, reach):
-            last = max(first, min(first + reach, end) - step)
-            for series in await self._series(expression, first, last, step):
-                labels = series["metric"]
-                bins = found.setdefault((labels.get("namespace", ""), labels.get("pipeline", "")), {})
-                bins.update(
-                    {int(float(at)): value for at, text in series["values"] for value in [_value(text)] if value >= 0}
-                )
-        return found
-
-    async def _series(self, expression: str, start: int, end: int, step: int) -> Sequence[Mapping[str, Any]]:
-        headers = {}
-        if self._token_file is not None:
-            token = await asyncio.to_thread(self._token_file.read_text)
-            headers["Authorization"] = f"Bearer {token.strip()}"
-        query = {"query": expression, "start": str(start), "end": str(end), "step": str(step)}
-        address = f"{self._url}/api/v1/query_range"
-        try:
-            async with self._session.get(address, params=query, headers=headers, allow_redirects=False) as response:
-                content = bytearray()
-                async for chunk in response.content.iter_any():
-                    content += chunk
-                    if len(content) > MAX_RESPONSE_BYTES:
-                        raise PrometheusHistoryError(f"{self._url}: the response to {expression} is too large")
-                if response.status != HTTPStatus.OK:
-                    raise PrometheusHistoryError(f"{self._url} returned {response.status}: {bytes(content[:200])!r}")
-        except (aiohttp.ClientError, TimeoutError) as error:
-            raise PrometheusHistoryError(f"{self._url} cannot be reached: {type(error).__name__} {error}") from error
-        return _result(self._url, bytes(content))
+async def _first_second(server: PrometheusServer, start: int, end: int) -> int:
+    """The earliest time from which the load of all pipelines together fits into memory."""
+    counted = await _bins(server, f"count(count {_BY} ({ARRIVALS_PEAK_RPS}))", start, end, COUNTED_SECONDS)
+    pipelines = counted.get(("", ""), {})  # a count is of no pipeline
+    room = MAX_PIPELINE_SECONDS
+    for at in sorted(pipelines, reverse=True):
+        room -= round(pipelines[at]) * COUNTED_SECONDS
+        if room < 0:
+            return min(at + COUNTED_SECONDS, end)
+    return start
 
 
-def _result(url: str, content: bytes) -> Sequence[Mapping[str, Any]]:
-    try:
-        result = json.loads(content)["data"]["result"]
-        if all(isinstance(series["metric"], dict) and isinstance(series["values"], list) for series in result):
-            return list(result)
-    except (ValueError, KeyError, TypeError):
-        pass
-    raise PrometheusHistoryError(f"{url}: expected a Prometheus response, got {content[:80]!r}")
-
-
-def _value(text: object) -> float:
-    """A sample's value, -1 if it is invalid."""
-    try:
-        value = float(str(text))
-    except ValueError:
-        return -1.0
-    return value if math.isfinite(value) and 0 <= value <= MAX_RPS else -1.0
+async def _bins(server: PrometheusServer, expression: str, start: int, end: int, step: int = BIN_SECONDS) -> Bins:
+    """The expression's valid values every `step` seconds, for each pipeline, queried in parts Prometheus accepts."""
+    found: Bins = {}
+    reach = POINTS_PER_QUERY * step
+    for first in range(start, end, reach):
+        last = max(first, min(first + reach, end) - step)
+        for series in await server.query_range(expression, first, last, step):
+            pipeline = series.metric.get("namespace", ""), series.metric.get("pipeline", "")
+            valid = {int(at): value for at, value in series.values if 0 <= value <= MAX_RPS}
+            found.setdefault(pipeline, {}).update(valid)
+    return found

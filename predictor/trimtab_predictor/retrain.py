@@ -25,17 +25,18 @@ from numpy.typing import NDArray
 
 from trimtab_kubernetes import Cluster, ClusterError
 from trimtab_kubernetes.objects import rfc3339
+from trimtab_pipelines.documents import DocumentError
 from trimtab_pipelines.result_line import ResultLine, threshold
 from trimtab_predictor.forecaster import smape
+from trimtab_predictor.load_history import ObservationError
 from trimtab_predictor.lstm import LstmWeights, WeightsError, forecast_peaks
-from trimtab_predictor.prometheus_history import PrometheusHistory, PrometheusHistoryError, read_histories
+from trimtab_predictor.prometheus_history import PrometheusHistory, read_histories
 from trimtab_predictor.trace import TraceError
 from trimtab_predictor.train import fine_tune
-from trimtab_predictor.windows import Windows, cut_windows, synthetic_load
+from trimtab_predictor.windows import Windows, cut_windows, hold_back, synthetic_load
 
 MANAGER = "trimtab-trainer"
 WEIGHTS_KEY = "lstm.npz"
-HELD_BACK_SHARE = 0.25
 STRIDE_SECONDS = 10
 SYNTHETIC_SECONDS = 20_000
 MIN_GAIN = 0.005
@@ -63,12 +64,6 @@ class WeightsComparison:
         found = f"error {self.new_error:.2%} against {self.old_error:.2%} on held-back load"
         shapes = f"{self.new_error_on_synthetic:.2%} against {self.old_error_on_synthetic:.2%} on synthetic loads"
         return f"{found}, {shapes}: {'replacing the old weights' if self.is_better else 'the old weights stay'}"
-
-
-def split_load(load: NDArray[np.float64]) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """Split a load by time into a training part and a held-back part."""
-    first = round(load.size * (1 - HELD_BACK_SHARE))
-    return load[:first], load[first:]
 
 
 def compare_weights(old: LstmWeights, new: LstmWeights, held_back: Sequence[NDArray[np.float64]]) -> WeightsComparison:
@@ -127,7 +122,7 @@ async def retrain(cluster: Cluster, loads: Sequence[PrometheusHistory], namespac
     written.
     """
     old = await weights_in_use(cluster, namespace, name)
-    parts = [split_load(load.rps) for load in loads]
+    parts = [hold_back(load.rps) for load in loads]
     new = await asyncio.to_thread(fine_tune, old, [learned for learned, _ in parts], EPOCHS)
     verdict = compare_weights(old, new, [held_back for _, held_back in parts])
     if verdict.is_better:
@@ -165,7 +160,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--hours", type=float, default=24 * 14, help="hours of history to read")
     try:
         asyncio.run(run(parser.parse_args(arguments))).print()
-    except (TraceError, PrometheusHistoryError) as error:
+    except (TraceError, ObservationError, DocumentError) as error:
         sys.stderr.write(f"trimtab_predictor: {error}\n")
         return 2
     except ClusterError as error:

@@ -24,11 +24,22 @@ import numpy as np
 from numpy.typing import NDArray
 
 from trimtab_pipelines.documents import write_atomically
-from trimtab_predictor.evaluate import FACTORS, forecast_errors_by_factor, result_line, split
+from trimtab_pipelines.result_line import ResultLine, threshold
 from trimtab_predictor.features import BINS, FEATURES, MIN_RATIO, window_features
-from trimtab_predictor.lstm import QUANTILES, UNITS, LstmWeights
+from trimtab_predictor.forecaster import HORIZON_SECONDS, smape
+from trimtab_predictor.lstm import QUANTILES, UNITS, LstmWeights, forecast_peaks
 from trimtab_predictor.trace import TraceError, read_trace
-from trimtab_predictor.windows import WINDOW_SECONDS, Windows, clock_jumps, cut_windows, synthetic_load, thicken, thin
+from trimtab_predictor.windows import (
+    WINDOW_SECONDS,
+    Windows,
+    clock_jumps,
+    cut_windows,
+    hold_back,
+    scaled_load,
+    synthetic_load,
+    thicken,
+    thin,
+)
 
 SEED = 7
 EPOCHS = 12
@@ -50,6 +61,9 @@ QUANTILE_WEIGHTS = (1.0, 0.3, 0.15)
 CALM_WEIGHT = 0.5
 """Losses grow with the noise of a load; this power of it is divided out, so that calm loads count."""
 MIN_WINDOWS = 2_000
+MAX_HELD_BACK_SECONDS = 3 * DAY_SECONDS
+SCORED_STRIDE_SECONDS = 10
+SCORED_DIVISORS = (1.0, 2.0, 4.0, 8.0, 16.0, 30.0)
 
 Pairs = tuple[NDArray[np.float32], NDArray[np.float32]]
 
@@ -179,6 +193,19 @@ def _fit(network: Any, inputs: NDArray[np.float32], targets: NDArray[np.float32]
         _print(f"epoch {epoch} of {epochs}: error of log peak {fitted.history['loss'][0]:.4f}, {took:.1f} s")
 
 
+def forecast_errors(weights: LstmWeights, windows: Windows) -> tuple[float, float]:
+    """The SMAPE of the network's median and of the reactive forecast.
+
+    Raises TraceError if there is no window.
+    """
+    if not len(windows):
+        raise TraceError(f"no {WINDOW_SECONDS} s without a gap to score the forecasts on")
+    reactive = windows.histories_rps[:, -HORIZON_SECONDS:].max(axis=1)
+    forecasts = forecast_peaks(weights, windows.histories_rps, windows.context), reactive
+    lstm_error, reactive_error = (smape(forecast, windows.peaks_rps) for forecast in forecasts)
+    return lstm_error, reactive_error
+
+
 def _print(line: str) -> None:
     sys.stdout.write(line + "\n")
     sys.stdout.flush()
@@ -194,24 +221,29 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--epochs", type=int, default=EPOCHS, choices=range(1, 1001), metavar="1..1000")
     options = parser.parse_args(arguments)
     try:
-        training, held_back = split(read_trace(options.trace).rps)
+        training, held_back = hold_back(read_trace(options.trace).rps, MAX_HELD_BACK_SECONDS)
         weights = train(training, options.epochs)
-        table = forecast_errors_by_factor(training, held_back, weights, FACTORS)
+        scored = {n: cut_windows(scaled_load(held_back, n), SCORED_STRIDE_SECONDS) for n in SCORED_DIVISORS}
+        errors = {divisor: forecast_errors(weights, windows) for divisor, windows in scored.items()}
     except TraceError as error:
         parser.error(str(error))
-    result = result_line("train-predictor", table)
     accuracy = {
         "trace": options.trace.name,
         "held_back_seconds": held_back.size,
         "smape_by_load_divisor": {
-            f"{factor:g}": {"windows": windows} | {source: round(error, 5) for source, error in row.items()}
-            for factor, (windows, row) in table.items()
+            f"{divisor:g}": {"windows": len(scored[divisor]), "lstm": round(lstm, 5), "reactive": round(reactive, 5)}
+            for divisor, (lstm, reactive) in errors.items()
         },
     }
+    worst = max(lstm / reactive if reactive else 2.0 for lstm, reactive in errors.values())
+    bar = threshold("LSTM SMAPE over reactive's, worst divisor", round(worst, 4), "<=", 1.0)
     options.output.mkdir(parents=True, exist_ok=True)
     write_atomically(options.output / "lstm.npz", weights.to_bytes())
     write_atomically(options.output / "forecast_accuracy.json", json.dumps(accuracy, indent=2) + "\n")
-    result.print()
+    figures: dict[str, float | int | str | None] = {
+        f"lstm_smape_at_1_{divisor:g}": round(lstm, 5) for divisor, (lstm, _) in errors.items()
+    }
+    ResultLine(name="train-predictor", figures=figures, bars=(bar,)).print()
     return 0
 
 

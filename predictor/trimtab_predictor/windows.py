@@ -5,6 +5,7 @@ request is kept with probability 1/factor) gives exactly what a smaller service 
 around the smoothed rate) a larger one.
 """
 
+import math
 from dataclasses import dataclass
 
 import numpy as np
@@ -43,6 +44,14 @@ def cut_windows(rps: NDArray[np.float64], stride_seconds: int) -> Windows:
     return Windows(cut[:, :HISTORY_SECONDS], context, cut[:, HISTORY_SECONDS:].max(axis=1))
 
 
+def hold_back(
+    rps: NDArray[np.float64], max_seconds: float = math.inf
+) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    """Split a load by time into a training part and the newest quarter, at most `max_seconds` long, to score on."""
+    first = rps.size - int(min(max_seconds, rps.size // 4))
+    return rps[:first], rps[first:]
+
+
 def thin(rps: NDArray[np.float64], factor: float, rng: np.random.Generator) -> NDArray[np.float64]:
     """Keep each request with probability 1/factor; factor at least 1, gaps stay gaps."""
     if factor == 1:
@@ -57,6 +66,12 @@ def thicken(rps: NDArray[np.float64], factor: float, rng: np.random.Generator) -
     smooth = np.convolve(rps, np.full(SMOOTHING_SECONDS, 1 / SMOOTHING_SECONDS), mode="same")
     gaps = np.isnan(smooth)
     return np.where(gaps, np.nan, rng.poisson(np.where(gaps, 0.0, smooth) * factor).astype(np.float64))
+
+
+def scaled_load(rps: NDArray[np.float64], divisor: float) -> NDArray[np.float64]:
+    """Thin by a divisor of at least 1, thicken by one below; the same random draw for the same divisor."""
+    rng = np.random.default_rng(round(divisor * 1000))
+    return thin(rps, divisor, rng) if divisor >= 1 else thicken(rps, 1 / divisor, rng)
 
 
 def synthetic_load(seconds: int, rng: np.random.Generator) -> NDArray[np.float64]:

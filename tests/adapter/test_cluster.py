@@ -22,12 +22,12 @@ from tests.tcp_relay import before_the_api_server
 from trimtab_adapter.cluster.pipeline_loops import LoopDependencies, PipelineLoops
 from trimtab_adapter.controller import Tick
 from trimtab_adapter.forecasting import TrainedWeights
-from trimtab_adapter.load_sources import open_session
 from trimtab_adapter.metrics import AdapterMetrics
 from trimtab_adapter.planning.decide import initial_plan
 from trimtab_kubernetes import list_and_watch
 from trimtab_kubernetes.objects import Key
 from trimtab_pipelines.kubernetes_names import ADAPTER_MANAGER, ADVISORY_LABEL, advisory_name
+from trimtab_predictor.metrics_client import open_session
 
 PLAN, PIPELINE = "PipelinePlan", "InferencePipeline"
 

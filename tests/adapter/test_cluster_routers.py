@@ -10,10 +10,12 @@ from tests.adapter.scenes import FakeRouter
 from tests.ports import own_address
 from trimtab_adapter.cluster.cluster_cache import ClusterCache
 from trimtab_adapter.cluster.router_metrics_source import Address, RouterMetricsSource, addresses, merge_loads
-from trimtab_adapter.load_sources import RouterSource, open_session
-from trimtab_adapter.observation import Load, ObservationError, State, merge_states
+from trimtab_adapter.load_sources import RouterSource
+from trimtab_adapter.observation import Load, State, merge_states
 from trimtab_pipelines.router_state import RecentRequests
 from trimtab_predictor.context import MEMORY_SECONDS
+from trimtab_predictor.load_history import ObservationError
+from trimtab_predictor.metrics_client import open_session
 
 NOW = 10_000.0
 

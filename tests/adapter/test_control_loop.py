@@ -22,10 +22,11 @@ from tests.adapter.scenes import FakeRouter, a_ladder, profiles_of
 from trimtab_adapter.__main__ import main
 from trimtab_adapter.control_loop import REST_FACTOR, ControlLoop, LoadSources
 from trimtab_adapter.files import DecisionLog, FileConfigSource, FilePlanPublisher
-from trimtab_adapter.load_sources import RouterSource, open_session
+from trimtab_adapter.load_sources import RouterSource
 from trimtab_adapter.planning.decide import decide
 from trimtab_pipelines.documents import dump_yaml, load_plan
 from trimtab_predictor.forecaster import ReactiveForecaster
+from trimtab_predictor.metrics_client import open_session
 
 
 @dataclass

@@ -8,9 +8,10 @@ import numpy as np
 import pytest
 
 from trimtab_adapter.forecasting import CurrentForecaster, PlayedTrace, TrainedWeights, forecast_record, forecaster_for
-from trimtab_adapter.observation import Load, ObservationError
+from trimtab_adapter.observation import Load
 from trimtab_pipelines.spec import Adaptation
 from trimtab_predictor.forecaster import Forecast, ReactiveForecaster
+from trimtab_predictor.load_history import ObservationError
 from trimtab_predictor.lstm import SHIPPED_WEIGHTS, LstmWeights
 
 MINUTES = Load(1000.0, (10.0,) * 300)

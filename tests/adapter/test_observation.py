@@ -4,7 +4,8 @@ import math
 
 import pytest
 
-from trimtab_adapter.observation import LEAP, Measured, ObservationError, limit_rate_of_change, read_load, read_state
+from trimtab_adapter.observation import LEAP, Measured, limit_rate_of_change, read_load, read_state
+from trimtab_predictor.load_history import ObservationError
 
 
 def test_seconds_before_the_first_arrival_are_not_history():

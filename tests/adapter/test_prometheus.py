@@ -5,7 +5,7 @@ import contextlib
 import math
 import shutil
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -15,52 +15,55 @@ from aiohttp import web
 from prometheus_client import CollectorRegistry, Counter, Gauge, generate_latest
 
 from tests.prometheus import prometheus
-from trimtab_adapter.load_sources import open_session
-from trimtab_adapter.observation import Load, ObservationError
-from trimtab_adapter.prometheus import PrometheusSource, Server, tls_context
+from trimtab_adapter.observation import Load
+from trimtab_adapter.prometheus import PrometheusSource
 from trimtab_pipelines.documents import DocumentError
 from trimtab_pipelines.router_metrics import ARRIVALS_PEAK_RPS as PEAK
 from trimtab_pipelines.router_metrics import RECEIVED
 from trimtab_predictor.context import MEMORY_SECONDS
+from trimtab_predictor.load_history import ObservationError
+from trimtab_predictor.metrics_client import PrometheusServer, open_session, tls_context
 
 NOW = 1_700_000_000.0
-ADDRESSES = ("/api/v1/query", "/api/v1/query_range")
 LABELS = '{namespace="default",pipeline="sample"}'
+Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 
 class FakePrometheus:
-    """Answers the two query addresses with an age, peaks and means of its choice."""
+    """Answers the two query addresses with an age, peaks and means of its choice; None is a bin without a sample."""
 
     def __init__(self, age: float | None, peaks: list[Any], means: list[Any]) -> None:
         self.age, self.peaks, self.means = age, peaks, means
         self.queries: list[str] = []
+        self.tokens: list[str | None] = []
         self.spans: list[float] = []
-        self.excluded: set[int] = set()  # bins without a sample
 
-    async def instant(self, request: web.Request) -> web.Response:
+    async def answer(self, request: web.Request) -> web.Response:
         self.queries.append(request.query["query"])
-        result = [] if self.age is None else [{"metric": {}, "value": [NOW, str(self.age)]}]
-        return web.json_response({"status": "success", "data": {"resultType": "vector", "result": result}})
+        self.tokens.append(request.headers.get("Authorization"))
+        result = self._range(request) if "step" in request.query else self._instant()
+        return web.json_response({"status": "success", "data": {"resultType": "it", "result": result}})
 
-    async def range(self, request: web.Request) -> web.Response:
-        self.queries.append(request.query["query"])
+    def _instant(self) -> list[dict[str, Any]]:
+        return [] if self.age is None else [{"metric": {}, "value": [NOW, str(self.age)]}]
+
+    def _range(self, request: web.Request) -> list[dict[str, Any]]:
         self.spans.append(float(request.query["end"]) - float(request.query["start"]) + float(request.query["step"]))
         values = self.means if "rate(" in request.query["query"] else self.peaks
         samples = [
-            [NOW - 10 * (len(values) - 1 - n), str(value)] for n, value in enumerate(values) if n not in self.excluded
+            [NOW - 10 * (len(values) - 1 - n), str(value)] for n, value in enumerate(values) if value is not None
         ]
-        result = [{"metric": {}, "values": samples}] if samples else []
-        return web.json_response({"status": "success", "data": {"resultType": "matrix", "result": result}})
+        return [{"metric": {}, "values": samples}] if samples else []
 
 
 @asynccontextmanager
-async def serve(routes: dict[str, Any], port: int = 0) -> AsyncIterator[str]:
+async def serve(handler: Handler) -> AsyncIterator[str]:
+    """Answer GET of any path."""
     app = web.Application()
-    for path, handler in routes.items():
-        app.router.add_get(path, handler)
+    app.router.add_get("/{path:.*}", handler)
     runner = web.AppRunner(app, access_log=None)
     await runner.setup()
-    await web.TCPSite(runner, "127.0.0.1", port).start()
+    await web.TCPSite(runner, "127.0.0.1", 0).start()
     try:
         yield f"http://127.0.0.1:{runner.addresses[0][1]}"
     finally:
@@ -68,17 +71,14 @@ async def serve(routes: dict[str, Any], port: int = 0) -> AsyncIterator[str]:
 
 
 @asynccontextmanager
-async def a_source(fake: FakePrometheus) -> AsyncIterator[PrometheusSource]:
-    async with (
-        serve(dict(zip(ADDRESSES, (fake.instant, fake.range), strict=True))) as url,
-        open_session(2.0) as client,
-    ):
-        yield PrometheusSource(Server(client, url), "default", "sample")
+async def a_source(handler: Handler, token_file: Path | None = None) -> AsyncIterator[PrometheusSource]:
+    async with serve(handler) as url, open_session(2.0) as client:
+        yield PrometheusSource(PrometheusServer(client, url, token_file), "default", "sample")
 
 
 async def test_seconds_keep_each_bin_s_peak_and_mean():
     fake = FakePrometheus(2.0, [0, 30, 12], [0, 12, 12])
-    async with a_source(fake) as source:
+    async with a_source(fake.answer) as source:
         load = await source.load(NOW)
 
     assert load.history_rps[0] > 0  # the empty bin before the first arrival is no history
@@ -90,7 +90,7 @@ async def test_seconds_keep_each_bin_s_peak_and_mean():
 
 async def test_as_much_is_asked_for_as_is_wanted():
     fake = FakePrometheus(2.0, [5.0] * 70, [5.0] * 70)
-    async with a_source(fake) as source:
+    async with a_source(fake.answer) as source:
         await source.load(NOW, MEMORY_SECONDS)
         await source.load(NOW + 10)
 
@@ -98,7 +98,7 @@ async def test_as_much_is_asked_for_as_is_wanted():
 
 
 async def test_no_traffic_is_zero_load_not_a_fault():
-    async with a_source(FakePrometheus(2.0, [0, 0], [0, 0])) as source:
+    async with a_source(FakePrometheus(2.0, [0, 0], [0, 0]).answer) as source:
         assert set((await source.load(NOW)).history_rps) == {0.0}
 
 
@@ -109,12 +109,12 @@ async def test_no_traffic_is_zero_load_not_a_fault():
         (FakePrometheus(95.0, [1], [1]), f"the newest {PEAK}{LABELS} is 95 s old, above 30 s"),
         (FakePrometheus(1.0, [], []), f"has no {PEAK}{LABELS}"),
         (FakePrometheus(1.0, [-3], [1]), f"sum({PEAK}{LABELS}) is -3 at {NOW:.0f}; expected 0 to 1e+07"),
-        (FakePrometheus(1.0, ["NaN"], [1]), f"sum({PEAK}{LABELS}) is NaN; expected a finite number"),
-        (FakePrometheus(1.0, ["lots"], [1]), "is not a sample"),
+        (FakePrometheus(1.0, ["NaN"], [1]), f"sum({PEAK}{LABELS}) is nan at {NOW:.0f}; expected 0 to 1e+07"),
+        (FakePrometheus(1.0, ["lots"], [1]), "expected a Prometheus response, got \"{'status': 'success'"),
     ],
 )
 async def test_missing_stale_or_absurd_metrics_are_refused_by_name(fake, message):
-    async with a_source(fake) as source:
+    async with a_source(fake.answer) as source:
         with pytest.raises(ObservationError) as refused:
             await source.load(NOW)
     assert message in str(refused.value)
@@ -124,14 +124,17 @@ async def test_something_that_is_no_prometheus_is_refused():
     async def other(_: web.Request) -> web.Response:
         return web.json_response({"hello": "world"})
 
-    async with serve({"/api/v1/query": other}) as url, open_session(2.0) as client:
+    async with a_source(other) as source:
         with pytest.raises(ObservationError, match=r"expected a Prometheus response, got \"\{'hello'"):
-            await PrometheusSource(Server(client, url), "default", "sample").load(NOW)
+            await source.load(NOW)
 
 
-@pytest.mark.skipif(
+needs_prometheus = pytest.mark.skipif(
     shutil.which("prometheus") is None, reason="needs the prometheus binary (Debian: apt install prometheus)"
 )
+
+
+@needs_prometheus
 async def test_real_prometheus_reports_the_load_and_a_lost_router(tmp_path):
     registry = CollectorRegistry()
     peak = Gauge(PEAK, "peak", ("namespace", "pipeline"), registry=registry)
@@ -147,13 +150,13 @@ async def test_real_prometheus_reports_the_load_and_a_lost_router(tmp_path):
         return web.Response(body=generate_latest(registry), content_type="text/plain")
 
     async with AsyncExitStack() as router, AsyncExitStack() as rest:
-        target = await router.enter_async_context(serve({"/metrics": metrics}))
+        target = await router.enter_async_context(serve(metrics))
         url = await rest.enter_async_context(a_prometheus(tmp_path, target))
         client = await rest.enter_async_context(open_session(2.0))
-        source = PrometheusSource(Server(client, url), "default", "sample")
+        source = PrometheusSource(PrometheusServer(client, url), "default", "sample")
         load = await first_load(source, scraped, 4)
         with pytest.raises(ObservationError, match=r"has no trimtab_arrivals_peak_rps.*is the router scraped\?"):
-            await PrometheusSource(Server(client, url), "elsewhere", "sample").load(time.time())
+            await PrometheusSource(PrometheusServer(client, url), "elsewhere", "sample").load(time.time())
         await router.aclose()
         with pytest.raises(ObservationError, match=r"has no trimtab_arrivals_peak_rps.*is the router scraped\?"):
             await asyncio.wait_for(keep_asking(source), 60)
@@ -162,9 +165,7 @@ async def test_real_prometheus_reports_the_load_and_a_lost_router(tmp_path):
     assert 0 < sum(load.history_rps[-10:]) <= 420.0
 
 
-@pytest.mark.skipif(
-    shutil.which("prometheus") is None, reason="needs the prometheus binary (Debian: apt install prometheus)"
-)
+@needs_prometheus
 async def test_a_real_prometheus_s_ghosts_of_dead_routers_do_not_count(tmp_path):
     """A sample with a time of its own is no longer renewed, but shown for five minutes: so is a dead router's."""
     scraped = asyncio.Semaphore(0)
@@ -178,11 +179,11 @@ async def test_a_real_prometheus_s_ghosts_of_dead_routers_do_not_count(tmp_path)
         return web.Response(text="\n".join(lines) + "\n", content_type="text/plain")
 
     async with (
-        serve({"/metrics": metrics}) as target,
+        serve(metrics) as target,
         a_prometheus(tmp_path, target) as url,
         open_session(2.0) as client,
     ):
-        source = PrometheusSource(Server(client, url), "default", "sample", ready_routers=lambda: 2)
+        source = PrometheusSource(PrometheusServer(client, url), "default", "sample", ready_routers=lambda: 2)
         load = await first_load(source, scraped, 3)
 
     assert load.peak_rps == 42.0
@@ -190,9 +191,7 @@ async def test_a_real_prometheus_s_ghosts_of_dead_routers_do_not_count(tmp_path)
 
 
 async def test_seconds_without_samples_are_not_measured():
-    fake = FakePrometheus(2.0, [10, 20, 30], [10, 20, 30])
-    fake.excluded = {1}
-    async with a_source(fake) as source:
+    async with a_source(FakePrometheus(2.0, [10, None, 30], [10, None, 30]).answer) as source:
         load = await source.load(NOW)
 
     assert [math.isnan(rps) for rps in load.history_rps] == [False] * 10 + [True] * 10 + [False] * 10
@@ -200,16 +199,8 @@ async def test_seconds_without_samples_are_not_measured():
 
 
 async def test_the_token_is_read_anew_for_each_question(tmp_path):
-    token, seen = tmp_path / "token", []
-    fake = FakePrometheus(2.0, [10], [10])
-
-    async def guarded(request: web.Request) -> web.Response:
-        seen.append(request.headers.get("Authorization"))
-        answer = fake.range if "query_range" in request.path else fake.instant
-        return await answer(request)
-
-    async with serve(dict.fromkeys(ADDRESSES, guarded)) as url, open_session(2.0) as client:
-        source = PrometheusSource(Server(client, url, token), "default", "sample")
+    token, fake = tmp_path / "token", FakePrometheus(2.0, [10], [10])
+    async with a_source(fake.answer, token) as source:
         with pytest.raises(ObservationError, match=r"Prometheus token .*token: No such file") as missing:
             await source.load(NOW)
         token.write_text("first\n")
@@ -218,7 +209,7 @@ async def test_the_token_is_read_anew_for_each_question(tmp_path):
         await source.load(NOW)
 
     assert missing.value.fault == "Missing"
-    assert seen == ["Bearer first"] * 3 + ["Bearer second"] * 3
+    assert fake.tokens == ["Bearer first"] * 3 + ["Bearer second"] * 3
 
 
 async def test_an_answer_without_end_is_cut_off():
@@ -230,9 +221,9 @@ async def test_an_answer_without_end_is_cut_off():
                 await response.write(b" " * 2**20)
         return response
 
-    async with serve({"/api/v1/query": endless}) as url, open_session(2.0) as client:
+    async with a_source(endless) as source:
         with pytest.raises(ObservationError, match="returned more than 8 MiB"):
-            await PrometheusSource(Server(client, url), "default", "sample").load(NOW)
+            await source.load(NOW)
 
 
 def test_certificates_that_are_missing_are_named(tmp_path):

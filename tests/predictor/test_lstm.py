@@ -11,9 +11,7 @@ import pytest
 from numpy.typing import NDArray
 
 from trimtab_predictor.context import MEMORY_SECONDS, Context
-from trimtab_predictor.evaluate import FACTORS, LSTM_OVER_AR, forecast_errors_by_factor, main, split
 from trimtab_predictor.features import FEATURES, WindowFeatures, window_features
-from trimtab_predictor.forecaster import smape
 from trimtab_predictor.lstm import (
     QUANTILES,
     UNITS,
@@ -25,9 +23,18 @@ from trimtab_predictor.lstm import (
     forecast_quantiles,
 )
 from trimtab_predictor.trace import read_trace
-from trimtab_predictor.windows import cut_windows, synthetic_load, thicken, thin
+from trimtab_predictor.train import (
+    MAX_HELD_BACK_SECONDS,
+    SCORED_DIVISORS,
+    build_network,
+    extract_weights,
+    forecast_errors,
+)
+from trimtab_predictor.windows import cut_windows, hold_back, scaled_load, synthetic_load, thicken, thin
 
 DATA = os.environ.get("TRIMTAB_DATA", "")
+AR_ERROR = 0.08071
+"""SMAPE of AR(12) on the same days: least squares from the peaks of twelve 10 s bins."""
 
 
 def noisy(rates: NDArray[np.float64], seed: int = 1) -> NDArray[np.float64]:
@@ -56,8 +63,6 @@ def test_numpy_network_matches_keras() -> None:
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # TensorFlow's own, on import
-        from trimtab_predictor.train import build_network, extract_weights  # noqa: PLC0415
-
         network = build_network(steps=1)
         inputs = described(noisy(np.full((64, 120), 20.0))).inputs
         fresh = extract_weights(network)
@@ -161,11 +166,9 @@ LOADS = {
 @pytest.mark.parametrize(("load", "stride_seconds"), LOADS.values(), ids=LOADS)
 def test_shipped_weights_beat_reactive(load: NDArray[np.float64], stride_seconds: int) -> None:
     """Bursts are noise, not a change."""
-    cut = cut_windows(load, stride_seconds)
+    ours, reactive = forecast_errors(LstmWeights.load(), cut_windows(load, stride_seconds))
 
-    ours = smape(forecast_peaks(LstmWeights.load(), cut.histories_rps, cut.context), cut.peaks_rps)
-
-    assert ours < smape(cut.histories_rps[:, -20:].max(axis=1), cut.peaks_rps)
+    assert ours < reactive
 
 
 def test_step_is_forecast_within_20_seconds() -> None:
@@ -178,13 +181,13 @@ def test_step_is_forecast_within_20_seconds() -> None:
 
 @pytest.mark.skipif(not DATA, reason="TRIMTAB_DATA names no folder with twitter_rps_train.csv.gz")
 def test_shipped_weights_meet_their_bars_on_test_days() -> None:
-    learned, held_back = split(read_trace(Path(DATA) / "twitter_rps_train.csv.gz").rps)
+    _, held_back = hold_back(read_trace(Path(DATA) / "twitter_rps_train.csv.gz").rps, MAX_HELD_BACK_SECONDS)
 
-    table = forecast_errors_by_factor(learned, held_back, LstmWeights.load(), FACTORS)
+    windows = [cut_windows(scaled_load(held_back, divisor), 10) for divisor in SCORED_DIVISORS]
+    errors = [forecast_errors(LstmWeights.load(), cut) for cut in windows]
 
-    assert table[1.0][1]["lstm"] <= LSTM_OVER_AR * table[1.0][1]["ar12"]
-    for _, row in table.values():
-        assert row["lstm"] < row["reactive"]
+    assert errors[0][0] <= 0.83 * AR_ERROR
+    assert all(lstm < reactive for lstm, reactive in errors)
 
 
 def test_weights_round_trip(tmp_path: Path) -> None:
@@ -244,37 +247,3 @@ def test_thinning_and_thickening_keep_gaps_and_scale_the_mean() -> None:
     assert np.nanvar(thinned) == pytest.approx(5.0, rel=0.05)
     assert np.nanmean(thick) == pytest.approx(240.0, rel=0.02)
     assert synthetic_load(1234, rng).shape == (1234,)
-
-
-def test_evaluate_ends_with_one_line_of_json_and_its_verdict(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    path = tmp_path / "load.csv"
-    path.write_text("rps\n" + "\n".join(f"{count:.0f}" for count in plateaus(8000, 20, 90) + 1) + "\n")
-
-    code = main(["--trace", str(path), "--factors", "1,8"])
-
-    line = capsys.readouterr().out.strip()
-    assert line.startswith('{"name":"forecast-accuracy","figures":{"windows_at_1_1":')
-    assert code == int('"holds":false' in line)
-
-
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (["--factors", "0"], "--factors 0: expected numbers above 0, such as 1,8,30"),
-        (["--factors", "x"], "--factors x: expected numbers above 0"),
-        ([], "only 1 windows to fit AR(12) and 0 to score; at least 20"),
-    ],
-)
-def test_evaluate_rejects_invalid_arguments(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], arguments: list[str], message: str
-) -> None:
-    path = tmp_path / "load.csv"
-    path.write_text("rps\n" + "5\n" * 190)
-
-    with pytest.raises(SystemExit) as ended:
-        main(["--trace", str(path), *arguments])
-
-    assert ended.value.code == 2
-    assert message in capsys.readouterr().err

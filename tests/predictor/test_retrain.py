@@ -16,17 +16,18 @@ from numpy.typing import NDArray
 
 from tests.prometheus import prometheus
 from trimtab_kubernetes import Cluster
+from trimtab_predictor.load_history import ObservationError
 from trimtab_predictor.lstm import LstmWeights
-from trimtab_predictor.prometheus_history import PrometheusHistory, PrometheusHistoryError, read_histories
+from trimtab_predictor.prometheus_history import PrometheusHistory, read_histories
 from trimtab_predictor.retrain import (
     WEIGHTS_KEY,
     WeightsComparison,
     compare_weights,
     retrain,
-    split_load,
     weights_in_use,
 )
 from trimtab_predictor.trace import TraceError
+from trimtab_predictor.windows import hold_back
 
 BIN_SECONDS = 10
 START_SECONDS = 30.0
@@ -116,13 +117,13 @@ async def test_history_of_many_pipelines_is_bounded(tmp_path: Path, monkeypatch:
 async def test_prometheus_without_load_is_reported(tmp_path: Path):
     with (
         prometheus_with(tmp_path, "# TYPE other gauge\nother 1 1\n# EOF\n") as url,
-        pytest.raises(PrometheusHistoryError, match="has no trimtab_arrivals_peak_rps of the last 2 hours"),
+        pytest.raises(ObservationError, match="has no trimtab_arrivals_peak_rps of the last 2 hours"),
     ):
         await read_histories(url, 7200.0)
 
 
 async def test_unreachable_prometheus_is_reported():
-    with pytest.raises(PrometheusHistoryError, match=r"http://127.0.0.1:9 cannot be reached"):
+    with pytest.raises(ObservationError, match=r"http://127.0.0.1:9 cannot be reached"):
         await read_histories("http://127.0.0.1:9", 3600.0)
 
 
@@ -176,7 +177,7 @@ async def test_training_replaces_only_bad_weights(cluster: Cluster, namespace: s
     used = await weights_in_use(cluster, namespace, "trimtab-forecaster")
     assert verdict.is_better
     assert used.to_bytes() != bad.to_bytes()
-    assert compare_weights(bad, used, [split_load(load.rps)[1]]).is_better
+    assert compare_weights(bad, used, [hold_back(load.rps)[1]]).is_better
 
 
 async def test_damaged_weights_in_the_cluster_are_skipped(cluster: Cluster, namespace: str):

@@ -7,15 +7,14 @@ import socket
 
 from trimtab_adapter.cluster.pipeline_loops import LoopDependencies, PipelineLoops
 from trimtab_adapter.forecasting import TrainedWeights
-from trimtab_adapter.load_sources import open_session
 from trimtab_adapter.metrics import AdapterMetrics
-from trimtab_adapter.prometheus import Server, tls_context
 from trimtab_kubernetes import Cluster, ClusterError
 from trimtab_kubernetes.client import own_namespace
 from trimtab_kubernetes.lease import Lease, Timing, leader_election
 from trimtab_kubernetes.process import serve_probes, stop_requested, wait_until
 from trimtab_pipelines.documents import DocumentError, load_pools
 from trimtab_pipelines.kubernetes_names import ADAPTER_MANAGER
+from trimtab_predictor.metrics_client import PrometheusServer, open_session, tls_context
 
 LEASE = Timing(lease_duration_seconds=10, renew_deadline_seconds=7.0, retry_period_seconds=2.0)
 HTTP_TIMEOUT_SECONDS = 2.0
@@ -56,7 +55,7 @@ async def run_elected(options: argparse.Namespace, cluster: Cluster, lease: Leas
     ):
         prometheus = None
         if options.prometheus is not None:
-            prometheus = Server(prometheus_session, options.prometheus, options.prometheus_token_file)
+            prometheus = PrometheusServer(prometheus_session, options.prometheus, options.prometheus_token_file)
         pools = None if options.pools is None else load_pools(options.pools).pools
         weights, guarded_cluster = TrainedWeights(options.weights), cluster.with_write_guard(lambda: lease.is_held)
         dependencies = LoopDependencies(guarded_cluster, routers, prometheus, weights, metrics, pools)

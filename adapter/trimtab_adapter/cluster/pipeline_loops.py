@@ -30,13 +30,14 @@ from trimtab_adapter.controller import Tick
 from trimtab_adapter.forecasting import CurrentForecaster, TrainedWeights
 from trimtab_adapter.metrics import AdapterMetrics
 from trimtab_adapter.planning.pool_planner import PoolPlanner
-from trimtab_adapter.prometheus import PrometheusSource, Server
+from trimtab_adapter.prometheus import PrometheusSource
 from trimtab_kubernetes import Change, Cluster
 from trimtab_kubernetes.objects import Key, Object
 from trimtab_pipelines.documents import DocumentError
 from trimtab_pipelines.kubernetes_names import router_admin_name
 from trimtab_pipelines.shared_capacity import Pool
 from trimtab_pipelines.spec import InferencePipeline
+from trimtab_predictor.metrics_client import PrometheusServer
 
 log = logging.getLogger(__name__)
 
@@ -72,7 +73,7 @@ class LoopDependencies:
 
     cluster: Cluster
     routers: aiohttp.ClientSession
-    prometheus: Server | None
+    prometheus: PrometheusServer | None
     weights: TrainedWeights
     metrics: AdapterMetrics
     pools: Mapping[str, Pool] | None = None

@@ -13,12 +13,13 @@ import aiohttp
 
 from trimtab_adapter.cluster.cluster_cache import SLICE, ClusterCache
 from trimtab_adapter.load_sources import RouterSource
-from trimtab_adapter.observation import Load, ObservationError, State, merge_states
+from trimtab_adapter.observation import Load, State, merge_states
 from trimtab_kubernetes.endpoint_slices import parse_endpoint_slice
 from trimtab_kubernetes.objects import Key, Object
 from trimtab_pipelines.kubernetes_names import ADMIN_PORT_NAME, ROUTER_ADMIN_PORT, router_admin_name
 from trimtab_pipelines.router_state import HISTORY_SECONDS
 from trimtab_predictor.context import MEMORY_SECONDS
+from trimtab_predictor.load_history import ObservationError
 
 
 @dataclass(frozen=True, slots=True)

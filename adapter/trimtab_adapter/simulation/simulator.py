@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from trimtab_adapter.controller import Controller, outgrows_plan
 from trimtab_adapter.forecasting import forecaster_for
-from trimtab_adapter.observation import Load, ObservationError, State
+from trimtab_adapter.observation import Load, State
 from trimtab_adapter.planning.planning_problem import PlanningError
 from trimtab_adapter.simulation.environment import Environment
 from trimtab_adapter.simulation.event_queue import EventQueue
@@ -38,6 +38,7 @@ from trimtab_pipelines.request_outcome import FAILED, LATE, OK, RequestOutcome
 from trimtab_pipelines.spec import Adaptation, InferencePipeline
 from trimtab_pipelines.stages import IMAGES_INPUT, MESSAGES_INPUT
 from trimtab_predictor.forecaster import Forecaster, OracleForecaster
+from trimtab_predictor.load_history import ObservationError
 from trimtab_predictor.trace import Trace
 from trimtab_protocol import InferRequest
 from trimtab_protocol.tensors import Array

@@ -44,7 +44,8 @@ def test_no_row_is_dropped_for_accuracy_if_a_cheaper_point_fits(rate_rps):
     """At most 66 rows a second at full, 400 at half."""
     found = simulate(a_scenario(rate_rps, schedulingPolicy="SlackFit"))
 
-    assert found.share(OK) == 1.0
+    assert found.share(DROPPED) == 0.0
+    assert found.share(OK) > 0.999
     assert found.mean_accuracy < 0.9
 
 

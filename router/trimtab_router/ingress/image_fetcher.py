@@ -47,7 +47,9 @@ class NameLookups:
         lookup.add_done_callback(lambda _: self._free.release())  # not before the thread is free, even if cancelled
         flags = socket.AI_NUMERICHOST | socket.AI_NUMERICSERV
         return [
-            ResolveResult(hostname=host, host=address[0], port=int(address[1]), family=kind, proto=proto, flags=flags)
+            ResolveResult(
+                hostname=host, host=str(address[0]), port=int(address[1]), family=kind, proto=proto, flags=flags
+            )
             for kind, _, proto, _, address in await asyncio.wrap_future(lookup)
         ]
 

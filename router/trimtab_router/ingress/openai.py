@@ -138,7 +138,7 @@ class OpenAiIngress(Ingress):
         if chat.images and IMAGES not in self._inputs:
             raise invalid(f"{router.pipeline.name} accepts no images")
         reservation.grow(chat.image_bytes)
-        files = await self._fetch_files(decode_images(chat, settings.images), reservation)
+        files = await self._fetch_files(list(decode_images(chat, settings.images)), reservation)
         call_id = request_id(request) or token_hex(16)
         chat_request = self._request(chat.request, files, request_client(request), call_id)
         call = parse_request(router.pipeline.name, router.pipeline.spec, PendingRequest.of(chat_request))

@@ -1,7 +1,7 @@
 """MOSEL's evaluation: jobs that are served and simulated alike, what becomes of them, and the page."""
 
-import multiprocessing
 from argparse import ArgumentTypeError
+from multiprocessing.context import SpawnContext
 from pathlib import Path
 
 import numpy as np
@@ -217,7 +217,7 @@ def test_loads_are_numbers_above_zero():
 
 
 def test_missing_recordings_are_reported_before_simulating(monkeypatch, capsys, tmp_path):
-    monkeypatch.setattr(multiprocessing, "get_context", lambda _: pytest.fail("cells are simulated"))
+    monkeypatch.setattr(SpawnContext, "Process", lambda *_, **__: pytest.fail("cells are simulated"))
     folders = ["--data", str(tmp_path), "--out", str(tmp_path / "out"), "--recordings", str(tmp_path / "none")]
 
     assert run_benchmark(["reproduce-mosel", "--served", *folders]) == 1

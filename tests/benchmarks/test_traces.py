@@ -1,6 +1,6 @@
 """Traces of evaluations: an unusable trace ends the evaluation before anything is simulated."""
 
-import multiprocessing
+from multiprocessing.context import SpawnContext
 
 import numpy as np
 import pytest
@@ -14,7 +14,7 @@ SECONDS_OF_TRACE = ("mosel", "otas", "ipa", "forecast")
 @pytest.fixture(autouse=True)
 def nothing_simulated(monkeypatch):
     """Fail if cells are simulated."""
-    monkeypatch.setattr(multiprocessing, "get_context", lambda _: pytest.fail("cells are simulated"))
+    monkeypatch.setattr(SpawnContext, "Process", lambda *_, **__: pytest.fail("cells are simulated"))
 
 
 @pytest.fixture

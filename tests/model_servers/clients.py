@@ -9,7 +9,7 @@ import grpc
 import numpy as np
 
 from trimtab_pipelines.processes.child_process import ReplicaPorts
-from trimtab_protocol import InferRequest, InferResponse, RequestedOutput, Tensor, grpc_messages
+from trimtab_protocol import InferRequest, InferResponse, Tensor, grpc_messages
 from trimtab_protocol.rest import HEADER_LENGTH, decode_response, encode_request
 
 
@@ -92,7 +92,3 @@ def packed(model: str, array: Any, **parameters: bool) -> Any:
     for name, value in parameters.items():
         message.parameters[name].bool_param = value
     return message
-
-
-def requested(*names: str) -> tuple[RequestedOutput, ...]:
-    return tuple(RequestedOutput(name) for name in names)

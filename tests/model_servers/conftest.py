@@ -4,11 +4,12 @@ import asyncio
 import multiprocessing
 import os
 import signal
+import threading
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
-from multiprocessing.context import ForkServerContext, ForkServerProcess
+from multiprocessing.context import ForkServerProcess
 from pathlib import Path
 
 import huggingface_hub.constants
@@ -20,8 +21,6 @@ from tests.fakes.object_store import ObjectStore, object_store
 from trimtab_model_servers.server.settings import write_model_folder
 from trimtab_pipelines.processes.child_process import ReplicaPorts
 
-SLOW_SECONDS = 0.6
-
 
 @dataclass(frozen=True, slots=True)
 class Replica:
@@ -29,11 +28,23 @@ class Replica:
 
     ports: ReplicaPorts
     process: ForkServerProcess
-    start_seconds: float
 
     def terminate(self) -> None:
         """Ask it to drain and end."""
         os.kill(self.process.pid or 0, signal.SIGTERM)
+
+
+def run_tied(target: Callable[[str, Connection], None], folder: str, connection: Connection) -> None:
+    """Run a replica that ends with the tests: it holds the forkserver open, which would outlive them too."""
+    threading.Thread(target=_end_with_tests, daemon=True).start()
+    target(folder, connection)
+
+
+def _end_with_tests() -> None:
+    tests = multiprocessing.parent_process()
+    assert tests is not None
+    tests.join()
+    os._exit(1)
 
 
 def serve(folder: str, connection: Connection) -> None:
@@ -82,13 +93,13 @@ def serve_gated(folder: str, connection: Connection) -> None:
     serve(folder, connection)
 
 
-def write_echoes(folder: Path, slow_seconds: float = SLOW_SECONDS) -> Path:
-    """Write a stage of three echoes: one quick, one slow, one with two operating points."""
+def write_echoes(folder: Path) -> Path:
+    """Write a stage of three echoes: one quick, one that a gate may stop, one with two operating points."""
     tensor = {"datatype": "FP32", "shape": [-1]}
     points = [{"name": "full", "accuracy": 0.9}, {"name": "less", "accuracy": 0.8}]
     variants = [
         a_variant("quick", maxBatchSize=8),
-        a_variant("slow", maxBatchSize=8, parameters={"delay_seconds": slow_seconds}),
+        a_variant("slow", maxBatchSize=8, parameters={"delay_seconds": 0.1}),
         a_variant("pointed", maxBatchSize=8, operatingPoints=points),
     ]
     stage = a_stage(outputs=[{"name": "y"} | tensor], variants=variants)
@@ -98,31 +109,21 @@ def write_echoes(folder: Path, slow_seconds: float = SLOW_SECONDS) -> Path:
 
 
 @pytest.fixture(scope="session")
-def context() -> ForkServerContext:
-    """A forkserver that has the server's imports behind it."""
-    forkserver = multiprocessing.get_context("forkserver")
-    forkserver.set_forkserver_preload(["trimtab_model_servers.server.replica", "trimtab_model_servers.families.echo"])
-    warm = forkserver.Process(target=os.getpid)
-    warm.start()
-    warm.join()
-    return forkserver
-
-
-@pytest.fixture(scope="session")
-def start(context: ForkServerContext) -> Iterator[Callable[..., Replica | str]]:
+def start() -> Iterator[Callable[..., Replica | str]]:
     """Start replicas; end those that still run with the tests."""
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(["trimtab_model_servers.server.replica", "trimtab_model_servers.families.echo"])
     started: list[ForkServerProcess] = []
 
     def _start(folder: Path, target: Callable[[str, Connection], None] = serve) -> Replica | str:
         ours, theirs = context.Pipe(duplex=False)
-        began = time.monotonic()
-        process = context.Process(target=target, args=(str(folder), theirs))
+        process = context.Process(target=run_tied, args=(target, str(folder), theirs))
         process.start()
         started.append(process)
         theirs.close()
         answer = ours.recv()
         ours.close()
-        return answer if isinstance(answer, str) else Replica(answer, process, time.monotonic() - began)
+        return answer if isinstance(answer, str) else Replica(answer, process)
 
     yield _start
     for process in started:

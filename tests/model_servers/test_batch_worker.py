@@ -2,6 +2,7 @@
 
 import asyncio
 import threading
+from functools import partial
 
 import pytest
 
@@ -28,6 +29,29 @@ def test_failed_batch_raises_and_frees_its_place(error):
     found = asyncio.run(asked())
     assert error in (found, found.__cause__)
     assert not isinstance(found, StopIteration)
+
+
+async def test_batches_wait_their_turn_up_to_the_maximum():
+    worker, gate, begun = BatchWorker(max_waiting=2), threading.Event(), list[int]()
+
+    def compute(number: int) -> None:
+        begun.append(number)
+        gate.wait(20)
+
+    batches = [asyncio.create_task(worker.run_batch(partial(compute, number))) for number in range(4)]
+    (excess,), _ = await asyncio.wait(batches, return_when=asyncio.FIRST_COMPLETED)
+    while not begun:  # noqa: ASYNC110 - set by a thread
+        await asyncio.sleep(0.001)
+    batches[1].cancel()
+    await asyncio.wait({batches[1]})
+    assert begun == [0]
+    gate.set()
+    await asyncio.gather(batches[0], batches[2])
+    worker.close()
+
+    assert getattr(excess.exception(), "status_code", None) == 429
+    assert begun == [0, 2], "an abandoned batch is not computed"
+    assert batches[0].result()[1] == 0 < batches[2].result()[1], "seconds waited"
 
 
 @pytest.mark.parametrize("ends", [lambda: "an answer", lambda: 1 / 0], ids=["it answers", "it fails"])

@@ -82,6 +82,15 @@ def test_file_in_progress_counts_and_stays(writer, tmp_path):
     assert fetching.exists()
 
 
+def test_new_file_evicts_unused_but_no_recent_ones(monkeypatch, tmp_path):
+    monkeypatch.setenv("TRIMTAB_WEIGHTS_CACHE_BYTES", "1004")
+    a_file(tmp_path / "old", an_hour_ago())
+    a_file(tmp_path / "recent", time.time())
+    cache.cached_file("x", lambda _: True, write_whole, 60.0, tmp_path)
+
+    assert {path.name for path in tmp_path.glob("[!.]*")} == {"recent", "x"}
+
+
 def test_unrelated_folder_is_not_evicted(tmp_path):
     (tmp_path / "hf").mkdir()
     (tmp_path / "other").mkdir()

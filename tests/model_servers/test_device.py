@@ -1,6 +1,6 @@
 """Devices: a variant that requests a GPU computes on it if torch finds one.
 
-The meta device stands for a GPU: it has no numbers, but rejects tensors of other hosted_model.
+The meta device stands for a GPU: it has no numbers, but rejects tensors of other devices.
 """
 
 from dataclasses import replace
@@ -20,10 +20,11 @@ from trimtab_model_servers.families.registry import build
 from trimtab_model_servers.families.user_module import UserNetwork
 from trimtab_model_servers.families.vision_transformer import ServedTransformer
 from trimtab_model_servers.server import hosted_model
-from trimtab_model_servers.server.hosted_model import load_model, move_to_device
+from trimtab_model_servers.server.hosted_model import HostedModel, load_model, move_to_device
 from trimtab_model_servers.transformer.config import preprocess
 from trimtab_model_servers.transformer.merging import RULES
 from trimtab_pipelines.operating_point import OperatingPoint
+from trimtab_protocol import Tensor as Wire
 
 META = torch.device("meta")
 POINT = OperatingPoint(accuracy=0.5)
@@ -92,9 +93,6 @@ def test_inputs_are_moved_to_the_models_device():
         def forward(self, x: Tensor) -> Tensor:
             assert x.device == META
             return torch.zeros(len(x), 4)
-
-    from trimtab_model_servers.server.hosted_model import HostedModel  # noqa: PLC0415
-    from trimtab_protocol import Tensor as Wire  # noqa: PLC0415
 
     model = HostedModel(a_spec(), UserNetwork(Watched(), ("y",)), "none", device=META)
     (answer,), _ = model.compute([Wire.of("x", torch.ones(2, 4).numpy())], model.spec.operating_points[0], ["y"])

@@ -23,13 +23,8 @@ ONE = {"config.json": b"{}", "tokenizer.json": b"{ }", "model.safetensors": SHAR
 Put = Callable[[dict[str, bytes]], str]
 
 
-@pytest.fixture
-def cache(weights_cache: Path) -> Path:
-    return weights_cache
-
-
 @pytest.fixture(params=["store", "running_hub"])
-def place(request, cache) -> ObjectStore:
+def place(request) -> ObjectStore:
     found: ObjectStore = request.getfixturevalue(request.param)
     return found
 
@@ -68,11 +63,11 @@ def test_folder_includes_chat_files(place):
 
 
 @pytest.mark.parametrize("absent", ["config.json", "tokenizer.json", "model-2.safetensors"])
-def test_missing_file_of_a_folder_is_named(place, absent, cache):
+def test_missing_file_of_a_folder_is_named(place, absent, weights_cache):
     address = put(place, {file: content for file, content in SEVERAL.items() if file != absent})
     with pytest.raises(ModelError, match=absent):
         find_folder(address, None)
-    assert not list(cache.glob(".folders/*"))
+    assert not list(weights_cache.glob(".folders/*"))
 
 
 def test_single_file_folder_is_fetched_without_list_permission(store):
@@ -81,7 +76,7 @@ def test_single_file_folder_is_fetched_without_list_permission(store):
     assert contents(find_folder(put(store, ONE), None)) == ONE
 
 
-def test_folder_created_by_another_process_is_used(cache, tmp_path):
+def test_folder_created_by_another_process_is_used(weights_cache, tmp_path):
     (tmp_path / "weights").write_bytes(b"w")
     made = linked_folder({"model.safetensors": tmp_path / "weights"})
     _link({"model.safetensors": tmp_path / "weights"}, made)
@@ -123,7 +118,7 @@ def test_replaced_object_gives_another_folder(store):
     assert contents(second) == SEVERAL | {"config.json": b'{"changed": 1}'}
 
 
-def test_evicted_file_is_fetched_again(store, cache):
+def test_evicted_file_is_fetched_again(store):
     address = put(store, SEVERAL)
     folder = find_folder(address, None)
     assert folder is not None

@@ -72,45 +72,30 @@ async def test_pod_drains_until_requests_stop(tmp_path: Path):
 
 
 @pytest.mark.timeout(300)
-async def test_health_port_serves_only_health_in_plain_http(tmp_path: Path):
+async def test_health_and_metrics_ports_serve_only_those_in_plain_http(tmp_path: Path):
     """The kubelet has no certificate to show."""
     authority = Authority(tmp_path / "ca").begin()
     identity = Holder(tmp_path / "tls").take(authority, authority).identity()
-    with held_port() as health:
+    with held_port() as health, held_port() as metrics:
         options = ("--identity", identity.model_dump_json(), "--health-port", str(health))
-        process, ports = await start_pod(*options)
+        process, ports = await start_pod(*options, "--metrics-port", str(metrics))
+    unserved = ("/v2", "/v2/models/small", "/v2/models/small/ready", "/v2/health/ready/../../models", "/v2/health/")
     async with aiohttp.ClientSession() as session:
         for path in ("/v2/health/live", "/v2/health/ready"):
             assert await status(session, health, path) == 200
-        for path in (
-            "/v2/models/small",
-            "/v2/models/small/ready",
-            "/v2",
-            "/v2/health/",
-            "/v2/health/ready/../../models",
-        ):
-            assert await status(session, health, path) == 404
+            assert await status(session, metrics, path) == 404
+        for path in unserved:
+            assert await status(session, health, path) == await status(session, metrics, path) == 404
+        async with session.get(f"http://127.0.0.1:{metrics}/metrics") as answer:
+            assert (answer.status, answer.headers["Connection"]) == (200, "close")
+            assert "# TYPE trimtab_pending_prefill_tokens gauge" in await answer.text()
+        async with session.post(f"http://127.0.0.1:{metrics}/metrics", data=b"x") as answer:
+            assert answer.status == 404
         with pytest.raises(aiohttp.ClientError):
             await status(session, ports.data_port, "/v2/health/live")
         shown = MutualTls(identity).client_context()
         async with session.get(f"https://127.0.0.1:{ports.data_port}/v2/models/small/ready", ssl=shown) as answer:
             assert answer.status == 200
-    process.terminate()
-    assert await asyncio.wait_for(process.wait(), 100) == 0
-
-
-@pytest.mark.timeout(300)
-async def test_metrics_port_serves_only_metrics_in_plain_http():
-    with held_port() as metrics:
-        process, _ = await start_pod("--metrics-port", str(metrics))
-    async with aiohttp.ClientSession() as session:
-        async with session.get(f"http://127.0.0.1:{metrics}/metrics") as answer:
-            assert (answer.status, answer.headers["Connection"]) == (200, "close")
-            assert "# TYPE trimtab_pending_prefill_tokens gauge" in await answer.text()
-        for path in ("/v2", "/v2/models/small", "/v2/health/ready", "/metrics/", "/"):
-            assert await status(session, metrics, path) == 404
-        async with session.post(f"http://127.0.0.1:{metrics}/metrics", data=b"x") as answer:
-            assert answer.status == 404
     process.terminate()
     assert await asyncio.wait_for(process.wait(), 100) == 0
 

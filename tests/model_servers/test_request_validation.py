@@ -1,25 +1,19 @@
 import numpy as np
 import pytest
 
+from tests.model_servers.test_model_adapters import a_spec
 from trimtab_model_servers.errors import RefusalError
 from trimtab_model_servers.model_protocol import select_operating_point, select_outputs, validate_rows
-from trimtab_pipelines.model_spec import ModelSpec
 from trimtab_protocol import RequestedOutput, Tensor
 
-SPEC = ModelSpec.model_validate(
-    {
-        "name": "small",
-        "family": "echo",
-        "storageUri": "random://?seed=1",
-        "inputs": [
-            {"name": "image", "datatype": "FP32", "shape": [3, -1]},
-            {"name": "sound", "datatype": "INT16", "shape": [], "optional": True},
-        ],
-        "outputs": [{"name": "label", "datatype": "INT64"}],
-        "maxBatchSize": 4,
-        "operatingPoints": [{"name": "full", "accuracy": 0.9}, {"name": "less", "accuracy": 0.8}],
-        "accuracy": 0.9,
-    }
+SPEC = a_spec(
+    inputs=[
+        {"name": "image", "datatype": "FP32", "shape": [3, -1]},
+        {"name": "sound", "datatype": "INT16", "shape": [], "optional": True},
+    ],
+    outputs=[{"name": "label", "datatype": "INT64"}],
+    maxBatchSize=4,
+    operatingPoints=[{"name": "full", "accuracy": 0.9}, {"name": "less", "accuracy": 0.8}],
 )
 
 

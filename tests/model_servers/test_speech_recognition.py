@@ -1,6 +1,5 @@
 """Speech recognition: features equal the pretrained extractor's, padding is ignored."""
 
-from dataclasses import replace
 from itertools import groupby
 
 import pytest
@@ -9,7 +8,7 @@ import transformers
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trimtab_model_servers.families.architectures import ARCHITECTURES
+from tests.model_servers.test_transformers import SMALL_BART, a_small, run
 from trimtab_model_servers.families.filterbank import mel_bands
 from trimtab_model_servers.families.pretrained import construct
 from trimtab_model_servers.families.seq2seq import generation_config
@@ -20,21 +19,8 @@ from trimtab_model_servers.families.speech_recognition import (
     pad_audio,
     standardize,
 )
-from trimtab_pipelines.operating_point import OperatingPoint
 
-POINT = OperatingPoint(accuracy=0.5)
-SMALL_SPEECH = {
-    "d_model": 32,
-    "encoder_layers": 1,
-    "decoder_layers": 1,
-    "encoder_ffn_dim": 48,
-    "decoder_ffn_dim": 48,
-    "encoder_attention_heads": 2,
-    "decoder_attention_heads": 2,
-    "conv_channels": 32,
-    "vocab_size": 50,
-    "init_std": 0.5,
-}
+SMALL_SPEECH = SMALL_BART | {"conv_channels": 32, "vocab_size": 50}
 SMALL_WAVE = {
     "hidden_size": 32,
     "num_hidden_layers": 1,
@@ -60,24 +46,17 @@ def clips(*samples: int, width: int) -> dict[str, torch.Tensor]:
     return {"audio": audio, "audio_length": torch.tensor(samples)}
 
 
-def run(network, **inputs):
-    with torch.inference_mode():
-        return network.infer(inputs, POINT)["tokens"]
-
-
 @pytest.fixture(scope="module")
 def transcriber() -> Transcriber:
     torch.manual_seed(1)
-    whole = ARCHITECTURES["s2t-small"]
-    model = construct(replace(whole, settings=dict(whole.settings) | SMALL_SPEECH))
+    model = construct(a_small("s2t-small", **SMALL_SPEECH))
     return Transcriber(model, max_samples=16_000, generation_config=generation_config(model, 5, 1, random=True))
 
 
 @pytest.fixture(scope="module")
 def frame_reader() -> FrameReader:
     torch.manual_seed(2)
-    whole = ARCHITECTURES["wav2vec2-base"]
-    model = construct(replace(whole, settings=dict(whole.settings) | SMALL_WAVE))
+    model = construct(a_small("wav2vec2-base", vocab_size=32, **SMALL_WAVE))
     return FrameReader(model, max_samples=16_000, max_new_tokens=20, blank=0)
 
 
@@ -127,8 +106,8 @@ def test_collapse_joins_neighbors_then_drops_blanks(letters):
 
 
 def test_transcription_does_not_depend_on_other_rows(transcriber):
-    together = run(transcriber, **clips(6000, 3000, width=16_000))
-    beside = run(transcriber, **clips(3000, 5999, 6000, width=6000))
+    together = run(transcriber, **clips(6000, 3000, width=16_000))["tokens"]
+    beside = run(transcriber, **clips(3000, 5999, 6000, width=6000))["tokens"]
 
     assert together.shape == (2, 5)
     assert torch.equal(together[1], beside[0])
@@ -136,8 +115,8 @@ def test_transcription_does_not_depend_on_other_rows(transcriber):
 
 def test_letters_are_read_from_own_frames(frame_reader):
     rows = clips(8000, 8000, 8000, 8000, 8000, width=16_000)  # more than are computed at once
-    tokens = run(frame_reader, **rows)
-    shorter = run(frame_reader, **clips(8000, width=8000))
+    tokens = run(frame_reader, **rows)["tokens"]
+    shorter = run(frame_reader, **clips(8000, width=8000))["tokens"]
 
     assert tokens.shape == (5, 20)
     assert (tokens == shorter[0]).all()
@@ -147,6 +126,6 @@ def test_letters_are_read_from_own_frames(frame_reader):
 
 @pytest.mark.parametrize("family", ["transcriber", "frame_reader"])
 def test_the_shortest_input_runs(family, request):
-    assert (
-        run(request.getfixturevalue(family), audio=torch.zeros(1, 1), audio_length=torch.zeros(1).long()).shape[0] == 1
-    )
+    audio, length = torch.zeros(1, 1), torch.zeros(1).long()
+
+    assert run(request.getfixturevalue(family), audio=audio, audio_length=length)["tokens"].shape[0] == 1

@@ -3,16 +3,21 @@
 import io
 import json
 import shutil
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 from PIL import Image as Pillow
+from PIL.Image import Image
+from tokenizers import AddedToken, Tokenizer, decoders, pre_tokenizers, trainers
+from tokenizers.models import BPE
+from transformers import Idefics3ImageProcessor, Idefics3Processor, PreTrainedTokenizerFast
 from transformers.models.smolvlm.processing_smolvlm import DEFAULT_CHAT_TEMPLATE
 
 from tests.model_servers.chat.chat_client import a_chat_spec, files, texts
-from tests.model_servers.chat.smol_folder import MARKS, NAME, a_folder, by_processor
-from tests.model_servers.chat.test_hf_vlm import SIZES, TINY, a_photo
+from tests.model_servers.chat.templates import INTERLEAVED, by_template, rendered
+from tests.model_servers.chat.test_hf_vlm import SIZES, TINY, a_model, a_photo
 from trimtab_model_servers.batch_worker import BatchWorker
 from trimtab_model_servers.chat.chat_model import ChatModel
 from trimtab_model_servers.chat.interfaces import EmbeddingShape, Prompt
@@ -21,9 +26,15 @@ from trimtab_model_servers.errors import ModelError, RefusalError
 from trimtab_model_servers.families.hf_vlm.chat_templates import read_special_tokens, read_templates
 from trimtab_model_servers.families.hf_vlm.chat_tokenizer import HfChatTokenizer
 from trimtab_model_servers.families.hf_vlm.configs import CONFIGS
+from trimtab_model_servers.families.lmm_digits import models
+from trimtab_model_servers.families.lmm_digits.family import QuestionTemplate
 from trimtab_model_servers.server.chat_loader import load_chat
 from trimtab_protocol import InferRequest
 
+NAME = "smolvlm2-2.2b"
+MARKS = ("<sep>", "<fake_token_around_image>", "<global-img>", "<end_of_utterance>", "<|im_start|>")
+TILE_TOKENS = 4
+_CORPUS = ["User: What is this? Assistant: What this is.\n\n", "User:What\nUser: is\n\n\nAssistant: Be brief. System: "]
 OTHER = (
     "{% for message in messages %}[{{ message['role'] | upper }}]{{ eos_token }}"
     "{% for part in message['content'] if part['type'] == 'image' %}<image>{% endfor %}"
@@ -33,6 +44,51 @@ OTHER = (
 """ImageProcessing first, then all a turn's words, without a mark between them."""
 TEXT_ONLY = "{% for message in messages %}{{ message['role'] + ': ' + message['content'] + '\\n' }}{% endfor %}"
 IMAGE = {"type": "image"}
+
+
+def a_tokenizer() -> Tokenizer:
+    """A tokenizer that merges across spaces and newlines; not all markers are special, and one strips spaces."""
+    tokenizer = Tokenizer(BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    alphabet = pre_tokenizers.ByteLevel.alphabet()
+    tokenizer.train_from_iterator(
+        _CORPUS * 9, trainers.BpeTrainer(vocab_size=290, initial_alphabet=alphabet, show_progress=False)
+    )
+    room = 300 - tokenizer.get_vocab_size()
+    apart = AddedToken("<sep>", lstrip=True, rstrip=True, special=True)
+    tokenizer.add_special_tokens(
+        [apart, *MARKS[1:], *(f"<unused_{number}>" for number in range(room - len(MARKS))), "<image>"]
+    )
+    tokenizer.add_tokens([AddedToken(f"<row_{r}_col_{c}>", normalized=False) for r in (1, 2, 3) for c in (1, 2, 3)])
+    assert tokenizer.token_to_id("<image>") == CONFIGS[NAME]("tiny").image_id
+    return tokenizer
+
+
+def a_folder(folder: Path, template: str | None = DEFAULT_CHAT_TEMPLATE) -> Path:
+    """Write the folder."""
+    a_model(NAME).save_pretrained(folder)
+    a_tokenizer().save(str(folder / "tokenizer.json"))
+    names = {"bos_token": "<|im_start|>", "eos_token": {"content": "<end_of_utterance>"}}
+    (folder / "tokenizer_config.json").write_text(json.dumps(names))
+    if template is not None:
+        (folder / "chat_template.jinja").write_text(template)
+    return folder
+
+
+def by_processor(messages: Sequence[dict[str, Any]], pictures: Sequence[Image], template: str) -> list[int]:
+    """Token ids of a chat by transformers' processor, with images."""
+    tile = CONFIGS[NAME]("tiny").tile_px
+    processor: Any = Idefics3Processor(
+        Idefics3ImageProcessor(size={"longest_edge": 3 * tile}, max_image_size={"longest_edge": tile}),
+        PreTrainedTokenizerFast(tokenizer_object=a_tokenizer(), bos_token=MARKS[4], eos_token=MARKS[3]),
+        image_seq_len=TILE_TOKENS,
+        chat_template=template,
+    )
+    text = processor.apply_chat_template(list(messages), add_generation_prompt=True, tokenize=False)
+    images = {"images": [list(pictures)]} if pictures else {}
+    output = processor(text=text, add_special_tokens=False, return_tensors="pt", **images)
+    return [int(id_) for id_ in output["input_ids"][0]]
 
 
 def said(*content: str | dict[str, str]) -> list[dict[str, Any]]:
@@ -98,6 +154,50 @@ def test_special_tokens_of_callers_are_text(folder, template, words):
     if not images:
         tokens = spelled(folder, said(*words)).tokens
         assert "".join(words) in model.tokenizer.decode(tokens, skip_special_tokens=False)
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+@pytest.mark.parametrize("content", INTERLEAVED)
+def test_prompt_without_a_folder_equals_the_models_template(name, content):
+    config, chat = CONFIGS[name]("tiny"), said(*content)
+    largest_grid = [EmbeddingShape(28, columns=2), EmbeddingShape(4)]
+    rows = largest_grid if config.marks_tiles else [EmbeddingShape(3), EmbeddingShape(5)]
+    messages = [Message.model_validate(message) for message in chat]
+    prompt = HfChatTokenizer(config, config.model()).build_prompt(messages, rows)
+    tokens, starts = by_template(name, chat, rows)
+
+    assert list(prompt.tokens) == tokens
+    assert [place.start for place in prompt.image_spans] == starts
+
+
+CHATML = "<|im_start|>system\nBe brief.<|im_end|>\n<|im_start|>user\n{}<|im_end|>\n<|im_start|>assistant\n"
+LLAMA = "<|start_header_id|>{}<|end_header_id|>\n\n"
+DOCUMENTED = {
+    "llava-onevision-7b": CHATML.format("<image>\nSee  it."),
+    "internvl3-8b": CHATML.format("See <IMG_CONTEXT>\n it."),
+    "llama-3.2-vision-11b": f"<|begin_of_text|>{LLAMA.format('system')}Be brief.<|eot_id|>"
+    f"{LLAMA.format('user')}See <|image|> it.<|eot_id|>{LLAMA.format('assistant')}",
+}
+
+
+@pytest.mark.parametrize("name", DOCUMENTED)
+def test_chat_is_written_as_the_publisher_documents(name):
+    assert rendered(name, said("See ", IMAGE, " it.")) == DOCUMENTED[name]
+
+
+def test_images_first_model_rejects_text_between_images():
+    stored = models.random_model(1, "decoder-only")
+    page, words, space = IMAGE, {"type": "text", "text": "Read page 2."}, {"type": "text", "text": "\n"}
+
+    def prompt(*content: dict[str, str]) -> Prompt:
+        message = Message.model_validate({"role": "user", "content": list(content)})
+        template = QuestionTemplate(stored.tokenizer, stored.architecture)
+        return template.build_prompt([message], [EmbeddingShape(16)] * message.image_count)
+
+    assert prompt(page, page, words).tokens == prompt(words, page, page).tokens
+    assert len(prompt(page, space, page, words).image_spans) == 2
+    with pytest.raises(RefusalError, match="text between two images"):
+        prompt(page, words, page)
 
 
 def test_private_characters_of_callers_reach_the_model(folder):

@@ -1,4 +1,4 @@
-"""Encoder scheduler, embedding cache and embedding store."""
+"""Encoder scheduler and embedding cache."""
 
 import asyncio
 import threading
@@ -9,12 +9,9 @@ import torch
 from torch import Tensor
 
 from trimtab_model_servers.batch_worker import BatchWorker
-from trimtab_model_servers.chat import embedding_store
-from trimtab_model_servers.chat.embedding_store import EmbeddingStore
 from trimtab_model_servers.chat.encoder_scheduler import EmbeddingCache, EncoderScheduler
 from trimtab_model_servers.chat.image_decoder import ImageFile
 from trimtab_model_servers.chat.interfaces import EmbeddingShape, ImageEmbedding
-from trimtab_model_servers.errors import RefusalError
 from trimtab_pipelines.image_tokens import ImageTokens, OneTile
 
 ROW_BYTES = 4 * 2
@@ -140,125 +137,3 @@ def test_cache_is_bounded_and_evicts_least_recently_used():
     assert (cache.bytes, cache.evictions) == (2 * 3 * ROW_BYTES, 1)
     cache.put(("", "large", True), ImageEmbedding(torch.zeros(99, 2), "d"))
     assert cache.bytes == 2 * 3 * ROW_BYTES
-
-
-async def test_stored_embedding_is_taken_once_and_freed():
-    store, embedding = EmbeddingStore(100), ImageEmbedding(torch.zeros(3, 2), "d")
-    waiting = asyncio.create_task(store.take(["a"]))
-    await asyncio.sleep(0)
-    store.put("a", embedding)
-
-    assert await waiting == [embedding]
-    assert (store.bytes, len(store)) == (0, 0)
-
-
-async def test_names_are_taken_together_or_not_at_all():
-    store, embeddings = EmbeddingStore(100), [ImageEmbedding(torch.zeros(3, 2), name) for name in "ab"]
-    for name, embedding in zip("ab", embeddings, strict=True):
-        store.expect(name)
-        store.put(name, embedding)
-    store.expect("c")
-    store.fail("c", RefusalError(422, "no image"))
-    with pytest.raises(RefusalError, match="no image"):
-        await store.take(["a", "c"])
-
-    assert await store.take(["b", "a"]) == embeddings[::-1]
-    assert store.bytes == 0
-
-
-async def test_stored_embeddings_expire_and_are_bounded():
-    store = EmbeddingStore(30, ttl_seconds=0.02)
-    store.expect("a")
-    store.expect("b")
-    store.put("a", ImageEmbedding(torch.zeros(3, 2), "d"))
-    with pytest.raises(RefusalError, match="are stored already"):
-        store.put("b", ImageEmbedding(torch.zeros(3, 2), "d"))
-    with pytest.raises(RefusalError, match="are stored already"):
-        await store.take(["b"])
-    await asyncio.sleep(0.05)
-
-    assert (store.bytes, len(store)) == (0, 0)
-
-
-async def test_embedding_for_dropped_name_is_not_stored():
-    store = EmbeddingStore(100)
-    store.expect("a")
-    store.drop("a")
-    store.put("a", ImageEmbedding(torch.zeros(3, 2), "d"))
-    assert (store.bytes, len(store)) == (0, 0)
-
-
-async def test_cancelled_wait_leaves_nothing():
-    store = EmbeddingStore(100)
-    waiting = asyncio.create_task(store.take(["never"]))
-    await asyncio.sleep(0)
-    waiting.cancel()
-    await asyncio.gather(waiting, return_exceptions=True)
-    assert len(store) == 0
-
-
-async def test_dropped_or_fetched_name_fails_at_once():
-    store = EmbeddingStore(100)
-    for name in ("dropped", "given"):
-        store.expect(name)
-        store.put(name, ImageEmbedding(torch.zeros(3, 2), "d"))
-    store.drop("dropped")
-    await store.take(["given"])
-
-    for name in ("dropped", "given"):
-        async with asyncio.timeout(1.0):
-            with pytest.raises(RefusalError, match="was dropped, or fetched already") as reported:
-                await store.take([name])
-        assert reported.value.status_code == 410
-        with pytest.raises(RefusalError, match=name):
-            store.add_names(name, ["other"])
-    assert (store.bytes, len(store)) == (0, 0)
-
-
-async def test_number_of_remembered_dropped_names_is_bounded(monkeypatch):
-    monkeypatch.setattr(embedding_store, "MAX_NAMES", 2)
-    store = EmbeddingStore(100)
-    for name in ("a", "b", "c"):
-        store.drop(name)
-
-    store.expect("a")
-    with pytest.raises(RefusalError, match="dropped"):
-        store.expect("b")
-
-
-async def test_waiting_request_fails_if_name_is_dropped_or_late():
-    store = EmbeddingStore(100, ttl_seconds=0.02)
-    waiting = asyncio.create_task(store.take(["a"]))
-    await asyncio.sleep(0)
-    assert store.drop("a")
-    with pytest.raises(RefusalError, match="dropped"):
-        await waiting
-    with pytest.raises(RefusalError, match=r"within 0\.02 s|dropped"):
-        await store.take(["never"])
-    assert len(store) == 0
-
-
-@pytest.mark.parametrize("after", [False, True])
-async def test_shared_embedding_is_taken_once_per_name_and_counts_once(after):
-    store, embedding = EmbeddingStore(30), ImageEmbedding(torch.zeros(3, 2), "d")
-    store.expect("a")
-    if after:
-        store.put("a", embedding)
-    store.add_names("a", ["b", "c"])
-    store.put("a", embedding)
-
-    assert await store.take(["b"]) == [embedding]
-    assert store.bytes == embedding.rows.nbytes
-    assert await store.take(["a"]) == [embedding]
-    assert store.drop("c")
-    assert (store.bytes, len(store)) == (0, 0)
-
-
-async def test_failed_name_leaves_no_further_name():
-    store = EmbeddingStore(100)
-    store.expect("a")
-    store.add_names("a", ["b"])
-    store.drop("a")
-    with pytest.raises(RefusalError, match="dropped"):
-        await store.take(["b"])
-    assert len(store) == 0

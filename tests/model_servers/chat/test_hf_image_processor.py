@@ -14,17 +14,6 @@ from trimtab_model_servers.errors import ModelError
 from trimtab_model_servers.families.hf_vlm.configs import CONFIGS
 from trimtab_model_servers.families.hf_vlm.image_processor import read_image_processor
 
-CLIP = [0.48145466, 0.4578275, 0.40821073], [0.26862954, 0.26130258, 0.27577711]
-HALVES = [0.5, 0.5, 0.5], [0.5, 0.5, 0.5]
-PUBLISHED = {
-    "llava-onevision-7b": (HALVES, 3),
-    "internvl3-8b": (([0.485, 0.456, 0.406], [0.229, 0.224, 0.225]), 3),
-    "smolvlm-2.2b": (HALVES, 1),
-    "smolvlm2-2.2b": (HALVES, 1),
-    "smolvlm2-500m": (HALVES, 1),
-    "llama-3.2-vision-11b": (CLIP, 2),
-}
-"""What the publishers' own preprocessor_config.json say: mean and spread, and how images are interpolated."""
 OWN = {"image_mean": [0.1, 0.2, 0.3], "image_std": [0.4, 0.5, 0.6], "resample": 0, "rescale_factor": 0.01}
 
 
@@ -40,18 +29,10 @@ def pixels(processor: Any) -> np.ndarray:
     return np.asarray(processor(images=[[photo]], return_tensors="np")["pixel_values"])
 
 
-@pytest.mark.parametrize("name", CONFIGS)
-def test_folder_without_settings_uses_the_publishers(name, tmp_path):
-    processor = CONFIGS[name]("published").image_processing.processor()
-
-    assert read_image_processor(tmp_path) is None
-    assert (list(processor.image_mean), list(processor.image_std)) == PUBLISHED[name][0]
-    assert int(processor.resample) == PUBLISHED[name][1]
-
-
 @pytest.mark.parametrize("nested", [False, True])
 @pytest.mark.parametrize("name", CONFIGS)
 def test_pixels_equal_those_of_the_folders_processor(name, tmp_path, nested):
+    assert read_image_processor(tmp_path) is None
     images = CONFIGS[name]("tiny").image_processing
     theirs = images.processor_class(**{**images.tiles, **images.values, **OWN})
     settings = json.loads(theirs.to_json_string())

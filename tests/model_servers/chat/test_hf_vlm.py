@@ -1,9 +1,11 @@
-"""Tiny pretrained architectures: a replica generates what ``generate`` does."""
+"""Tiny pretrained architectures: a replica generates what ``generate`` does, and loads only the part it runs."""
 
 import io
 import json
 import shutil
+from collections.abc import Iterator
 from pathlib import Path
+from types import FunctionType, ModuleType
 from typing import Any
 
 import numpy as np
@@ -11,13 +13,14 @@ import pytest
 import torch
 import transformers.models.mllama.processing_mllama as mllama
 from PIL import Image as Pillow
+from torch import nn
 from transformers import GenerationConfig
 
 from tests.model_servers.chat.chat_client import a_chat, a_chat_spec, files, text_of, texts
-from tests.model_servers.chat.module_parameters import parameters_within
 from tests.model_servers.chat.templates import INTERLEAVED, by_template
 from trimtab_model_servers.batch_worker import BatchWorker
 from trimtab_model_servers.chat.chat_model import ChatModel
+from trimtab_model_servers.chat.interfaces import ChatComponents
 from trimtab_model_servers.chat.messages import Message
 from trimtab_model_servers.errors import ModelError
 from trimtab_model_servers.families.hf_vlm.chat_tokenizer import byte_tokenizer
@@ -34,6 +37,7 @@ from trimtab_protocol import InferRequest
 TINY = {"size": "tiny", "slots": 2, "slot_tokens": 1500, "step_tokens": 90, "image_tokens": 200}
 ENDS = ["<|im_end|>", "<|eot_id|>", "<end_of_utterance>"]
 SIZES = [(56, 56), (90, 40), (33, 120)]
+LANGUAGE_PARTS = ("model.language_model.", "model.text_model.", "lm_head.")
 RULE_OF = {
     "llava-onevision-7b": "llava-onevision",
     "internvl3-8b": "internvl",
@@ -52,6 +56,36 @@ def a_photo(width: int, height: int, grey: int | None = None) -> bytes:
         pixels[:] = grey
     Pillow.fromarray(pixels).save(file, "PNG")
     return file.getvalue()
+
+
+def parameters_within(root: object) -> list[nn.Parameter]:
+    """Every parameter reachable from an object by attributes, items and closures, once, in order."""
+    parameters: dict[int, nn.Parameter] = {}
+    visited: dict[int, object] = {}
+    waiting = [root]
+    while waiting:
+        value = waiting.pop(0)
+        if id(value) in visited or isinstance(value, type | ModuleType):
+            continue
+        visited[id(value)] = value
+        if isinstance(value, nn.Module):
+            parameters |= {id(weights): weights for weights in value.parameters()}
+        waiting += _children(value)
+    return list(parameters.values())
+
+
+def _children(value: Any) -> Iterator[object]:
+    if isinstance(value, dict):
+        yield from value.values()
+    elif isinstance(value, list | tuple | set | frozenset):
+        yield from value
+    elif isinstance(value, FunctionType):
+        yield from (cell.cell_contents for cell in value.__closure__ or ())
+    else:
+        yield from getattr(value, "__dict__", {}).values()
+        yield from (
+            getattr(value, name, None) for kind in type(value).__mro__ for name in getattr(kind, "__slots__", ())
+        )
 
 
 def loaded(name: str, **changes: Any) -> ChatModel:
@@ -74,9 +108,9 @@ def a_model(name: str, *, gates: float | None = None) -> Any:
     return model
 
 
-def alone(name: str, content: list[dict[str, str]], photos: list[bytes], tokens: int, model: Any = None) -> list[int]:
+def alone(model: Any, name: str, content: list[dict[str, str]], photos: list[bytes], tokens: int) -> list[int]:
     """What ``generate`` writes of a template's prompt and of pixels that the processor made of all photos at once."""
-    shape, model = CONFIGS[name]("tiny"), model or a_model(name)
+    shape = CONFIGS[name]("tiny")
     encoder = HfVisionEncoder(shape, model, "")
     pictures = [Pillow.open(io.BytesIO(photo)).convert("RGB") for photo in photos]
     counts = [shape.token_rule.count(*picture.size, images=len(photos)) for picture in pictures]
@@ -96,33 +130,23 @@ def alone(name: str, content: list[dict[str, str]], photos: list[bytes], tokens:
     return [int(token) for token in wrote[0, ids.shape[1] :]]
 
 
-@pytest.mark.parametrize("name", CONFIGS)
-async def test_outputs_equal_generate(name):
-    hosted = loaded(name)
-    worker = BatchWorker()
-    for photos in ([], [a_photo(*SIZES[1])], [a_photo(*size) for size in SIZES[:2]]):
-        asked = a_chat("colocated", "What is it?", *photos, max_tokens=8, ignore_eos=True)
-        answer = await hosted.infer(asked, worker)
-        content = [{"type": "image"}] * len(photos) + [{"type": "text", "text": "What is it?"}]
-        assert text_of(answer) == [decoded(hosted, alone(name, content, photos, 8))]
-    await hosted.close()
-
-
 def decoded(hosted: ChatModel, ids: list[int]) -> str:
     return hosted.tokenizer.tokenizer.decode(ids).rstrip("\ufffd")
 
 
 @pytest.mark.parametrize("name", CONFIGS)
-async def test_interleaved_images_equal_generate(name, tmp_path):
+async def test_outputs_equal_generate(name, tmp_path):
     model, photos = a_model(name, gates=1.0), [a_photo(*size) for size in SIZES[:2]]
-    hosted = loaded(name, storageUri=str(stored(name, tmp_path, model)))
-    for content in INTERLEAVED:
+    hosted, question = loaded(name, storageUri=str(stored(name, tmp_path, model))), {"type": "text", "text": "What?"}
+    for content in ([question], [{"type": "image"}, question], *INTERLEAVED):
+        shown = photos[2 - content.count({"type": "image"}) :]
         message = texts("messages", json.dumps([{"role": "user", "content": content}]).encode())
         options = texts("options", json.dumps({"max_tokens": 8, "ignore_eos": True}).encode())
-        answer = await hosted.infer(InferRequest("colocated", (message, options, files(*photos))), BatchWorker())
-        expected = alone(name, content, photos, 8, model)
-        assert expected != alone(name, content, photos[::-1], 8, model)
+        images = [files(*shown)] if shown else []
+        answer = await hosted.infer(InferRequest("colocated", (message, options, *images)), BatchWorker())
+        expected = alone(model, name, content, shown, 8)
         assert text_of(answer) == [decoded(hosted, expected)]
+        assert len(shown) < 2 or expected != alone(model, name, content, photos[::-1], 8)
     await hosted.close()
 
 
@@ -171,6 +195,24 @@ async def test_stored_model_equals_the_original(name, tmp_path):
     await before.close()
 
 
+async def test_model_from_the_hub_equals_its_folder(running_hub, tmp_path):
+    folder, chat = (
+        stored("internvl3-8b", tmp_path / "model"),
+        a_chat("colocated", "?", a_photo(*SIZES[1]), max_tokens=8),
+    )
+    (folder / "preprocessor_config.json").write_text(json.dumps({"image_mean": [0.1, 0.2, 0.3]}))
+    for file in folder.iterdir():
+        running_hub.put("OpenGVLab/InternVL3-8B-hf", file.name, file.read_bytes())
+    answers = []
+    for where in ("hf://OpenGVLab/InternVL3-8B-hf", str(folder)):
+        hosted = loaded("internvl3-8b", storageUri=where)
+        answers.append(text_of(await hosted.infer(chat, BatchWorker())))
+        assert (hosted.weights, hosted.facts()["images"]) == ("stored", "stored")
+        await hosted.close()
+
+    assert answers[0] == answers[1]
+
+
 def test_folder_of_another_model_is_rejected(tmp_path):
     (tmp_path / "own.safetensors").touch()
     folder, others = stored("internvl3-8b", tmp_path / "colocated"), stored("llava-onevision-7b", tmp_path / "other")
@@ -199,3 +241,104 @@ def test_pipeline_has_encoder_stage_unless_cross_attention(pipeline):
 
     assert spec.chat_settings is not None
     assert any(stage.encodes for stage in spec.stages) == (CONFIGS[family]("published").padded_rows is None)
+
+
+def built(name: str, part: str, storage_uri: str = "random://?seed=1", **parameters: Any) -> ChatComponents:
+    spec = a_chat_spec(part, family=f"{name}/{part}", parameters=TINY | parameters, storageUri=storage_uri)
+    return build(spec)
+
+
+def same(found: list[torch.nn.Parameter], expected: dict[str, torch.Tensor]) -> bool:
+    left = list(expected.values())
+    for one in found:
+        place = next((at for at, other in enumerate(left) if torch.equal(one, other)), None)
+        if place is None:
+            return False
+        del left[place]
+    return not left
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+@pytest.mark.parametrize("from_folder", [False, True])
+def test_part_holds_only_its_own_weights(name, from_folder, tmp_path):
+    model = a_model(name)
+    address = str(stored(name, tmp_path, model)) if from_folder else "random://?seed=1"
+    of_model = dict(model.named_parameters())
+    writes = {at: weights for at, weights in of_model.items() if at.startswith(LANGUAGE_PARTS)}
+    sees = {at: weights for at, weights in of_model.items() if at not in writes}
+
+    encode, text, colocated = (built(name, part, address) for part in ("encode", "text", "colocated"))
+    assert same(parameters_within(encode), sees)
+    assert same(parameters_within(text), writes)
+    assert same(parameters_within(colocated), of_model)
+    for part in (encode, text, colocated):
+        assert not any(weights.requires_grad for weights in parameters_within(part))
+
+
+def test_model_with_tied_embeddings_is_loaded_by_parts(tmp_path):
+    shape = CONFIGS["internvl3-8b"]("tiny")
+    config = shape.config()
+    config.tie_word_embeddings = True
+    model = shape.model_class(config)
+    of_model = dict(model.named_parameters())
+    sees = {at: weights for at, weights in of_model.items() if not at.startswith(LANGUAGE_PARTS)}
+    address = str(stored("internvl3-8b", tmp_path, model))
+
+    assert model.lm_head.weight is model.model.language_model.embed_tokens.weight
+    assert same(parameters_within(built("internvl3-8b", "encode", address)), sees)
+    assert same(parameters_within(built("internvl3-8b", "colocated", address)), of_model)
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+def test_half_precision_encoder_returns_similar_fp32_embeddings(name, dtype, tmp_path):
+    address = str(stored(name, tmp_path))
+    exact, halved = built(name, "encode", address).encoder, built(name, "encode", address, dtype=dtype).encoder
+    assert exact is not None
+    assert halved is not None
+    photo = a_photo(*SIZES[1])
+    with torch.inference_mode():
+        rows, nearly = (seeing.encode([seeing.preprocess(photo, 1)])[0] for seeing in (exact, halved))
+
+    assert {weights.dtype for weights in parameters_within(halved)} == {getattr(torch, dtype)}
+    assert nearly.dtype == torch.float32
+    assert 0 < float((nearly - rows).norm() / rows.norm()) < 0.05
+    assert exact.name != halved.name  # embeddings of one are not taken for those of the other
+
+
+ON_GPU = pytest.param({"device": "cuda"}, marks=pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU"))
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+@pytest.mark.parametrize("placement", [{"dtype": "bfloat16"}, {"dtype": "float16"}, ON_GPU])
+async def test_model_generates_in_half_precision_and_on_a_gpu(name, placement):
+    spec = a_chat_spec("colocated", family=f"{name}/colocated", parameters=TINY | placement)
+    hosted = load_chat(spec, BatchWorker())
+    assert isinstance(hosted, ChatModel)
+    photo = a_photo(*SIZES[1])
+    answer = await hosted.infer(a_chat("colocated", "?", photo, max_tokens=4, ignore_eos=True), BatchWorker())
+    await hosted.close()
+
+    assert placement.items() <= hosted.facts().items()
+    assert int(answer.outputs[2].array[0][1]) == 4
+
+
+def test_missing_gpu_is_reported(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    with pytest.raises(ModelError, match="device is 'cuda', but torch finds no GPU; set 'cpu' or 'auto'"):
+        built("internvl3-8b", "encode", device="cuda")
+    assert built("internvl3-8b", "encode", device="auto").facts["device"] == "cpu"
+
+
+def test_requested_gpu_is_used_or_rejected_if_idle(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    published: dict[str, Any] = {"family": "internvl3-8b/encode", "parameters": TINY}
+    assert build(a_chat_spec("encode", **published, gpus=1)).facts["device"] == "cpu"
+    with pytest.raises(ModelError, match="family 'lmm-digits/encode' computes on cores alone"):
+        load_chat(a_chat_spec("encode", gpus=1), BatchWorker())
+
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    assert Placement("float32", "auto").torch_device.type == "cuda"
+    settings = published | {"parameters": TINY | {"device": "cpu"}}
+    with pytest.raises(ModelError, match="which would stay idle"):
+        load_chat(a_chat_spec("encode", **settings, gpus=1), BatchWorker())

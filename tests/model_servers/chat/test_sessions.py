@@ -1,83 +1,52 @@
-"""Chat sessions: the earliest deadline is scheduled first."""
+"""Chat sessions: options of a chat become those of the engine's request."""
 
 import contextlib
-import json
 from typing import Any, cast
 
 from trimtab_model_servers.chat.interfaces import ChatParameters, Prompt
 from trimtab_model_servers.chat.messages import read_messages, read_options
 from trimtab_model_servers.chat.request_parser import ChatRow
 from trimtab_model_servers.chat.sessions import ChatSessions
-from trimtab_model_servers.engine.scheduler import EngineLimits, Scheduler
-
-PROMPT_TOKENS = 6
+from trimtab_model_servers.engine.request import Request
 
 
 class FakeTokenizer:
-    """Builds prompts of a fixed length; every token is the number in the chat's text."""
+    """Builds prompts of six tokens."""
 
-    end_ids: frozenset[int] = frozenset()
+    end_ids = frozenset({2})
 
-    def build_prompt(self, messages, rows):  # noqa: ARG002  (interface)
-        return Prompt((int(messages[0].text),) * PROMPT_TOKENS, ())
+    def build_prompt(self, messages, shapes):  # noqa: ARG002  (interface)
+        return Prompt((7,) * 6, ())
 
 
 class FakeEngine:
-    """An engine with one slot and a real scheduler, without a model."""
+    """Records requests and ends them at once."""
 
-    def __init__(self):
-        self.scheduler = Scheduler(EngineLimits(slots=1, slot_tokens=20, step_tokens=PROMPT_TOKENS))
+    def __init__(self) -> None:
+        self.requests: list[Request] = []
 
     async def stream(self, request, embeddings):  # noqa: ARG002  (interface)
-        self.scheduler.submit(request)
+        self.requests.append(request)
         return
         yield
 
-    def finish_next(self) -> int:
-        """Compute the next prompt and finish its chat; return the chat's number."""
-        step = self.scheduler.next_step()
-        assert step is not None
-        (chunk,) = step.prefills
-        self.scheduler.record_computed(chunk)
-        self.scheduler.finish(chunk.request_id)
-        return chunk.tokens[0]
+
+async def request_of(options: bytes) -> Request:
+    """The engine's request of a chat that arrives at 1000 s."""
+    engine, parameters = FakeEngine(), ChatParameters(slot_tokens=20, max_new_tokens=64)
+    sessions = ChatSessions(cast("Any", engine), cast("Any", FakeTokenizer()), parameters, lambda: 1000.0)
+    chat = ChatRow(read_messages(b'[{"role": "user", "content": "?"}]'), read_options(options), ())
+    async with contextlib.aclosing(sessions.stream(chat)) as events:
+        assert [event async for event in events] == []
+    return engine.requests[0]
 
 
-class Replica:
-    """Chat sessions in such an engine, with a fake clock."""
-
-    def __init__(self):
-        self.engine, self.now = FakeEngine(), 1000.0
-        self._sessions = ChatSessions(
-            cast("Any", self.engine),
-            cast("Any", FakeTokenizer()),
-            ChatParameters(slot_tokens=20, max_new_tokens=5),
-            lambda: self.now,
-        )
-
-    async def send(self, number: int, deadline_seconds: float) -> None:
-        messages = read_messages(json.dumps([{"role": "user", "content": str(number)}]).encode())
-        options = read_options(json.dumps({"deadline_seconds": deadline_seconds}).encode())
-        async with contextlib.aclosing(self._sessions.stream(ChatRow(messages, options, ()))) as events:
-            assert [event async for event in events] == []
+async def test_deadline_counts_from_arrival():
+    assert (await request_of(b'{"deadline_seconds": 0.5}')).due_at == 1000.5
 
 
-async def test_earliest_deadline_is_prefilled_first():
-    replica = Replica()
-    await replica.send(1, deadline_seconds=10.0)
-    await replica.send(2, deadline_seconds=0.2)
+async def test_output_fills_the_slot_at_most():
+    free, exact = await request_of(b"{}"), await request_of(b'{"max_tokens": 5, "ignore_eos": true}')
 
-    assert [replica.engine.finish_next() for _ in range(2)] == [2, 1]
-
-
-async def test_urgent_chats_do_not_starve_others():
-    replica = Replica()
-    await replica.send(0, deadline_seconds=10.0)
-    order = []
-    for number in range(1, 100):
-        replica.now += 0.5
-        await replica.send(number, deadline_seconds=2.0)
-        order.append(replica.engine.finish_next())
-
-    assert order[:15] == list(range(1, 16))
-    assert order[15] == 0  # after 8 s every new chat has a later deadline
+    assert (free.max_new_tokens, free.min_new_tokens, free.end_ids) == (14, 0, frozenset({2}))
+    assert (exact.max_new_tokens, exact.min_new_tokens, exact.end_ids) == (5, 5, frozenset())

@@ -1,12 +1,14 @@
 """Tiny transformers models with random weights, and requests for `generate` and for the engine."""
 
-from dataclasses import dataclass
+from abc import ABC, abstractmethod
+from dataclasses import dataclass, replace
 from importlib import import_module
 from typing import Any
 
 import numpy as np
 import torch
 
+from trimtab_model_servers.engine.core import EngineCore
 from trimtab_model_servers.engine.request import Image, Request
 
 transformers: Any = import_module("transformers")
@@ -83,100 +85,116 @@ class Asked:
     generate: dict[str, torch.Tensor]
     request: Request
     images: list[torch.Tensor]
-    written: int
+
+    def exactly(self, tokens: int) -> "Asked":
+        """The same request, which generates so many tokens."""
+        return replace(self, request=replace(self.request, min_new_tokens=tokens, max_new_tokens=tokens))
 
     def oracle(self, model: Any) -> list[int]:
         """Tokens that `generate` returns."""
+        limits = {"min_new_tokens": self.request.min_new_tokens, "max_new_tokens": self.request.max_new_tokens}
         with torch.inference_mode():
-            wrote = model.generate(**self.generate, max_new_tokens=self.written)
+            wrote = model.generate(**self.generate, **limits)
         return [int(token) for token in wrote[0, self.generate["input_ids"].shape[1] :]]
 
 
-class LlavaRequests:
-    """Random requests to the LLaVA, some with a common prefix."""
+class RandomRequests(ABC):
+    """Random requests to a model, some with a common prefix, with text before, between and after images."""
+
+    pictures: int
+    prefix: tuple[int, ...]
 
     def __init__(self, model: Any, seed: int) -> None:
-        self.model = model
-        self.random = np.random.default_rng(seed)
-        self.pixels = torch.randn(5, 3, 32, 32, generator=torch.Generator().manual_seed(seed))
+        self.model, self.random = model, np.random.default_rng(seed)
+        self.noise = torch.Generator().manual_seed(seed)
+
+    def draw(self, name: str) -> Asked:
+        """Draw text, then up to ``pictures`` images, adjacent or apart, and text."""
+        random, images = self.random, list[Image]()
+        shown = [int(image) for image in random.integers(self.pictures, size=random.integers(self.pictures + 1))]
+        ids = [1, *(self.prefix if random.random() < 0.6 else words(random, len(self.prefix)))]
+        for image in shown:
+            ids += self.show(image, len(ids), images)
+        ids += words(random, int(1 + random.integers(5)))
+        written = int(1 + random.integers(12))
+        inputs, embeddings = self.encode(shown, ids) if shown else ({}, [])
+        inputs |= {"input_ids": torch.tensor([ids]), "attention_mask": torch.ones(1, len(ids), dtype=torch.int64)}
+        request = Request(name, tuple(ids), tuple(images), max_new_tokens=written, end_ids=frozenset({2}))
+        return Asked(inputs, request, embeddings)
+
+    @abstractmethod
+    def show(self, picture: int, start: int, images: list[Image]) -> list[int]:
+        """Add an image at a position; return its tokens and the text after it."""
+
+    @abstractmethod
+    def encode(self, shown: list[int], ids: list[int]) -> tuple[dict[str, torch.Tensor], list[torch.Tensor]]:
+        """Inputs of `generate` for images, and their embeddings."""
+
+
+class LlavaRequests(RandomRequests):
+    """Requests to the LLaVA; some images have markers within."""
+
+    pictures, prefix = 2, (7, 8, 9, 10, 11)
+
+    def __init__(self, model: Any, seed: int) -> None:
+        super().__init__(model, seed)
+        self.pixels = torch.randn(self.pictures, 3, 32, 32, generator=self.noise)
         with torch.inference_mode():
             self.embeddings = model.get_image_features(pixel_values=self.pixels, return_dict=True).pooler_output
 
-    def draw(self, name: str) -> Asked:
-        """Draw text, then up to two images with text between, some with markers within."""
+    def show(self, picture: int, start: int, images: list[Image]) -> list[int]:
         random = self.random
-        shown = [int(image) for image in random.integers(3, size=random.integers(3))]
-        ids, images = [1, *([7, 8, 9, 10, 11] if random.random() < 0.5 else words(random, 6))], []
-        for image in shown:
-            cut, marks = int(1 + random.integers(LLAVA_TOKENS - 1)), words(random, int(random.integers(3)))
-            runs = ((len(ids), cut), (len(ids) + cut + len(marks), LLAVA_TOKENS - cut))
-            pieces = runs if marks else ()
-            images.append(Image(f"picture {image}", len(ids), LLAVA_TOKENS, LLAVA_TOKENS, segments=pieces))
-            ids += [IMAGE_ID] * cut + marks + [IMAGE_ID] * (LLAVA_TOKENS - cut)
-            ids += words(random, int(random.integers(4)))
-        ids += words(random, int(1 + random.integers(5)))
-        written = int(1 + random.integers(12))
-        generate = {"input_ids": torch.tensor([ids]), "attention_mask": torch.ones(1, len(ids), dtype=torch.int64)}
-        if shown:
-            generate["pixel_values"] = self.pixels[shown]
-        request = Request(name, tuple(ids), tuple(images), max_new_tokens=written, end_ids=frozenset({2}))
-        return Asked(generate, request, [self.embeddings[image] for image in shown], written)
+        cut, marks = int(1 + random.integers(LLAVA_TOKENS - 1)), words(random, int(random.integers(3)))
+        runs = ((start, cut), (start + cut + len(marks), LLAVA_TOKENS - cut)) if marks else ()
+        images.append(Image(f"picture {picture}", start, LLAVA_TOKENS, LLAVA_TOKENS, segments=runs))
+        after = words(random, int(random.integers(4)))
+        return [IMAGE_ID] * cut + marks + [IMAGE_ID] * (LLAVA_TOKENS - cut) + after
+
+    def encode(self, shown: list[int], ids: list[int]) -> tuple[dict[str, torch.Tensor], list[torch.Tensor]]:
+        del ids
+        return {"pixel_values": self.pixels[shown]}, [self.embeddings[picture] for picture in shown]
 
 
-class MllamaRequests:
-    """Random requests to the Mllama, some with a common prefix, with text before, between and after images."""
+class MllamaRequests(RandomRequests):
+    """Requests to the Mllama, whose pictures have one or two tiles."""
+
+    pictures, prefix = 2, (7, 8, 9)
+    tiles = (1, 2)
 
     def __init__(self, model: Any, seed: int) -> None:
-        self.model = model
-        self.random = np.random.default_rng(seed)
-        self.pixels = torch.randn(4, MLLAMA_TILES, 3, 32, 32, generator=torch.Generator().manual_seed(seed))
-        self.tiles = [1, 2, 1, 2]
+        super().__init__(model, seed)
+        self.pixels = torch.randn(self.pictures, MLLAMA_TILES, 3, 32, 32, generator=self.noise)
 
-    def draw(self, name: str) -> Asked:
-        """Draw text, then up to three images, adjacent or apart."""
-        random = self.random
-        shown = [int(image) for image in random.integers(2, size=random.integers(4))]
-        ids = [1, *([7, 8, 9] if random.random() < 0.6 else words(random, 3))]
-        images = []
-        for image in shown:
-            tokens = self.tiles[image] * MLLAMA_TILE_TOKENS
-            padding = MLLAMA_TILES * MLLAMA_TILE_TOKENS - tokens
-            images.append(Image(f"picture {image}", len(ids), 1, tokens, padding))
-            ids += [IMAGE_ID, *words(random, int(random.integers(3)))]
-        ids += words(random, int(1 + random.integers(5)))
-        written = int(1 + random.integers(12))
-        generate = {"input_ids": torch.tensor([ids]), "attention_mask": torch.ones(1, len(ids), dtype=torch.int64)}
-        embeddings: list[torch.Tensor] = []
-        if shown:
-            tower = self._tower_inputs(shown)
-            generate |= {**tower, "cross_attention_mask": self._mask(ids, shown)}
-            with torch.inference_mode():
-                seen = self.model.model.vision_model(**tower).last_hidden_state
-                projected = self.model.model.multi_modal_projector(seen)[0]
-            embeddings = list(projected.flatten(1, 2))
-        request = Request(name, tuple(ids), tuple(images), max_new_tokens=written, end_ids=frozenset({2}))
-        return Asked(generate, request, embeddings, written)
+    def show(self, picture: int, start: int, images: list[Image]) -> list[int]:
+        tokens = self.tiles[picture] * MLLAMA_TILE_TOKENS
+        padding = MLLAMA_TILES * MLLAMA_TILE_TOKENS - tokens
+        images.append(Image(f"picture {picture}", start, 1, tokens, padding))
+        return [IMAGE_ID, *words(self.random, int(self.random.integers(3)))]
 
-    def _tower_inputs(self, shown: list[int]) -> dict[str, torch.Tensor]:
-        tiles = [self.tiles[image] for image in shown]
-        pixels = self.pixels[shown].clone()
-        mask = torch.tensor([[1, 1 if count == 2 else 0] for count in tiles])
-        pixels[mask == 0] = 0
-        return {
+    def encode(self, shown: list[int], ids: list[int]) -> tuple[dict[str, torch.Tensor], list[torch.Tensor]]:
+        """The cross-attention mask is that of the processor's own functions."""
+        tiles = [self.tiles[picture] for picture in shown]
+        tile_mask = torch.tensor([[1, 1 if count == 2 else 0] for count in tiles])
+        pixels = self.pixels[shown] * tile_mask[:, :, None, None, None]
+        tower = {
             "pixel_values": pixels[None],
             "aspect_ratio_ids": torch.tensor([tiles]),
-            "aspect_ratio_mask": mask[None],
+            "aspect_ratio_mask": tile_mask[None],
         }
-
-    def _mask(self, ids: list[int], shown: list[int]) -> torch.Tensor:
-        """Cross-attention mask by the processor's own functions."""
+        with torch.inference_mode():
+            seen = self.model.model.vision_model(**tower).last_hidden_state
+            projected = self.model.model.multi_modal_projector(seen)[0]
         sparse = mllama_processing.get_cross_attention_token_mask(ids, IMAGE_ID)
-        dense = mllama_processing.convert_sparse_cross_attention_mask_to_dense(
-            [sparse], [[self.tiles[image] for image in shown]], MLLAMA_TILES, len(ids)
-        )
-        return torch.from_numpy(dense)
+        mask = mllama_processing.convert_sparse_cross_attention_mask_to_dense([sparse], [tiles], MLLAMA_TILES, len(ids))
+        return tower | {"cross_attention_mask": torch.from_numpy(mask)}, list(projected.flatten(1, 2))
 
 
 def words(random: np.random.Generator, count: int) -> list[int]:
     """Random ids of no special token."""
     return [int(word) for word in random.integers(4, VOCABULARY, size=count)]
+
+
+def complete(core: EngineCore) -> None:
+    """Compute until nothing is left to compute."""
+    while core.step():
+        pass

@@ -1,16 +1,22 @@
-"""Attention masks: an advanced mask equals one computed anew."""
+"""Attention masks: an advanced mask equals one computed anew; that of images equals that of Mllama's processor."""
 
 import numpy as np
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 
+from tests.model_servers.engine.models import IMAGE_ID, mllama_processing
 from trimtab_model_servers.engine.attention import StepContext
 from trimtab_model_servers.engine.attention_masks import PositionArray, step_mask
+from trimtab_model_servers.engine.image_attention import image_attention_mask
 from trimtab_model_servers.engine.kv_cache import HeadLayout, KvCache
+from trimtab_model_servers.engine.request import Image
 
 LIKE = torch.zeros(0)
 STORE = KvCache([0], HeadLayout(kv_heads=2, head_size=4, group_size=1), slots=9, length=200, like=LIKE)
 SIDE_BY_SIDE, WITH_A_GAP, FAR_APART = [2, 3, 4], [2, 4, 5], [0, 4, 8]
+PROMPTS = st.lists(st.sampled_from([IMAGE_ID, 7, 8]), min_size=1, max_size=14)
 
 
 def step(slots: list[int], places: PositionArray) -> StepContext:
@@ -60,3 +66,26 @@ def test_keys_are_written_to_their_slot_position_and_head():
     assert torch.equal(cached[0][0, :, 1], keys[1])
     assert torch.equal(cached[1][[2, 0], :, [4, 1]], values)
     assert int((cached[0] != 0).sum()) == 15  # nothing else was touched
+
+
+@given(PROMPTS)
+def test_image_mask_equals_the_processors(prompt):
+    places = [place for place, token in enumerate(prompt) if token == IMAGE_ID]
+    images = [Image(f"{place}", place, 1, tokens=1, padding=1) for place in places]
+    mask = image_attention_mask(len(prompt), images)
+    seen = np.zeros((len(prompt), len(places)), dtype=bool)
+    if places:
+        sparse = mllama_processing.get_cross_attention_token_mask(prompt, IMAGE_ID)
+        dense = mllama_processing.convert_sparse_cross_attention_mask_to_dense(
+            [sparse], [[1] * len(places)], 1, len(prompt)
+        )
+        seen = dense[0, :, :, 0].astype(bool)
+
+    for place in range(len(prompt)):
+        low, high, behind = (column[0] for column in mask.at(place, 1))
+        assert behind == seen[place].any()
+        wanted = np.flatnonzero(seen[place]).tolist() if behind else list(range(max(2 * len(places), 1)))
+        assert list(range(low, high)) == wanted
+    assert [column[0] for column in mask.at(99, 1)] == [
+        column[-1] for column in (mask.low, mask.high, mask.after_image)
+    ]

@@ -1,13 +1,12 @@
 """Conformance: the engine generates, token for token, what transformers' `generate` does (FP32)."""
 
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import pytest
 from torch import Tensor
 
-from tests.model_servers.engine.models import Asked, LlavaRequests, MllamaRequests, llava, mllama_model
+from tests.model_servers.engine.models import LlavaRequests, MllamaRequests, complete, llava, mllama_model
 from trimtab_model_servers.engine.core import EngineCore, EngineEvent
 from trimtab_model_servers.engine.cuda_graphs import StepFunction
 from trimtab_model_servers.engine.model_adapters import adapt_model
@@ -38,12 +37,6 @@ class Listener:
             self.tokens.append(event.token)
         else:
             self.ends.append(event)
-
-
-def written_alone(alone: Any, one: Asked, count: int) -> list[int]:
-    """Generate ``count`` tokens, ignoring end tokens."""
-    wrote = alone.generate(**one.generate, max_new_tokens=count, min_new_tokens=count)
-    return [int(token) for token in wrote[0, one.generate["input_ids"].shape[1] :]]
 
 
 class FakeCapture:
@@ -80,8 +73,7 @@ def test_concurrent_requests_with_cancellations_equal_generate(family, share_pre
             core.step()
         if random.random() < 0.2:
             core.cancel(f"r{max(0, number - int(random.integers(8)))}")
-    while core.step():
-        pass
+    complete(core)
 
     assert all(len(ears.ends) == 1 for ears in heard.values())
     for name, ears in heard.items():
@@ -104,16 +96,13 @@ def test_prompt_is_computed_up_to_a_pending_image(family):
     core, heard = EngineCore(served, LIMITS), Listener()
 
     core.submit(asked.request, [None, None], heard)
-    while core.step():
-        pass
+    complete(core)
     before = core.gauges.pending_tokens
     core.add_embeddings(asked.request.id, {0: asked.images[0]})
-    while core.step():
-        pass
+    complete(core)
     between = core.gauges.pending_tokens
     core.add_embeddings(asked.request.id, {1: asked.images[1]})
-    while core.step():
-        pass
+    complete(core)
 
     prompt = len(asked.request.tokens)
     first, second = (image.start for image in asked.request.images)
@@ -127,20 +116,16 @@ def test_long_concurrent_outputs_equal_generate(family, with_graphs):
     drawn, heard = requests(alone, seed=13), {}
     limits = EngineLimits(slots=6, slot_tokens=260, step_tokens=40, image_tokens=40)
     core = EngineCore(served, limits, graph_capture=FakeCapture() if with_graphs else None)
-    asked = {f"r{number}": drawn.draw(f"r{number}") for number in range(6)}
-    lengths = dict(zip(asked, (150, 20, 90, 150, 10, 120), strict=True))
-    for number, (name, one) in enumerate(asked.items()):
-        written = lengths[name]
-        heard[name] = Listener()
-        core.submit(replace(one.request, max_new_tokens=written, min_new_tokens=written), one.images, heard[name])
+    asked = [drawn.draw(f"r{number}").exactly(tokens) for number, tokens in enumerate((150, 20, 90, 150, 10, 120))]
+    for number, one in enumerate(asked):
+        heard[one.request.id] = Listener()
+        core.submit(one.request, one.images, heard[one.request.id])
         for _ in range(3 * number):
             core.step()
-    while core.step():
-        pass
+    complete(core)
 
-    for name, ears in heard.items():
-        one, written = asked[name], lengths[name]
-        assert ears.tokens == written_alone(alone, one, written), name
+    for one in asked:
+        assert heard[one.request.id].tokens == one.oracle(alone), one.request.id
 
 
 def test_text_only_graphs_are_captured_at_start(family):
@@ -152,16 +137,15 @@ def test_text_only_graphs_are_captured_at_start(family):
     at_start = capture.captured  # of 256, 512 and 1000 positions
     for images in (0, 1):
         asked = next(one for number in range(99) if bool((one := drawn.draw(f"{images}.{number}")).images) == images)
-        core.submit(replace(asked.request, min_new_tokens=4, max_new_tokens=4), asked.images, Listener())
-        while core.step():
-            pass
+        core.submit(asked.exactly(4).request, asked.images, Listener())
+        complete(core)
 
     assert (at_start, capture.captured, capture.replayed) == (3, 4 if served.cross_attention else 3, 6)
 
 
 def test_failed_capture_falls_back_to_plain_steps(family, caplog):
     alone, served, requests = family
-    asked, heard, tried = requests(alone, seed=19).draw("r"), Listener(), 0
+    asked, heard, tried = requests(alone, seed=19).draw("r").exactly(4), Listener(), 0
 
     def refuse(step: StepFunction) -> StepFunction:
         nonlocal tried
@@ -169,10 +153,9 @@ def test_failed_capture_falls_back_to_plain_steps(family, caplog):
         raise RuntimeError("not here")
 
     core = EngineCore(served, LIMITS, graph_capture=refuse)
-    core.submit(replace(asked.request, min_new_tokens=4, max_new_tokens=4), asked.images, heard)
-    while core.step():
-        pass
+    core.submit(asked.request, asked.images, heard)
+    complete(core)
 
-    assert heard.tokens == written_alone(alone, asked, 4)
+    assert heard.tokens == asked.oracle(alone)
     assert (tried, heard.ends[0].finish_reason) == (1, FinishReason.LENGTH)
     assert "CUDA graph capture failed" in caplog.text

@@ -1,7 +1,6 @@
 """Engine core and async engine: an error affects one request, and every ended request releases its resources."""
 
 import asyncio
-import threading
 from collections import deque
 from dataclasses import replace
 from typing import Any, cast
@@ -9,7 +8,7 @@ from typing import Any, cast
 import pytest
 import torch
 
-from tests.model_servers.engine.models import LlavaRequests, llava
+from tests.model_servers.engine.models import LlavaRequests, complete, llava
 from trimtab_model_servers.engine.async_engine import AsyncEngine
 from trimtab_model_servers.engine.core import EngineCore, EngineEvent, EventListener, Gauges
 from trimtab_model_servers.engine.model_adapters import ModelAdapter, adapt_model
@@ -55,8 +54,7 @@ def ran(core: EngineCore, *requests: Request) -> dict[str, list[EngineEvent]]:
     heard: dict[str, list[EngineEvent]] = {request.id: [] for request in requests}
     for request in requests:
         core.submit(request, [], heard[request.id].append)
-    while core.step():
-        pass
+    complete(core)
     return heard
 
 
@@ -125,8 +123,7 @@ def test_image_in_reused_prefix_needs_no_embeddings(served):
     heard: dict[str, list[EngineEvent]] = {"first": [], "again": []}
     for request, images in ((first, [shown]), (replace(first, id="again"), [None])):
         core.submit(request, images, heard[request.id].append)
-        while core.step():
-            pass
+        complete(core)
 
     assert last(heard["again"]).usage.cached == 4
     assert tokens(heard["again"]) == tokens(heard["first"])
@@ -142,8 +139,7 @@ def test_request_with_raising_listener_is_cancelled_alone(served):
 
     core.submit(Request("gone", (1, 2, 3)), [], gone)
     core.submit(Request("there", (1, 2, 3), max_new_tokens=4), [], heard.append)
-    while core.step():
-        pass
+    complete(core)
 
     assert len(tokens(heard)) == 4
     assert idle(core.gauges)
@@ -211,10 +207,7 @@ def test_sampling_parameters_that_underflow_are_greedy(served, sampling):
 
     heard = ran(core, plain, narrow)
 
-    assert [last(heard[name]).finish_reason for name in ("plain", "narrow")] == [
-        FinishReason.LENGTH,
-        FinishReason.LENGTH,
-    ]
+    assert {last(events).finish_reason for events in heard.values()} == {FinishReason.LENGTH}
     assert tokens(heard["plain"]) == tokens(heard["narrow"]) == alone
     assert idle(core.gauges)
 
@@ -238,11 +231,8 @@ def test_request_that_cannot_be_detokenized_ends_alone(served):
 
     heard = ran(core, *(Request(name, (1, 20), max_new_tokens=6) for name in ("first", "second", "third")))
 
-    assert [last(events).finish_reason for events in heard.values()] == [
-        FinishReason.LENGTH,
-        FinishReason.ERROR,
-        FinishReason.LENGTH,
-    ]
+    reasons = [last(events).finish_reason for events in heard.values()]
+    assert reasons == [FinishReason.LENGTH, FinishReason.ERROR, FinishReason.LENGTH]
     assert "no such token" in (last(heard["second"]).error or "")
     assert tokens(heard["first"]) == tokens(heard["third"]) == alone
     assert idle(core.gauges)
@@ -278,10 +268,8 @@ async def test_closed_stream_cancels_its_request(served):
         return [event async for event in engine.stream(asked[index].request, asked[index].images)]
 
     async def left() -> None:
-        request = Request("left", (1, 2, 3), max_new_tokens=190)
-        stream = engine.stream(request, [])
-        async for _ in stream:
-            break
+        stream = engine.stream(Request("left", (1, 2, 3), max_new_tokens=190), [])
+        await anext(stream)
         await stream.aclose()
 
     try:
@@ -297,46 +285,6 @@ async def test_closed_stream_cancels_its_request(served):
     assert idle(engine.gauges)
     with pytest.raises(Exception, match="the engine stops"):
         engine.submit(Request("late", (1, 2)), [], lambda _: None)
-
-
-class Watched(EngineCore):
-    """Records the threads that read its state and that run its steps."""
-
-    def __init__(self, *given: Any, **options: Any) -> None:
-        super().__init__(*given, **options)
-        self.looked: set[int] = set()
-        self.stepped: set[int] = set()
-
-    @property
-    def gauges(self) -> Gauges:
-        self.looked.add(threading.get_ident())
-        return super().gauges
-
-    def step(self) -> bool:
-        self.stepped.add(threading.get_ident())
-        return super().step()
-
-
-async def test_gauges_are_read_by_the_engine_thread_only(served):
-    core = Watched(served, LIMITS)
-    engine = AsyncEngine(core)
-
-    async def answered(name: str) -> list[EngineEvent]:
-        return [event async for event in engine.stream(Request(name, (1, 2), max_new_tokens=2), [])]
-
-    try:
-        engine.submit(Request("waits", (1, 3, 3, 2), images=(Image("cat", 1, 2, 2),)), [None], lambda _: None)
-        await answered("beside")
-        assert (engine.gauges.running, engine.gauges.stored_requests, engine.gauges.pending_tokens) == (1, 1, 3)
-        engine.cancel("waits")
-        await answered("alone")
-        assert idle(engine.gauges)
-    finally:
-        await asyncio.to_thread(engine.stop)
-
-    assert engine.gauges.steps >= 4
-    assert core.looked == core.stepped
-    assert threading.get_ident() not in core.looked
 
 
 class Scripted:
@@ -359,14 +307,14 @@ class Scripted:
         return True
 
 
-async def test_first_tokens_arrive_one_loop_iteration_earlier():
+async def test_first_tokens_arrive_before_those_of_the_same_step():
     def said(name: str) -> TokenChunk:
         return TokenChunk(name, 1, 0.0, "word")
 
     def ended(name: str) -> RequestDone:
         return RequestDone(name, FinishReason.LENGTH, Usage(2, 1, 0, 0))
 
-    loop, turns, heard = asyncio.get_running_loop(), 0, list[tuple[str, bool, int]]()
+    heard = list[tuple[str, bool]]()
     script: list[list[EngineEvent]] = [
         [said("goes on")],
         [said("goes on"), said("begins")],
@@ -377,25 +325,17 @@ async def test_first_tokens_arrive_one_loop_iteration_earlier():
 
     async def listened(name: str) -> None:
         async for event in engine.stream(Request(name, (1, 2)), []):
-            heard.append((name, isinstance(event, RequestDone), turns))
+            heard.append((name, isinstance(event, RequestDone)))
 
-    def turned() -> None:
-        nonlocal turns
-        turns += 1
-        counting[0] = loop.call_soon(turned)
-
-    counting = [loop.call_soon(turned)]
     try:
         await asyncio.gather(*(listened(name) for name in ("goes on", "begins", "short")))
     finally:
-        counting[0].cancel()
         await asyncio.to_thread(engine.stop)
 
-    first = {(name, done): turn for name, done, turn in reversed(heard)}
-    second_word = [turn for name, done, turn in heard if (name, done) == ("goes on", False)][1]
-    assert first["begins", False] < second_word
-    assert first["short", False] == first["short", True] < first["goes on", True]
-    assert [done for name, done, _ in heard if name == "short"] == [False, True]
+    assert heard == [
+        *(("goes on", False), ("begins", False), ("goes on", False)),
+        *(("short", False), ("short", True), ("goes on", True), ("begins", True)),
+    ]
 
 
 async def test_duplicate_request_id_is_rejected(served):

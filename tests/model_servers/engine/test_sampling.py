@@ -1,11 +1,17 @@
-"""Token probabilities of a batch."""
+"""Token probabilities of a batch, and stop strings: text is released once no stop string can begin in it."""
 
 import math
 
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 
 from trimtab_model_servers.engine.sampling import token_probabilities
+from trimtab_model_servers.engine.stop_strings import StopFilter
+
+CHUNKS = st.lists(st.text("ab", max_size=4), max_size=8)
+STOPS = st.lists(st.text("ab", min_size=1, max_size=3), max_size=3)
 
 
 def test_greedy_probability_ignores_banned_tokens():
@@ -32,3 +38,23 @@ def test_greedy_token_is_chosen_by_exact_logits():
     near = torch.tensor([[1.0, 1.0000001, 40.0]])
 
     assert token_probabilities(near, [(0, 2)]).greedy_tokens == [1]
+
+
+@given(CHUNKS, STOPS)
+def test_released_text_ends_before_first_complete_stop_string(texts, stops):
+    stop_filter, released, stopped = StopFilter(stops), "", False
+    whole = ""
+    for text in texts:
+        whole += text
+        chunk = stop_filter.add(text)
+        released += chunk.text
+        stopped = chunk.stopped
+        if stopped:
+            break
+        withheld = len(whole) - len(released)
+        assert not any(stop in whole for stop in stops)
+        assert all(not stop.startswith(whole[at:]) for stop in stops for at in range(len(whole) - withheld))
+    if stopped:
+        assert released == whole[: min(whole.find(stop) for stop in stops if stop in whole)]
+    else:
+        assert released + stop_filter.flush() == whole

@@ -10,6 +10,7 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
+from tests.model_servers.test_model_adapters import a_spec
 from tests.model_servers.transformer.test_family import IMAGE, POINTS, SHAPE, TASK, answers, images, spec
 from tests.model_servers.transformer.test_family import weights as weights  # noqa: PLC0414  (a fixture)
 from trimtab_model_servers.batch_worker import BatchWorker
@@ -128,17 +129,6 @@ async def until(model, fact, words):
             await asyncio.sleep(0.01)
 
 
-def test_a_change_is_noticed_while_it_serves(weights, tmp_path):
-    model = load_model(spec(weights, tasksFolder=str(tmp_path)))
-
-    async def until_listed():
-        async with followed(model):
-            a_task(tmp_path / file_name(2, "late"), weights)
-            await until(model, "tasks", "letters,signs,late")
-
-    asyncio.run(until_listed())
-
-
 def test_a_task_without_a_way_runs_there_with_its_plain_head(weights, tmp_path):
     a_task(tmp_path / file_name(2, "bare"), weights, ways={"plain": None}, likeliest=1)
     a_task(tmp_path / file_name(3, "half"), weights, ways={"plain": None, "replace-2": 2})
@@ -199,7 +189,7 @@ def test_unreadable_tensor_does_not_stop_a_replica(weights, tmp_path, name, entr
 
 
 @pytest.mark.parametrize(("entry", "content"), ODD, ids=["type", "size"])
-def test_a_tensor_that_cannot_be_read_ends_no_following(weights, tmp_path, entry, content):
+def test_changes_are_noticed_after_an_unreadable_tensor(weights, tmp_path, entry, content):
     model = load_model(spec(weights, tasksFolder=str(tmp_path)))
 
     async def until_both():
@@ -252,12 +242,7 @@ class _Failing:
         (1, "late", {}, "number 1 belongs to task 'signs'"),
         (2, "late", {"width": 8}, r".weight must have shape \[2, 16\], but is \[2, 8\]"),
         (2, "late", {"ways": {"replace-2": 2}}, r"plain.weight must have shape \[2, 16\], but is missing"),
-        (
-            2,
-            "late",
-            {"ways": {"plain": None, "replace-2": None}},
-            "replace-2.prompts must have .*, but is missing",
-        ),
+        (2, "late", {"ways": {"plain": None, "replace-2": None}}, "replace-2.prompts must have .*, but is missing"),
         (2, "late", {"ways": WAYS | {"replace-2": 3}}, r"prompts must have shape \[3, 2, 16\], but is \[3, 3, 16\]"),
         (2, "late", {"likeliest": 0, "transformer": "sha256:" + 64 * "0"}, "trained on another transformer"),
     ],
@@ -307,15 +292,7 @@ def test_stage_without_task_input_takes_no_more_tasks(weights, tmp_path):
 
 def test_a_family_without_tasks_refuses_them():
     with pytest.raises(ModelError, match="family 'echo' takes no tasks, but the variant has 'new'"):
-        load_model(
-            spec(
-                "",
-                family="echo",
-                inputs=[IMAGE, TASK],
-                operatingPoints=POINTS[:1],
-                tasks=[{"name": "new", "storageUri": "x"}],
-            )
-        )
+        load_model(a_spec(inputs=[IMAGE, TASK], tasks=[{"name": "new", "storageUri": "x"}]))
 
 
 @pytest.mark.parametrize(

@@ -1,12 +1,18 @@
-"""Effect of merging and prompts in the transformer's layers."""
+"""Effect of merging and prompts in the transformer's layers, and normalisation of images as by timm."""
 
 import pytest
+import timm.data
 import torch
 
-from trimtab_model_servers.transformer.config import ViTConfig
+from trimtab_model_servers.transformer.config import ViTConfig, preprocess
 from trimtab_model_servers.transformer.merging import RULES
 from trimtab_model_servers.transformer.transformer import ForwardPlan, VisionTransformer
 
+PUBLISHED = {
+    "ImageNet": (timm.data.IMAGENET_DEFAULT_MEAN, timm.data.IMAGENET_DEFAULT_STD),
+    "Half": (timm.data.IMAGENET_INCEPTION_MEAN, timm.data.IMAGENET_INCEPTION_STD),
+    "CLIP": (timm.data.OPENAI_CLIP_MEAN, timm.data.OPENAI_CLIP_STD),
+}
 SMALL = ViTConfig(side=32, patch=4, channels=3, width=32, depth=4, heads=2, inner=64)
 
 
@@ -45,9 +51,8 @@ def seen(transformer, course):
 def test_rule_and_prompts_determine_tokens_of_each_layer(rule, merged, prompts, accumulate, counted):
     learned = torch.randn(3, 4, prompts, 32) if prompts else None
 
-    assert seen(a_transformer(), ForwardPlan((merged,) * 4, RULES[rule], prompts=learned, accumulate=accumulate)) == (
-        counted
-    )
+    plan = ForwardPlan((merged,) * 4, RULES[rule], prompts=learned, accumulate=accumulate)
+    assert seen(a_transformer(), plan) == counted
 
 
 @pytest.mark.parametrize("rule", RULES)
@@ -103,6 +108,24 @@ def test_mean_pooling_weighs_patches_by_size():
         part.weight.zero_()
         part.bias.zero_()
 
-    assert torch.allclose(
-        transformer(images(dtype=torch.float64)), transformer(images(dtype=torch.float64), ForwardPlan((20,)))
-    )
+    pictures = images(dtype=torch.float64)
+    assert torch.allclose(transformer(pictures), transformer(pictures, ForwardPlan((20,))))
+
+
+@pytest.mark.parametrize("name", PUBLISHED)
+def test_fixed_values_are_those_that_timm_has(name):
+    as_bytes = torch.randint(256, (2, 3, 8, 8), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
+    mean, deviation = (torch.tensor(values)[:, None, None] for values in PUBLISHED[name])
+    expected = (as_bytes.float() / 255 - mean) / deviation
+
+    assert torch.allclose(preprocess(as_bytes, name), expected, atol=1e-6)
+    assert torch.allclose(preprocess(as_bytes.float() / 255, name), expected, atol=1e-6)
+
+
+def test_each_image_by_its_own_values_whatever_is_beside_it():
+    images = torch.rand(2, 3, 8, 8) * torch.tensor([0.1, 1.0])[:, None, None, None]
+    both = preprocess(images, "Image")
+
+    assert torch.allclose(both[:1], preprocess(images[:1], "Image"))
+    assert both.mean(dim=(1, 2, 3)).abs().max() < 1e-5
+    assert torch.equal(preprocess(images, "None"), images)

@@ -87,8 +87,7 @@ class BatchWorker:
     async def run_batch(self, work: Callable[[], Result]) -> tuple[Result, float]:
         """Run a batch; return its result, and the seconds that it waited for earlier batches.
 
-        Raises:
-            RefusalError: 503 while draining, 429 if too many batches wait.
+        Raises RefusalError 503 while draining, 429 if too many batches wait.
         """
         self.last_batch_at = asyncio.get_running_loop().time()
         self._reject_while_draining()
@@ -105,11 +104,7 @@ class BatchWorker:
 
     @contextlib.contextmanager
     def external_work(self) -> Iterator[None]:
-        """Register work of another thread, which a drain waits for too.
-
-        Raises:
-            RefusalError: 503 while draining.
-        """
+        """Register work of another thread, which a drain waits for too; raises RefusalError 503 while draining."""
         self.last_batch_at = asyncio.get_running_loop().time()
         self._reject_while_draining()
         self._external += 1

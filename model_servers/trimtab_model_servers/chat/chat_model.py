@@ -70,8 +70,7 @@ class ChatModel:
     async def infer(self, request: InferRequest, worker: BatchWorker) -> InferResponse:
         """Answer all rows of a request concurrently.
 
-        Raises:
-            RefusalError: 400, 413 or 422, an invalid request; 429, the queue is full; 500, 502 or 503, a failure.
+        Raises RefusalError 400, 413 or 422 if it is invalid, 429 if the queue is full, 500 to 503 on a failure.
         """
         with self._chats(request, worker) as chats:
             names, began = select_outputs(self.spec, request.requested_outputs), perf_counter()

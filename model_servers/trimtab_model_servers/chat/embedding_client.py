@@ -50,8 +50,7 @@ class EmbeddingClient:
     async def fetch(self, url: str, images: Sequence[EmbeddingRequest]) -> list[Tensor]:
         """Fetch the embeddings of images that one replica stores, [rows, width] FP32 each.
 
-        Raises:
-            ImageRefusal: they are unavailable, damaged, or not the expected ones.
+        Raises ImageRefusal if they are unavailable, damaged, or not the expected ones.
         """
         began = asyncio.get_running_loop().time()
         first = images[0].number

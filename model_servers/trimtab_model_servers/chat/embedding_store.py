@@ -37,8 +37,7 @@ class KeyedFutures(Generic[Value]):
     def expect(self, name: str) -> "asyncio.Future[Value]":
         """The future of a name, created if it is missing.
 
-        Raises:
-            RefusalError: 410, it was dropped; 429, too many names exist.
+        Raises RefusalError 410 if it was dropped, 429 if too many names exist.
         """
         future = self._futures.get(name)
         if future is None:
@@ -54,8 +53,7 @@ class KeyedFutures(Generic[Value]):
     async def wait(self, name: str) -> Value:
         """Wait for a value, which stays stored. A cancelled wait removes a name that only it created.
 
-        Raises:
-            RefusalError: the value failed, was dropped, or did not arrive in time.
+        Raises RefusalError if the value failed, was dropped, or did not arrive in time.
         """
         existed, future = name in self._futures, self.expect(name)
         try:
@@ -106,8 +104,7 @@ class EmbeddingStore(KeyedFutures[ImageEmbedding]):
     def put(self, name: str, embedding: ImageEmbedding) -> None:
         """Store embeddings under an expected name; ignored if the name was dropped meanwhile.
 
-        Raises:
-            RefusalError: 429, the store is full.
+        Raises RefusalError 429 if the store is full.
         """
         future = self._futures.get(name)
         if future is None or future.done():
@@ -121,8 +118,7 @@ class EmbeddingStore(KeyedFutures[ImageEmbedding]):
     def add_names(self, name: str, others: Sequence[str]) -> None:
         """Store the embeddings of a name, now or once they are there, under other names too.
 
-        Raises:
-            RefusalError: 429, too many names.
+        Raises RefusalError 429 if there are too many names.
         """
         source = self.expect(name)
         for other in others:
@@ -135,8 +131,7 @@ class EmbeddingStore(KeyedFutures[ImageEmbedding]):
     async def take(self, names: Sequence[str]) -> list[ImageEmbedding]:
         """Wait for names, remove them, and return their embeddings.
 
-        Raises:
-            RefusalError: a name failed, or was not stored in time; the others stay stored.
+        Raises RefusalError if one failed or is late; the others stay stored.
         """
         embeddings = [await self.wait(name) for name in names]
         for name in names:
@@ -169,8 +164,7 @@ class PendingImages(KeyedFutures[ArrivedImage]):
     def resolve(self, request_id: str, images: Sequence[ArrivedImage]) -> None:
         """Record where images can be fetched from, before or after their chat arrives.
 
-        Raises:
-            RefusalError: 429, too many images are awaited.
+        Raises RefusalError 429 if too many images are awaited.
         """
         for image in images:
             name = f"{request_id}/{image.image}"
@@ -180,8 +174,7 @@ class PendingImages(KeyedFutures[ArrivedImage]):
     async def wait_for_url(self, request_id: str, image: int, announced: EmbeddingRef) -> str:
         """Wait for an image; return the URL of its embeddings.
 
-        Raises:
-            ImageRefusal: it did not arrive in time, or differs from the announced one.
+        Raises ImageRefusal if it is late, or differs from the announced one.
         """
         name = f"{request_id}/{image}"
         try:

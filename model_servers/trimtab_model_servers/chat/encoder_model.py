@@ -58,8 +58,7 @@ class EncoderModel:
     async def infer(self, request: InferRequest, worker: BatchWorker) -> InferResponse:
         """Encode images: each row is an image to store for other replicas, or a chat whose embeddings are returned.
 
-        Raises:
-            RefusalError: 400, 413 or 422, an invalid request; 429, the store is full; 500 or 503, a failure.
+        Raises RefusalError 400, 413 or 422 if it is invalid, 429 if the store is full, 500 or 503 on a failure.
         """
         rows = validate_rows(self.spec, request.inputs)
         select_operating_point(self.spec, request.parameters)
@@ -74,8 +73,7 @@ class EncoderModel:
     def add_names(self, names: Sequence[str], of: str | ImageIdentity) -> dict[str, object]:
         """Store embeddings under further names: those stored, now or later, under a name, or those cached of an image.
 
-        Raises:
-            RefusalError: 404, the image is not cached; 429, the store is full.
+        Raises RefusalError 404 if the image is not cached, 429 if the store is full.
         """
         if isinstance(of, str):
             self.embeddings.add_names(of, names)

@@ -119,8 +119,7 @@ class EncoderScheduler:
     async def encode(self, image: ImageFile, tenant: str, images: int = 1, number: int = 0) -> ImageEmbedding:
         """Encode an image in FP32, unless it is cached: the one of this number in a chat of ``images`` images.
 
-        Raises:
-            RefusalError: the file cannot be decoded, or the encoder failed.
+        Raises RefusalError if the file cannot be decoded, or the encoder failed.
         """
         key = tenant, image.digest, images == 1
         embedding = self.cached(image.digest, tenant, alone=images == 1)

@@ -58,8 +58,7 @@ def read_image(number: int, content: bytes) -> ImageFile:
 def decode_image(content: bytes, mode: str) -> Pillow.Image:
     """Decode the first frame of an image in a mode such as ``L`` or ``RGB``.
 
-    Raises:
-        BadImage: 422, it cannot be decoded.
+    Raises BadImage 422 if it cannot be decoded.
     """
     try:
         with Pillow.open(io.BytesIO(content), formats=FORMATS) as image:

@@ -101,8 +101,7 @@ class VisionEncoder(Protocol):
     def preprocess(self, file: bytes, images: int) -> Any:
         """Decode and preprocess a file of a chat of ``images`` images. Called on any thread.
 
-        Raises:
-            RefusalError: 422, not an image.
+        Raises RefusalError 422 if it is no image.
         """
         ...
 

@@ -73,11 +73,7 @@ class ImageSources:
 
 
 def parse_chats(request: InferRequest, sources: ImageSources) -> list[ChatRow]:
-    """Parse every row of a request whose tensors were validated.
-
-    Raises:
-        RefusalError: 400, 413 or 422.
-    """
+    """Parse every row of a request whose tensors were validated; raises RefusalError 400, 413 or 422."""
     arrays = {tensor.name: tensor.array for tensor in request.inputs}
     return [_parse_chat(arrays, row, sources, request.id) for row in range(len(arrays["messages"]))]
 

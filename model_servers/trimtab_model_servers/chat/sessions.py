@@ -48,8 +48,7 @@ class ChatSessions:
     async def stream(self, chat: ChatRow) -> AsyncGenerator[TokenEvent | FinishEvent, None]:
         """Answer a chat token by token; closing the generator cancels the chat and its loaders.
 
-        Raises:
-            RefusalError: the engine rejected the chat, an image is unavailable, or the model failed.
+        Raises RefusalError if the engine rejects it, an image is unavailable, or the model failed.
         """
         prompt = self.build_prompt(chat)
         request = self._request(chat, prompt)

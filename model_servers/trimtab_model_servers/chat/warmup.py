@@ -22,8 +22,7 @@ _SIDE_PX = 64
 def warm_up(spec: ModelSpec, engine: AsyncEngine, tokenizer: ChatTokenizer, encoder: VisionEncoder | None) -> None:
     """Run a text-only chat, and with an encoder one with an image. Blocks.
 
-    Raises:
-        ModelError: the model cannot run.
+    Raises ModelError if the model cannot run.
     """
     try:
         _generate(engine, tokenizer, [])

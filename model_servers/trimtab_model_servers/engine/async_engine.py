@@ -100,9 +100,7 @@ class AsyncEngine:
     async def stream(self, request: Request, images: Sequence[Tensor | None]) -> AsyncGenerator[EngineEvent, None]:
         """Yield a request's events up to its last one; closing the generator cancels the request.
 
-        Raises:
-            RequestError: the request can never be served.
-            EngineBusy: the queue is full, or the engine stops.
+        Raises RequestError if it can never be served, EngineBusy if the queue is full or the engine stops.
         """
         loop, events = asyncio.get_running_loop(), asyncio.Queue[EngineEvent | Exception]()
         submitted = False

@@ -89,9 +89,7 @@ class EngineCore:
     def submit(self, request: Request, images: Sequence[Tensor | None], on_event: EventListener) -> None:
         """Enqueue a request with the embeddings of its images, [tokens, width] each; None for one still encoded.
 
-        Raises:
-            RequestError: the request can never be served.
-            EngineBusy: the queue is full.
+        Raises RequestError if it can never be served, EngineBusy if the queue is full.
         """
         if len(images) != len(request.images):
             raise RequestError(f"{len(images)} embeddings for {len(request.images)} images; should be one each")

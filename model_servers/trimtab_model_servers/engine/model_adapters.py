@@ -48,8 +48,7 @@ class ModelAdapter:
     def validate_embeddings(self, image: Tensor, tokens: int) -> Tensor:
         """Check an image's embeddings; return them as [tokens, width] in the model's dtype and on its device.
 
-        Raises:
-            RequestError: they have another shape, or are not finite.
+        Raises RequestError if they have another shape or are not finite.
         """
         if image.shape[-1:] != (self.width,) or image.numel() != tokens * self.width:
             raise RequestError(f"an image's embeddings are {list(image.shape)}; should be [{tokens}, {self.width}]")
@@ -108,8 +107,7 @@ class CrossAttentionAdapter(ModelAdapter):
 def adapt_model(model: Any) -> ModelAdapter:
     """Adapt a transformers model, in place: it uses slot attention from then on.
 
-    Raises:
-        ValueError: the engine does not support the model's kind of attention; the message names it.
+    Raises ValueError, naming the kind of attention, if the engine does not support it.
     """
     return (
         CrossAttentionAdapter(model)

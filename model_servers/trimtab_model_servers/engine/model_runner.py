@@ -83,8 +83,7 @@ class ModelRunner:
     def add_request(self, request: Request, images: Sequence[Tensor | None]) -> None:
         """Store a request's image embeddings; None for images that are still encoded.
 
-        Raises:
-            RequestError: the embeddings do not fit the model.
+        Raises RequestError if they do not fit the model.
         """
         embeddings = [
             None if rows is None else self.adapter.validate_embeddings(rows, image.rows)
@@ -94,11 +93,7 @@ class ModelRunner:
         self._requests[request.id] = _RequestImages(request, embeddings, mask)
 
     def add_embeddings(self, request_id: str, image: int, embeddings: Tensor) -> None:
-        """Store the embeddings of an image that has been encoded.
-
-        Raises:
-            RequestError: the embeddings do not fit the model.
-        """
+        """Store the embeddings of an image that has been encoded; raises RequestError if they do not fit the model."""
         entry = self._requests[request_id]
         entry.embeddings[image] = self.adapter.validate_embeddings(embeddings, entry.request.images[image].rows)
 

@@ -144,9 +144,7 @@ class Scheduler:
     def submit(self, request: Request, encoded: tuple[bool, ...] = ()) -> None:
         """Enqueue a request; ``encoded`` states for each image whether its embeddings are there (default: all).
 
-        Raises:
-            RequestError: it can never fit, or its id is in use.
-            EngineBusy: the queue is full.
+        Raises RequestError if it can never fit or its id is in use, EngineBusy if the queue is full.
         """
         self._require_fit(request)
         if len(self._waiting) >= self.limits.max_waiting:

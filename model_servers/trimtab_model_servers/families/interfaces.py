@@ -64,11 +64,7 @@ class Parameters(BaseModel):
 
 
 def read_parameters(settings: type[Settings], spec: ModelSpec) -> Settings:
-    """Check a variant's parameters.
-
-    Raises:
-        ModelError: unknown parameter or invalid value.
-    """
+    """Check a variant's parameters; raises ModelError if one is unknown or invalid."""
     try:
         return settings.model_validate(spec.parameters)
     except ValidationError as error:

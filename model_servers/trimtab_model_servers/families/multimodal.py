@@ -23,8 +23,7 @@ class MultimodalModel(nn.Module):
     def infer(self, inputs: dict[str, Tensor], point: OperatingPoint) -> dict[str, Tensor]:
         """Compute the outputs from the modalities that the operating point reads and the batch has.
 
-        Raises:
-            ValueError: none is left.
+        Raises ValueError if none is left.
         """
         allowed = point.modalities or self.modalities
         selected = {name: inputs[name] for name in self.modalities if name in allowed and name in inputs}

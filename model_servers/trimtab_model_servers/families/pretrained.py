@@ -44,8 +44,7 @@ def construct(architecture: Architecture, **settings: object) -> Any:
 def build_model(spec: ModelSpec, **settings: object) -> tuple[Any, bool]:
     """Create a variant's model; return it, and whether its weights are random.
 
-    Raises:
-        ModelError: the weights are unavailable, or of another architecture.
+    Raises ModelError if they are unavailable or of another architecture.
     """
     architecture = architecture_of(spec)
     weights = find_weights(spec.storage_uri, spec.digest)
@@ -60,8 +59,7 @@ def build_model(spec: ModelSpec, **settings: object) -> tuple[Any, bool]:
 def load(architecture: Architecture, path: Path, settings: Mapping[str, object]) -> Any:
     """Create the model with the tensors of a file; transformers maps older names and tied weights.
 
-    Raises:
-        ModelError: a tensor is missing, unexpected or of another shape.
+    Raises ModelError if a tensor is missing, unexpected or of another shape.
     """
     TRANSFORMERS.utils.logging.disable_progress_bar()
     config = _CLASSES[architecture.config](**architecture.settings, **settings)

@@ -70,8 +70,7 @@ CHAT_FAMILIES = {
 def build(spec: ModelSpec) -> "Built":
     """Build a model with its weights.
 
-    Raises:
-        ModelError: unknown family, parameter or knob, or unusable weights.
+    Raises ModelError for an unknown family, parameter or knob, or unusable weights.
     """
     require_family(spec.family)
     module = FAMILIES.get(spec.family)
@@ -97,8 +96,7 @@ def build_chat(spec: ModelSpec) -> "ChatComponents":
 def require_family(name: str) -> None:
     """Check that a family exists, without importing it.
 
-    Raises:
-        ModelError: it does not; the message lists the families, or names the package that is not installed.
+    Raises ModelError, listing the families or naming the missing package.
     """
     if name in FAMILIES or name in CHAT_FAMILIES:
         return

@@ -30,8 +30,7 @@ _KNOBS = frozenset({"modalities", "merging", "prompts", "precision", "compiled",
 def builder_of(family: str) -> Any:
     """The builder of a plugin family, with `build(spec)` and `KNOBS` as in this package's modules.
 
-    Raises:
-        ModelError: it cannot be imported, or is not a family.
+    Raises ModelError if it cannot be imported, or is not a family.
     """
     family_class = _load_class(family)
     if callable(getattr(family_class, "build", None)):
@@ -48,8 +47,7 @@ def builder_of(family: str) -> Any:
 def _load_class(family: str) -> Any:
     """Import a plugin family: an object with `build`, or a subclass of torch.nn.Module.
 
-    Raises:
-        ModelError: the import failed.
+    Raises ModelError if that fails.
     """
     location = plugin_location(family)
     if location is None:
@@ -98,11 +96,7 @@ class UserNetwork:
     outputs: tuple[str, ...]
 
     def infer(self, inputs: dict[str, torch.Tensor], point: OperatingPoint) -> dict[str, torch.Tensor]:
-        """Compute one batch.
-
-        Raises:
-            TypeError: the module returned other tensors than its outputs.
-        """
+        """Compute one batch; raises TypeError if the module returns other tensors than its outputs."""
         infer = getattr(self.module, "infer", None)
         result = self.module(**inputs) if infer is None else infer(inputs, point)
         if isinstance(result, Mapping):
@@ -123,8 +117,7 @@ class UserNetwork:
 def check_parameters(cls: Class, spec: ModelSpec) -> None:
     """Check a variant's parameters against the constructor of the class.
 
-    Raises:
-        ModelError: one is unknown or missing.
+    Raises ModelError if one is unknown or missing.
     """
     signature = inspect.signature(cls)
     try:
@@ -135,11 +128,7 @@ def check_parameters(cls: Class, spec: ModelSpec) -> None:
 
 
 def check_tensors(cls: Class, spec: ModelSpec) -> None:
-    """Check the tensors that a class declares against those of its stage.
-
-    Raises:
-        ModelError: they differ.
-    """
+    """Check the tensors that a class declares against those of its stage; raises ModelError if they differ."""
     inputs, outputs = ({t.name: t for t in _declared(cls, kind)} for kind in ("inputs", "outputs"))
     for name in inputs.keys() ^ {tensor.name for tensor in spec.inputs}:
         whose = "reads" if name in inputs else "does not read"

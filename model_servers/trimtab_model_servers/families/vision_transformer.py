@@ -138,8 +138,7 @@ class ServedTransformer:
     def add_compiled_point(self, point: OperatingPoint, like: str, folder: Path) -> None:
         """Add a point equal to the point ``like``, but with the compiled form that it names, in a folder.
 
-        Raises:
-            ModelError: the form is unusable.
+        Raises ModelError if the form is unusable.
         """
         form = load_form(point.compiled or "", folder, self.transformer)
         self.points[point.name] = replace(self.points[like], compiled=form)

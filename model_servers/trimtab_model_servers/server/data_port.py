@@ -180,8 +180,7 @@ def _header_bytes(header: str | None) -> int:
 async def _read_body(request: web.BaseRequest, header_bytes: int, max_bytes: int) -> memoryview:
     """Read a body of bounded size; the part after `header_bytes` is aligned, so that tensors need no copy.
 
-    Raises:
-        RefusalError: 413 above `max_bytes`; 400 if the client disconnects before the end.
+    Raises RefusalError 413 above `max_bytes`, 400 if the client disconnects.
     """
     length = request.content_length
     if length is None:

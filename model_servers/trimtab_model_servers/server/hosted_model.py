@@ -86,8 +86,7 @@ def move_to_device(
 ) -> torch.device:
     """Move a network to its device, and return the device.
 
-    Raises:
-        ModelError: the variant requests a GPU that its family cannot use.
+    Raises ModelError if the variant requests a GPU that its family cannot use.
     """
     if not spec.gpus:
         return CPU
@@ -245,8 +244,7 @@ def _doubling(maximum: int) -> Iterator[int]:
 def load_model(spec: ModelSpec) -> HostedModel:
     """Build, load and warm up a model on the calling thread, with the threads of its core allocation.
 
-    Raises:
-        ModelError: the family, the weights or the stage's tensors are invalid.
+    Raises ModelError if the family, the weights or the stage's tensors are invalid.
     """
     torch.set_num_threads(spec.threads)
     built = build(spec)

@@ -160,8 +160,7 @@ async def _until_ready(
 ) -> bool:
     """Wait until every model is loaded and MLServer's ports listen; False if a signal arrives first.
 
-    Raises:
-        ModelError: a model cannot be loaded, or MLServer cannot listen.
+    Raises ModelError if a model cannot be loaded, or MLServer cannot listen.
     """
     finished = asyncio.create_task(process.load_finished.wait())
     await _first({serving, finished}, stopping)

@@ -40,11 +40,7 @@ class TorchRuntime(MLModel):  # type: ignore[misc]  # MLServer ships no types
     _task_watcher: "asyncio.Task[None] | None" = None
 
     async def load(self) -> bool:
-        """Load the model and warm it up.
-
-        Raises:
-            ModelError: its settings or weights are invalid.
-        """
+        """Load the model and warm it up; raises ModelError if its settings or weights are invalid."""
         process = process_registry()
         process.expected.add(self.name)
         try:

@@ -69,8 +69,7 @@ def convert_state_dict(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
 def infer_config(tensors: Mapping[str, Tensor], where: str, info: CheckpointInfo = UNSPECIFIED) -> ViTConfig:
     """Infer the configuration from converted tensors.
 
-    Raises:
-        ModelError: an unsupported architecture, or an unknown number of heads.
+    Raises ModelError for an unsupported architecture or an unknown number of heads.
     """
     try:
         kernel, positions = tensors["patch_embed.proj.weight"], tensors["pos_embed"]

@@ -78,8 +78,7 @@ def store_temperatures(path: Path, temperatures: Temperatures) -> None:
 def load(path: Path, info: CheckpointInfo = UNSPECIFIED) -> Checkpoint:
     """Load a native, torchvision or timm checkpoint; ``info`` states what a foreign file does not contain.
 
-    Raises:
-        ModelError: the file is unusable.
+    Raises ModelError if the file is unusable.
     """
     metadata, tensors = read_file(path)
     tensors = {name: tensor.float() for name, tensor in tensors.items()}

@@ -116,8 +116,7 @@ def compile_form(
 def load_form(name: str, folder: Path, transformer: VisionTransformer) -> Compiled:
     """Load a form and bind it to the weights of a transformer.
 
-    Raises:
-        ModelError: no such form, or it was compiled for another torch, processor or transformer.
+    Raises ModelError if there is none, or it was compiled for another torch, processor or transformer.
     """
     path = folder / f"{name}{SUFFIX}"
     if not path.is_file():

@@ -138,8 +138,7 @@ RULES: Mapping[str, Rule] = {
 def in_each_layer(schedule: Sequence[int], depth: int) -> tuple[int, ...]:
     """Expand a schedule to every layer; one number applies to all, an empty schedule merges nothing.
 
-    Raises:
-        ValueError: neither one number nor one for each layer.
+    Raises ValueError for another number of layers.
     """
     if len(schedule) in {0, 1}:
         return tuple(schedule or (0,)) * depth

@@ -72,8 +72,7 @@ def save_task(path: Path, record: TaskRecord, heads: Mapping[str, Head]) -> None
 def load_task(path: Path, shape: ViTConfig, fingerprint: str, prompts: Mapping[str, int]) -> TaskFile:
     """Read a task's record and its heads for prompt variants, given with their prompts per layer.
 
-    Raises:
-        ModelError: the file does not match the transformer of this shape and fingerprint.
+    Raises ModelError if the file does not match the transformer of this shape and fingerprint.
     """
     record = _read_record(path)
     if record.transformer != fingerprint:

@@ -53,8 +53,7 @@ class TaskBank:
     def __init__(self, heads: Sequence[Head]) -> None:
         """Take heads in the order of the tasks' numbers.
 
-        Raises:
-            ValueError: no heads, or prompts of different shapes.
+        Raises ValueError if there are none, or their prompts have different shapes.
         """
         if not heads:
             raise ValueError("a transformer needs at least one task")

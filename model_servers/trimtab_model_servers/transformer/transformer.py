@@ -140,9 +140,7 @@ class Layer(nn.Module):
 def forward_plan(point: OperatingPoint, depth: int, *, proportional: bool = True) -> ForwardPlan:
     """Forward plan of an operating point, without its prompts.
 
-    Raises:
-        KeyError: unknown rule.
-        ValueError: the schedule has another number of layers.
+    Raises KeyError for an unknown rule, ValueError for another number of layers.
     """
     merging = point.merging
     rule = RULES[merging.rule if merging and merging.rule else next(iter(RULES))]

@@ -54,8 +54,7 @@ def private_folder() -> Path:
 def hub_folder(repository: str) -> Path:
     """Create the folder of a Hub repository (OWNER/NAME) in the private folder, and mark it as used.
 
-    Raises:
-        OSError: it cannot be created.
+    Raises OSError if it cannot be created.
     """
     path = private_folder() / _HUB / repository.replace("/", "--")
     path.mkdir(parents=True, exist_ok=True)
@@ -99,8 +98,7 @@ def cached_file(
 def linked_folder(files: Mapping[str, Path]) -> Path:
     """A folder of links to cached files under their original names, created atomically; the same for the same files.
 
-    Raises:
-        ModelError: it cannot be created, or a file was evicted meanwhile.
+    Raises ModelError if it cannot be created, or a file was evicted meanwhile.
     """
     for file, path in files.items():
         if not path.is_file():

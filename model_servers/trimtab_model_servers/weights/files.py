@@ -68,8 +68,7 @@ def require_digest(path: Path, digest: str | None, name: str) -> None:
 def referenced_files(index: bytes, name: str) -> tuple[str, ...]:
     """The weight files that an index lists, sorted.
 
-    Raises:
-        ModelError: the index is invalid, or lists too many files or others than safetensors files of its folder.
+    Raises ModelError if it is invalid, or lists too many or other than safetensors files of its folder.
     """
     try:
         document: Any = json.loads(index)
@@ -91,11 +90,7 @@ def require_total(sizes_bytes: Iterable[int], limits: FetchLimits, name: str) ->
 
 
 def read_text(folder: Path, file: str) -> str | None:
-    """Content of a file; None if it does not exist.
-
-    Raises:
-        ModelError: it is too large, or not UTF-8.
-    """
+    """Content of a file; None if it does not exist; raises ModelError if it is too large or not UTF-8."""
     path = folder / file
     if not path.is_file():
         return None
@@ -110,8 +105,7 @@ def read_text(folder: Path, file: str) -> str | None:
 def read_json(folder: Path, file: str) -> dict[str, Any]:
     """JSON object in a file; empty if the file does not exist.
 
-    Raises:
-        ModelError: it is too large, or not a JSON object.
+    Raises ModelError if it is too large or not a JSON object.
     """
     text = read_text(folder, file)
     if text is None:

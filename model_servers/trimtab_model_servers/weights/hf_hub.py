@@ -47,8 +47,7 @@ log = logging.getLogger(__name__)
 def fetch_from_hub(address: str, limits: FetchLimits) -> Path:
     """The local copy of OWNER/NAME/FILE or OWNER/NAME@REVISION/FILE, downloaded unless the cache is up to date.
 
-    Raises:
-        ModelError: no such file, too large, too slow, or huggingface_hub is missing.
+    Raises ModelError if there is none, it is too large or slow, or huggingface_hub is missing.
     """
     name = f"storageUri hf://{address}"
     owner, model, file = [*address.split("/", 2), "", ""][:3]

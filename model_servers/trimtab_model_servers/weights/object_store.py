@@ -71,8 +71,7 @@ class _TransientError(Exception):
 def fetch(bucket: str, key: str, digest: str | None, limits: FetchLimits) -> Path:
     """The local copy of an object, downloaded unless its content is cached.
 
-    Raises:
-        ModelError: wrong credentials, no such object, too large, too slow, another digest.
+    Raises ModelError: wrong credentials, no such object, too large, too slow, another digest.
     """
     address = f"s3://{bucket}/{key}"
     if not bucket or not key.endswith(SUFFIX):
@@ -90,8 +89,7 @@ def fetch(bucket: str, key: str, digest: str | None, limits: FetchLimits) -> Pat
 def fetch_folder(bucket: str, prefix: str, limits: FetchLimits) -> Path:
     """The local copy of a model's folder: configuration, tokenizer and weights.
 
-    Raises:
-        ModelError: as of ``fetch``; or a file is missing, or the folder is too large.
+    Raises ModelError as of ``fetch``, or if a file is missing or the folder is too large.
     """
     address = f"s3://{bucket}/{prefix}"
 

@@ -49,8 +49,7 @@ class RandomSeed:
 def find_weights(storage_uri: str, digest: str | None, limits: FetchLimits = DEFAULT_LIMITS) -> Path | RandomSeed:
     """The local file of the weights, fetched if necessary and of the given digest, or the seed of random ones.
 
-    Raises:
-        ModelError: naming the address and the valid form.
+    Raises ModelError, naming the address and the valid form.
     """
     parts = urlsplit(storage_uri)
     match parts.scheme:

@@ -75,8 +75,7 @@ def save(network: Locator | Reader, config: Config, path: Path, training: dict[s
 def load(path: Path) -> Locator | Reader:
     """Load a network as float32, folded, in evaluation mode.
 
-    Raises:
-        ModelError: the file is no weight file of these networks.
+    Raises ModelError if the file is no weight file of these networks.
     """
     metadata, tensors = read_file(path)
     config = _CONFIGS.get(metadata.get("family", ""))

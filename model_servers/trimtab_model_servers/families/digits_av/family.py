@@ -50,8 +50,7 @@ def save(network: Network, path: Path, training: dict[str, str] | None = None) -
 def speakers_of(path: Path) -> tuple[str, ...]:
     """Speakers that weights were trained on; none for synthesised voices.
 
-    Raises:
-        ModelError: the metadata lacks them.
+    Raises ModelError if the metadata lacks them.
     """
     metadata, _ = read_file(path)
     try:
@@ -63,8 +62,7 @@ def speakers_of(path: Path) -> tuple[str, ...]:
 def load(path: Path) -> Network:
     """Load a network as float32, in evaluation mode.
 
-    Raises:
-        ModelError: the file is no weight file of these networks.
+    Raises ModelError if the file is no weight file of these networks.
     """
     metadata, tensors = read_file(path)
     family = metadata.get("family", "")

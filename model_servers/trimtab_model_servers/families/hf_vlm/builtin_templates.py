@@ -67,8 +67,7 @@ def single_placeholder(shape: EmbeddingShape) -> ImagePrompt:
 def tiled(shape: EmbeddingShape, tile_tokens: int) -> ImagePrompt:
     """Tiles with markers of their row and column, then a global view (SmolVLM).
 
-    Raises:
-        ValueError: no image has such a shape.
+    Raises ValueError if no image has such a shape.
     """
     tiles, columns = shape.total // tile_tokens, shape.columns
     grid_rows, remainder = divmod(tiles - 1, columns) if columns else (0, tiles - 1)

@@ -68,8 +68,7 @@ class ChatTemplate:
     def render(self, messages: Sequence[Message]) -> list[TemplateSegment]:
         """Render a chat up to the assistant's turn.
 
-        Raises:
-            RefusalError: 400, the template does not support the messages.
+        Raises RefusalError 400 if the template does not support the messages.
         """
         substitutes = dict(zip(self._guarded, _unused_characters(messages, len(self._guarded)), strict=True))
         restore = {ord(substitute): character for character, substitute in substitutes.items()}
@@ -107,8 +106,7 @@ class ChatTemplate:
 def read_templates(folder: Path) -> list[StoredTemplate]:
     """The templates of a folder, in transformers' order of precedence.
 
-    Raises:
-        ModelError: one of its files is invalid.
+    Raises ModelError if one of its files is invalid.
     """
     contents = [
         (PROCESSOR_FILE, read_json(folder, PROCESSOR_FILE).get(_KEY)),
@@ -123,8 +121,7 @@ def read_templates(folder: Path) -> list[StoredTemplate]:
 def read_special_tokens(folder: Path) -> dict[str, str]:
     """The named special tokens of a folder's tokenizer, such as ``bos_token``.
 
-    Raises:
-        ModelError: the tokenizer's configuration is invalid.
+    Raises ModelError if its configuration is invalid.
     """
     config = read_json(folder, TOKENIZER_CONFIG_FILE)
     extra = config.get("extra_special_tokens")
@@ -158,8 +155,7 @@ def _template_input(message: Message, substitutes: Mapping[int, str]) -> dict[st
 def _unused_characters(messages: Sequence[Message], count: int) -> list[str]:
     """``count`` private characters that the messages do not contain.
 
-    Raises:
-        RefusalError: 400, the messages contain nearly all of them.
+    Raises RefusalError 400 if they contain nearly all.
     """
     used = set(chain.from_iterable(message.text for message in messages))
     free = (chr(code) for first, end in _PRIVATE for code in range(first, end) if chr(code) not in used)

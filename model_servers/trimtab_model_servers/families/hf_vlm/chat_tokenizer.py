@@ -60,8 +60,7 @@ class HfChatTokenizer:
     def build_prompt(self, messages: Sequence[Message], shapes: Sequence[EmbeddingShape]) -> Prompt:
         """Tokenize a chat, with its images where the template puts them.
 
-        Raises:
-            RefusalError: 400, the template does not support the messages, or no image of this model has such a shape.
+        Raises RefusalError 400 if the template does not support the messages or no image has such a shape.
         """
         segments, mark = self._template.render(messages), TemplateSegment(self._image_mark, special=True)
         if (count := segments.count(mark)) != len(shapes):

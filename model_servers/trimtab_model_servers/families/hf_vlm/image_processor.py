@@ -60,8 +60,7 @@ class ImageProcessing:
     def processor(self, stored: ImageProcessorConfig | None = None) -> Any:
         """Create the processor, with the settings of the model's folder if it has any.
 
-        Raises:
-            ModelError: the folder's settings are invalid, or change the tiles.
+        Raises ModelError if they are invalid, or change the tiles.
         """
         if stored is None:
             return self.processor_class(**self.tiles, **self.values)
@@ -88,8 +87,7 @@ class ImageProcessing:
 def read_image_processor(folder: Path) -> ImageProcessorConfig | None:
     """Image settings of a folder, in transformers' order of precedence; None if it has none.
 
-    Raises:
-        ModelError: one of its files is invalid.
+    Raises ModelError if a file is invalid.
     """
     nested = read_json(folder, PROCESSOR_FILE).get(_NESTED)
     if isinstance(nested, dict):

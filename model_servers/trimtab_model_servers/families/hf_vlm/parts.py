@@ -51,8 +51,7 @@ class Placement:
 def load_part(config: VlmConfig, part: VlmPart, weights: RandomSeed | Path, placement: Placement) -> Any:
     """A part with random or stored weights, frozen.
 
-    Raises:
-        ModelError: the folder holds another model or lacks tensors, or the device is unavailable.
+    Raises ModelError if the folder holds another model or lacks tensors, or the device is unavailable.
     """
     device = placement.torch_device
     if device.type == "cuda":

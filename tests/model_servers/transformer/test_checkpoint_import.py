@@ -134,7 +134,7 @@ def test_torchvisions_sizes_are_known(make, heads):
 )
 def test_timms_sizes_and_what_goes_with_them_are_known(name):
     with torch.device("meta"):
-        stock = timm.create_model(f"vit_{name}", class_token=True, global_pool="token")
+        stock: Any = timm.create_model(f"vit_{name}", class_token=True, global_pool="token")
     shape = infer_config(stock.state_dict(), name)
 
     assert (shape.heads, shape.epsilon) == (stock.blocks[0].attn.num_heads, stock.blocks[0].norm1.eps)

@@ -9,8 +9,7 @@ import pytest
 from tests.adapter.problems import a_program, brute_force, search
 from tests.builders import a_point_profile, a_profile, a_variant
 from tests.router.chats import a_chat_pipeline
-from tests.router.disaggregated import an_encoder
-from tests.router.layouts import PULLS, WHOLE, a_choosing_writer
+from tests.router.disaggregated import PULLS, WHOLE, a_choosing_writer, an_encoder
 from trimtab_adapter.planning.decide import PlanningInputs, decide
 from trimtab_adapter.planning.planning_problem import PlanningProblem
 from trimtab_adapter.planning.slowdown_estimate import SlowdownEstimate

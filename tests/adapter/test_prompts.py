@@ -9,7 +9,7 @@ from tests.adapter.test_layouts import PROFILES, a_chat_profile, a_choosing_pipe
 from tests.adapter.test_simulated_chats import a_scenario
 from tests.adapter.test_simulation import EXACT, poisson
 from tests.builders import a_profile
-from tests.router.layouts import WHOLE, laid_out
+from tests.router.disaggregated import WHOLE, laid_out
 from trimtab_adapter.controller import Controller
 from trimtab_adapter.planning.decide import PlanningInputs, decide
 from trimtab_adapter.simulation.simulator import Scenario, simulate

@@ -7,7 +7,7 @@ import pytest
 
 from tests.adapter.test_layouts import PROFILES, a_choosing_pipeline, planned
 from tests.adapter.test_simulation import EXACT, poisson
-from tests.router.layouts import PULLS, WHOLE, laid_out
+from tests.router.disaggregated import PULLS, WHOLE, laid_out
 from trimtab_adapter.controller import Controller
 from trimtab_adapter.simulation.environment import Failure
 from trimtab_adapter.simulation.simulator import Scenario, simulate

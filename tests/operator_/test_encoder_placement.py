@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from tests.operator_.scene import Site
-from tests.router.layouts import PULLS, WHOLE, a_choosing_pipeline, laid_out
+from tests.router.disaggregated import PULLS, WHOLE, a_choosing_pipeline, laid_out
 from trimtab_kubernetes import Cluster, Rejected
 from trimtab_operator.reconciliation.conditions import StageProgress, route_ready, stages_ready
 from trimtab_pipelines.kubernetes_names import ADAPTER_MANAGER

@@ -4,7 +4,7 @@ import json
 
 import numpy as np
 
-from tests.router.layouts import a_choosing_pipeline
+from tests.router.disaggregated import a_choosing_pipeline
 from trimtab_profiler import chat_profile
 from trimtab_profiler.inputs import batch, datatypes, request_rows, stage_rows
 from trimtab_protocol import Tensor

@@ -4,15 +4,15 @@ import asyncio
 import base64
 import io
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 from aiohttp import web
 
 from tests.builders import a_variant
-from tests.router.fakes import FakeReplica, a_pipeline, unbounded_request
+from tests.router.fakes import FakeReplica, a_pipeline
 from trimtab_pipelines.spec import InferencePipeline
 from trimtab_protocol import rest
 
@@ -77,6 +77,8 @@ class ChatReplica(FakeReplica):
     counts: dict[str, Any] | None = None
     counted: list[Any] = field(default_factory=list)
     alive: bool = False
+    handler_cancellation = True
+    preamble: ClassVar[bytes] = b""
     dies_reading: bool = False
 
     def __post_init__(self) -> None:
@@ -118,9 +120,11 @@ class ChatReplica(FakeReplica):
             self.running -= 1
 
     async def write_stream(self, request: web.BaseRequest, chat: Written) -> web.StreamResponse:
-        response = web.StreamResponse(headers={"Content-Type": "text/event-stream"})
+        response = web.StreamResponse(headers={"Content-Type": "text/event-stream; charset=utf-8"})
         await response.prepare(request)
         await self.gate.wait()
+        if self.preamble:
+            await response.write(self.preamble)
         words = last_words(chat.messages).split()
         words = words[: chat.options.get("max_tokens", len(words))]
         for number, word in enumerate(words):
@@ -130,23 +134,21 @@ class ChatReplica(FakeReplica):
                 return await self.break_stream(request, response, chat)
             if self.alive:
                 await response.write(b": \n\n")
-            text = word + " " * (number + 1 < len(words))
-            body = {"text": text, "tokens": 1} | ({"logprob": -0.5} if chat.options.get("logprobs") else {})
-            await response.write(b"data: " + json.dumps(body).encode() + b"\n\n")
+            await response.write(self.chunk(word + " " * (number + 1 < len(words)), chat))
             if self.pace_seconds:
                 await asyncio.sleep(self.pace_seconds)
-        images = 4 * len(chat.images)
-        usage = {
-            "prompt_tokens": 10 + images,
-            "completion_tokens": len(words),
-            "image_tokens": images,
-            "cached_tokens": 0,
-            "text_tokens": 10,
-        }
-        last = {"text": "", "finish_reason": "length" if "max_tokens" in chat.options else "stop", "usage": usage}
-        await response.write(b"data: " + json.dumps(last).encode() + b"\n\n")
+        await response.write(self.end(chat, len(words), "length" if "max_tokens" in chat.options else "stop"))
         chat.ended = "whole"
         return response
+
+    def chunk(self, text: str, chat: Written) -> bytes:
+        return sse_event({"text": text, "tokens": 1} | ({"logprob": -0.5} if chat.options.get("logprobs") else {}))
+
+    def end(self, chat: Written, words: int, reason: str) -> bytes:
+        images = 4 * len(chat.images)
+        usage = {"prompt_tokens": 10 + images, "completion_tokens": words, "image_tokens": images}
+        usage |= {"cached_tokens": 0, "text_tokens": 10}
+        return sse_event({"text": "", "finish_reason": reason, "usage": usage})
 
     async def break_stream(
         self, request: web.BaseRequest, response: web.StreamResponse, chat: Written
@@ -161,26 +163,16 @@ class ChatReplica(FakeReplica):
                 await response.write(b'event: error\ndata: {"error": "logits that are none", "code": 500}\n\n')
         return response
 
-    async def start(self) -> "FakeReplica":
-        self._runner = web.ServerRunner(
-            web.Server(
-                self.answer_request,
-                access_log=None,
-                handler_cancellation=True,
-                request_factory=unbounded_request,
-            ),
-            shutdown_timeout=0,
-        )
-        await self._runner.setup()
-        site = web.TCPSite(self._runner, self.host, self.port, ssl_context=self.tls)
-        await site.start()
-        self.port = self._runner.addresses[0][1]
-        return self
+
+def sse_event(body: Mapping[str, Any]) -> bytes:
+    return b"data: " + json.dumps(body).encode() + b"\n\n"
 
 
 def last_words(messages: Sequence[dict[str, Any]]) -> str:
     """The text of the last message."""
-    return "".join(part["text"] for part in messages[-1]["content"] if part["type"] == "text")
+    content = messages[-1]["content"]
+    parts = [{"type": "text", "text": content}] if isinstance(content, str) else content
+    return "".join(part["text"] for part in parts if part["type"] == "text")
 
 
 def a_chat(text: str = "one two three", *images: bytes | str, **fields: Any) -> dict[str, Any]:

@@ -16,11 +16,15 @@ from PIL import Image
 from tests.builders import a_variant
 from tests.router.chats import INPUTS, ChatReplica, Written, a_chat, a_chat_pipeline, a_writer
 from tests.router.fakes import FakeReplica, a_rig
+from trimtab_pipelines.plan import PipelinePlan
+from trimtab_pipelines.spec import InferencePipeline
 from trimtab_protocol import rest
 from trimtab_protocol.chat.embedding_refs import PENDING, EncodedImage, ImageIdentity, ShareRequest
 from trimtab_protocol.chat.internal_wire import content_id, expand_embedding_ids
 
 CHAT = "/v1/chat/completions"
+WHOLE, PULLS = "whole", "small"
+"""Variants of a generation stage whose plan chooses where images are encoded."""
 
 
 ROWS = 4
@@ -187,3 +191,28 @@ async def ask(rig, *images, headers=None, **fields):
 
 def references(writer, number=-1):
     return json.loads(writer.written[number].inputs["references"][0])
+
+
+def a_choosing_writer(**changes: Any) -> dict[str, Any]:
+    """Reads images itself or what was made of them; `small` pulls, `whole` does not."""
+    read = [
+        {"name": name, "from": f"request.inputs.{name}", "optional": name != "messages"}
+        for name in ("messages", "options", "images")
+    ]
+    read.append({"name": "references", "from": "encode.outputs.references", "optional": True})
+    return a_writer(*read, variants=[a_variant(PULLS), a_variant(WHOLE, encoder="Colocated")], **changes)
+
+
+def a_choosing_pipeline(**changes: Any) -> InferencePipeline:
+    """An encoder, and a writer whose plan chooses."""
+    return a_chat_pipeline([an_encoder(), a_choosing_writer()], **changes)
+
+
+def laid_out(pipeline: InferencePipeline, *, apart: bool, generation: int = 1) -> PipelinePlan:
+    """A plan of one layout."""
+    stages = [
+        {"name": "encode", "variant": "small", "batchSize": 8, "replicas": int(apart), "accuracy": 1.0},
+        {"name": "text", "variant": PULLS if apart else WHOLE, "batchSize": 8, "replicas": 1, "accuracy": 0.9},
+    ]
+    spec = {"pipeline": pipeline.name, "generation": generation, "createdAt": 0.0, "stages": stages}
+    return PipelinePlan.model_validate({"metadata": {"name": pipeline.name}, "spec": spec})

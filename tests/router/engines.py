@@ -8,7 +8,7 @@ from typing import Any
 from aiohttp import web
 
 from tests.builders import a_variant
-from tests.router.chats import ChatReplica, Written, a_chat_pipeline, a_writer
+from tests.router.chats import ChatReplica, Written, a_chat_pipeline, a_writer, sse_event
 from trimtab_pipelines.endpoints import Endpoint
 from trimtab_pipelines.spec import InferencePipeline
 
@@ -26,6 +26,11 @@ def an_engine_pipeline(**changes: Any) -> InferencePipeline:
     return a_chat_pipeline([a_writer(variants=[a_served()])], **changes)
 
 
+def _chunk(delta: Mapping[str, Any], finish_reason: str | None = None, **fields: Any) -> bytes:
+    choice = {"index": 0, "delta": delta, "finish_reason": finish_reason} | fields
+    return sse_event({"id": "chatcmpl-1", "object": "chat.completion.chunk", "choices": [choice]})
+
+
 @dataclass
 class Engine(ChatReplica):
     """Streams the words of the last message as chunks; `ready` it says at /health; it has one model, by their name.
@@ -34,6 +39,7 @@ class Engine(ChatReplica):
     replace its last chunks.
     """
 
+    preamble = _chunk({"role": "assistant", "content": ""})
     ready: bool = True
     answers: list[tuple[int, Any]] = field(default_factory=list)
     details: Mapping[str, int] | None = None
@@ -64,33 +70,16 @@ class Engine(ChatReplica):
         self.written.append(chat)
         return await self._counted(request, chat)
 
-    async def write_stream(self, request: web.BaseRequest, chat: Written) -> web.StreamResponse:
-        response = web.StreamResponse(headers={"Content-Type": "text/event-stream; charset=utf-8"})
-        await response.prepare(request)
-        await self.gate.wait()
-        await response.write(_chunk({"role": "assistant", "content": ""}))
-        content = chat.messages[-1]["content"]
-        words = (content if isinstance(content, str) else content[0]["text"]).split()
-        words = words[: chat.options.get("max_tokens", len(words))]
-        for number, word in enumerate(words):
-            if self.stepped:
-                await self.steps.acquire()
-            if number == self.break_after:
-                return await self.break_stream(request, response, chat)
-            text = word + " " * (number + 1 < len(words))
-            likely = {"content": [{"token": text, "logprob": -0.5}]} if "logprobs" in chat.options else None
-            await response.write(_chunk({"content": text}, logprobs=likely))
-        for last in self._last(len(words), "length" if "max_tokens" in chat.options else "stop"):
-            await response.write(last)
-        chat.ended = "whole"
-        return response
+    def chunk(self, text: str, chat: Written) -> bytes:
+        likely = {"content": [{"token": text, "logprob": -0.5}]} if "logprobs" in chat.options else None
+        return _chunk({"content": text}, logprobs=likely)
 
-    def _last(self, words: int, reason: str) -> list[bytes]:
+    def end(self, chat: Written, words: int, reason: str) -> bytes:  # noqa: ARG002 - its usage is the engine's own
         if self.last is not None:
-            return [f"data: {last}\n\n".encode() for last in self.last]
+            return b"".join(f"data: {last}\n\n".encode() for last in self.last)
         usage = {"prompt_tokens": 12, "completion_tokens": words, "total_tokens": 12 + words}
         reply = {"choices": [], "usage": usage | {"prompt_tokens_details": self.details}}
-        return [_chunk({}, finish_reason=reason), _event(reply), b"data: [DONE]\n\n"]
+        return _chunk({}, finish_reason=reason) + sse_event(reply) + b"data: [DONE]\n\n"
 
     async def break_stream(
         self, request: web.BaseRequest, response: web.StreamResponse, chat: Written
@@ -98,14 +87,7 @@ class Engine(ChatReplica):
         if self.breaks != "error":
             return await super().break_stream(request, response, chat)
         chat.ended, self.break_after = self.breaks, None
-        await response.write(_event({"error": {"message": "CUDA out of memory", "type": "server_error", "code": 500}}))
+        await response.write(
+            sse_event({"error": {"message": "CUDA out of memory", "type": "server_error", "code": 500}})
+        )
         return response
-
-
-def _chunk(delta: Mapping[str, Any], finish_reason: str | None = None, **fields: Any) -> bytes:
-    choice = {"index": 0, "delta": delta, "finish_reason": finish_reason} | fields
-    return _event({"id": "chatcmpl-1", "object": "chat.completion.chunk", "choices": [choice]})
-
-
-def _event(reply: Mapping[str, Any]) -> bytes:
-    return b"data: " + json.dumps(reply).encode() + b"\n\n"

@@ -8,7 +8,7 @@ import ssl
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, ClassVar
 
 import aiohttp
 import grpc
@@ -85,6 +85,7 @@ class FakeReplica:
     port: int = 0
     host: str = "127.0.0.1"
     tls: ssl.SSLContext | None = None
+    handler_cancellation: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
         self.gate = asyncio.Event()
@@ -98,7 +99,13 @@ class FakeReplica:
 
     async def start(self) -> "FakeReplica":
         self._runner = web.ServerRunner(
-            web.Server(self.answer_request, access_log=None, request_factory=unbounded_request), shutdown_timeout=0
+            web.Server(
+                self.answer_request,
+                access_log=None,
+                handler_cancellation=self.handler_cancellation,
+                request_factory=unbounded_request,
+            ),
+            shutdown_timeout=0,
         )
         await self._runner.setup()
         site = web.TCPSite(self._runner, self.host, self.port, ssl_context=self.tls)
@@ -284,12 +291,8 @@ class Rig:
         answer = await call(data, timeout=timeout, metadata=metadata)
         return grpc_messages.response_from_message(grpc_messages.response_class("ModelInfer").FromString(answer))
 
-    async def metric(self, name: str, **labels: str) -> float:
-        """The sum of all series of a metric that carry these labels."""
-        return self.value(name, **labels)
-
     def value(self, name: str, **labels: str) -> float:
-        """The same, for `until`."""
+        """The sum of all series of a metric that carry these labels."""
         total = 0.0
         for family in self.router.metrics.registry.collect():
             for sample in family.samples:
@@ -300,10 +303,10 @@ class Rig:
     async def outcomes(self) -> dict[str, int]:
         """Requests by outcome, those with none left out; they add up to those received."""
         counts = {
-            outcome: int(await self.metric("trimtab_requests_total", outcome=outcome))
+            outcome: int(self.value("trimtab_requests_total", outcome=outcome))
             for outcome in ("ok", "late", "dropped", "refused", "failed")
         }
-        assert sum(counts.values()) == await self.metric("trimtab_requests_received_total")
+        assert sum(counts.values()) == self.value("trimtab_requests_received_total")
         return {outcome: count for outcome, count in counts.items() if count}
 
 

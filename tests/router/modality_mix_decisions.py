@@ -7,13 +7,12 @@ from pathlib import Path
 import numpy as np
 
 from tests.router.schedules import batch_seconds
-from tests.router.test_queue import Caller
+from tests.router.test_queue import a_work
 from trimtab_pipelines.documents import load_pipeline
-from trimtab_router.request import RequestOptions
 from trimtab_router.scheduling.policies import modality_mix, option_cache
 from trimtab_router.scheduling.policies.interface import Dispatch, Escalation, Point, SchedulerView
 from trimtab_router.scheduling.queue import DeadlineQueue
-from trimtab_router.scheduling.stage_request import RowSlice, StageRequest
+from trimtab_router.scheduling.stage_request import RowSlice
 
 PIPELINE = Path(__file__).parents[2] / "pipelines" / "digits-av" / "pipeline.yaml"
 LETTERS = {"audio": "A", "video": "V", "text": "T"}
@@ -51,18 +50,8 @@ def _view(rng: np.random.Generator, rows: tuple[int, int]) -> SchedulerView:
     queue = DeadlineQueue(1_000_000)
     for _ in range(WAITING):
         count, deadline = int(rng.integers(rows[0], rows[1] + 1)), float(rng.uniform(0.1, 1.0)) * SLO_SECONDS
-        inputs = {name: np.zeros((count, 1), np.uint8) for name in LETTERS}
         floor = float(rng.uniform(*FLOORS))
-        request = StageRequest(
-            Caller(),
-            "name",
-            count,
-            inputs,
-            deadline=deadline,
-            now=deadline - SLO_SECONDS,
-            options=RequestOptions(accuracy_floor=floor),
-            accuracy_floor=floor,
-        )
+        request = a_work(count, deadline, now=deadline - SLO_SECONDS, floor=floor, inputs=LETTERS)
         queue.push(RowSlice(request, 0, count))
     return SchedulerView(0.0, queue, POINTS, FULL_ROWS, 0.0, "Predicted", free_at=lambda: (0.0,), mixes_points=True)
 

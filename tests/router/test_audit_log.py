@@ -1,20 +1,13 @@
 """Audit log of the admin port."""
 
-import asyncio
 import json
 import logging
-import subprocess
-import sys
 from collections.abc import Sequence
 from typing import Any
 
-import aiohttp
 import pytest
 
-from tests.builders import a_plan
 from tests.router.fakes import FakeReplica, a_pipeline, a_rig
-from trimtab_pipelines.documents import dump_yaml, write_json
-from trimtab_pipelines.endpoints import Endpoints
 from trimtab_router.ingress.admin import AUDIT_LOG
 from trimtab_router.ingress.audit_log import MAX_CALLS, READ_SECONDS, REFUSED_SECONDS, AdminAuditLog, AdminCall
 
@@ -89,27 +82,3 @@ async def test_admin_calls_are_logged_with_their_client(caplog: pytest.LogCaptur
         ("POST", "/trimtab/v1/arrivals", 405, "127.0.0.1"),
         ("GET", "/config_dump", 404, "127.0.0.1"),
     ]
-
-
-async def test_process_writes_plain_json_audit_lines(tmp_path):
-    pipeline = a_pipeline(1)
-    (tmp_path / "pipeline.yaml").write_text(dump_yaml(pipeline))
-    write_json(tmp_path / "plan.json", a_plan(pipeline))
-    write_json(tmp_path / "endpoints.json", Endpoints(stages={"stage-0": ()}))
-    files = {"pipeline": "pipeline.yaml", "plan": "plan.json", "endpoints": "endpoints.json"}
-    process = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-m", "trimtab_router", "--no-proxy"),
-        *(f"--{name}={tmp_path / file}" for name, file in files.items()),
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-    )
-    assert process.stdout is not None
-    ports = json.loads(await process.stdout.readline())
-    url = f"http://127.0.0.1:{ports['admin_port']}/stop"
-    async with aiohttp.ClientSession() as session, session.delete(url) as answer:
-        assert answer.status == 404
-    process.terminate()
-    _, errors = await process.communicate()
-
-    lines_read = [json.loads(line) for line in errors.decode().splitlines() if line.startswith("{")]
-    assert [(line["method"], line["path"]) for line in lines_read] == [("DELETE", "/stop")]

@@ -1,7 +1,6 @@
 """Multimodal jobs that cannot be served: their codes and messages, and no effect on other jobs."""
 
 import asyncio
-import json
 
 import grpc
 import numpy as np
@@ -16,10 +15,7 @@ POLICIES = ("ModalityMix", "SlackFit", "EarliestDeadlineFirst")
 FLOOR, PROBABILITY = "trimtab.accuracy_floor", "trimtab.accuracy_probability"
 PATIENT = Limits(hang_seconds=60.0)
 """How long a test holds a replica back must not decide what becomes of its batch."""
-CORRUPT = {"inputs": [{"name": "image", "datatype": "FP32", "shape": [2, 2], "data": [1, 2, "x", 4]}]}
 BAD_JOBS = {
-    "no sense at all": (a_job(names=()), "InvalidArgument", "the request has no inputs; sample needs at least one"),
-    "an unknown sense": (a_job(names=("image", "smell")), "InvalidArgument", "unknown input 'smell'; sample takes:"),
     "a floor above all": (a_job(**{FLOOR: 0.95}), "AccuracyFloor", "the best possible is 0.9000"),
     "a floor above what it has": (
         a_job(names=("image",), **{FLOOR: 0.85}),
@@ -31,20 +27,11 @@ BAD_JOBS = {
         "AccuracyFloor",
         "the best possible is 0.6000 from the inputs given (sound)",
     ),
-    "no items": (a_job(0), "InvalidArgument", "input 'image' has no rows; its first dimension must be at least 1"),
-    "too many items": (a_job(1025), "InvalidArgument", "1025 rows in one request; send at most 1024"),
     "senses of different items": (
         InferRequest("sample", (*a_job(2, ("image",)).inputs, *a_job(3, ("sound",)).inputs)),
         "InvalidArgument",
         "the inputs must have the same number of rows, but image has 2, sound has 3",
     ),
-    "one item that is no number": (
-        InferRequest("sample", (Tensor.of("image", np.array([[1, 1], [1, np.nan]], np.float32)),)),
-        "InvalidArgument",
-        "input 'image' holds NaN or an infinity",
-    ),
-    "a probability of no floor": (a_job(**{PROBABILITY: 0.9}), "InvalidArgument", f"requires '{FLOOR}'"),
-    "a floor that is none": (a_job(**{FLOOR: 1.5}), "InvalidArgument", "must be a number from 0 to 1"),
 }
 
 
@@ -66,25 +53,10 @@ async def test_bad_jobs_are_refused_over_both_protocols(policy):
                 await rig.grpc(job)
             assert (kind, caught.value.code()) == (kind, grpc.StatusCode.INVALID_ARGUMENT)
             assert message in str(caught.value.details())
-        status, *_ = await rig.post("sample", json.dumps(CORRUPT).encode())
-        assert status == 400
         replica.gate.set()
 
         assert [status for status, *_ in await asyncio.gather(*others)] == [200] * 4
-        assert await rig.outcomes() == {"ok": 4, "refused": 2 * len(BAD_JOBS) + 1}
-
-
-async def test_floor_with_too_little_time_is_a_deadline_refusal():
-    async with a_rig(
-        a_sensing_pipeline(dropPolicy="Predicted"), {"stage-0": [Sensing()]}, **PLAN | {"serviceSeconds": {1: 5.0}}
-    ) as rig:
-        job = a_job(**{FLOOR: 0.85, "timeout": 1_000_000})
-        status, _, headers = await rig.rest(job)
-        assert (status, headers["x-trimtab-reason"]) == (504, "DeadlineUnreachable")
-        with pytest.raises(grpc.aio.AioRpcError) as caught:
-            await rig.grpc(job)
-        assert caught.value.code() is grpc.StatusCode.DEADLINE_EXCEEDED
-        assert (await rig.rest(a_job(timeout=1_000_000)))[0] == 200
+        assert await rig.outcomes() == {"ok": 4, "refused": 2 * len(BAD_JOBS)}
 
 
 async def test_only_the_job_with_a_corrupt_item_is_refused():
@@ -121,3 +93,12 @@ async def test_job_without_a_modality_gets_its_best_accuracy(policy):
         _, answer, _ = await rig.rest(a_job(2, **{FLOOR: 0.85}))
         assert answer.parameters["trimtab.expected_accuracy"] == 0.9
         assert replica.inputs[-1] == ("all", ["image", "sound"])
+
+
+async def test_batch_omits_inputs_that_its_point_does_not_read():
+    replica = Sensing()
+    async with a_rig(a_sensing_pipeline(), {"stage-0": [replica]}, operatingPoint="image", accuracy=0.8) as rig:
+        status, answer, _ = await rig.rest(a_job())
+
+    assert (status, answer.parameters["trimtab.expected_accuracy"]) == (200, 0.8)
+    assert replica.inputs == [("image", ["image"])]

@@ -10,8 +10,11 @@ import pytest
 
 from tests.router.chats import a_png
 from tests.router.disaggregated import (
+    PULLS,
+    WHOLE,
     Beginner,
     Encoder,
+    a_choosing_pipeline,
     a_disaggregated_pipeline,
     a_picture,
     ask,
@@ -20,7 +23,6 @@ from tests.router.disaggregated import (
     shown_by,
 )
 from tests.router.fakes import until
-from tests.router.layouts import PULLS, WHOLE, a_choosing_pipeline
 from tests.router.test_generation import Writers
 from tests.router.test_queue import Caller
 from trimtab_router.scheduling.policies.interface import Point
@@ -68,34 +70,55 @@ async def test_prefill_starts_on_first_image_and_others_follow():
         assert {one["url"].rpartition("/")[2] for one in [found[0], *writer.arrived_images]} <= encoder.kept
         assert (len(encoder.shown), len(writer.written)) == (4, 1)
         assert await rig.outcomes() == {"ok": 2}
-        assert await rig.metric("trimtab_early_prefills_total", stage="text") == 1
+        assert rig.value("trimtab_early_prefills_total", stage="text") == 1
         assert nothing_is_left(rig, [encoder], [writer])
 
 
-@pytest.mark.parametrize("why", ["the model reads nothing ahead", "an image of a size not seen before"])
+@pytest.mark.parametrize("why", ["the model does not support it", "an image has an unknown size", "several choices"])
 async def test_prefill_waits_for_all_images_without_early_support(why):
     encoder, writer = Encoder(), Beginner(name="writer")
-    if why.startswith("the model"):
+    if why == "the model does not support it":
         writer.facts = lambda: {"partial_prefill": False}
-    other = a_png(90, 90) if why.startswith("an image") else a_picture(2)
+    other = a_png(90, 90) if why == "an image has an unknown size" else a_picture(2)
+    choices = {"n": 2} if why == "several choices" else {}
     async with stepping([encoder], [writer]) as (rig, turns):
         turns.set()
-        assert (await ask(rig, a_picture(1), other, a_picture(3)))[0] == 200
-        assert AWAITED not in [one["url"] for one in references(writer)]
+        assert (await ask(rig, a_picture(1), other, a_picture(3), **choices))[0] == 200
+        assert all(AWAITED not in [one["url"] for one in references(writer, n)] for n in range(len(writer.written)))
 
 
-async def test_partial_chat_takes_no_capacity_from_complete_ones():
-    encoder, writer = Encoder(), Beginner(name="writer")
-    async with stepping([encoder], [writer]) as (rig, turns):
-        early = asyncio.create_task(ask(rig, a_picture(1), a_picture(2)))
-        turns.let()
-        await until(lambda: writer.running == 1)
+def a_partial_chat(top):
+    """An early prefill of the stage, more urgent than any other row."""
+    early = StageRequest(cast("Any", Caller()), "text", 1, {}, deadline=50.0, now=0.0)
+    top.scheduler.start_early_prefill(early)
+    top.settle()
+    return early
 
-        assert (await ask(rig))[0] == 200  # though there is one place
-        assert (writer.most_running, len(writer.arrived_images)) == (2, 0)
-        turns.let()
-        assert (await early)[0] == 200
-        assert nothing_is_left(rig, [encoder], [writer])
+
+def test_partial_chat_starts_after_complete_ones_and_uses_no_capacity():
+    top = Writers(a_disaggregated_pipeline(), places=1)
+    top.slots[0].partial_prefill = frozenset({PULLS})
+    complete = [top.take(), top.take()]
+    early = a_partial_chat(top)
+    for request in complete:
+        assert [batch.row_slices[0].request for batch in top.sent] == [request]
+        top.end(top.sent[0])
+        top.settle()
+
+    assert [batch.row_slices[0].request for batch in top.sent] == [early]
+    late = top.take()  # though there is one place
+    assert [batch.row_slices[0].request for batch in top.sent] == [early, late]
+    assert top.scheduler.complete_images(early, {})
+
+
+def test_partial_chat_not_started_is_queued_once_complete():
+    top = Writers(a_disaggregated_pipeline(), places=1)
+    top.slots[0].partial_prefill = frozenset({PULLS})
+    top.take()
+    early = a_partial_chat(top)
+
+    assert not top.scheduler.complete_images(early, {})
+    assert top.scheduler.snapshot().waiting_partial_chats == 0
 
 
 @pytest.mark.parametrize(("early", "seconds"), [(False, 30.0), (True, 37.5)])
@@ -111,55 +134,6 @@ async def test_partial_chat_has_the_request_timeout(early, seconds):
     transport = HttpTransport(stage, datatypes=datatypes, hang_seconds=30.0, max_response_bytes=2**20)
 
     assert transport.build_request(batch).timeout_seconds == seconds
-
-
-async def test_complete_chats_start_before_partial_ones():
-    encoder, writer = Encoder(), Beginner(name="writer")
-    async with stepping([encoder], [writer]) as (rig, turns):
-        writer.gate.clear()
-        texts = [asyncio.create_task(ask(rig)) for _ in range(2)]
-        await until(lambda: rig.router.schedulers["text"].queue.rows == 1)
-        early = asyncio.create_task(ask(rig, a_picture(1), a_picture(2)))
-        turns.let()
-        await until(lambda: rig.router.schedulers["text"].snapshot().waiting_partial_chats)
-        assert len(writer.written) == 1
-        writer.gate.set()
-        assert [(await text)[0] for text in texts] == [200, 200]
-        await until(lambda: writer.running == 1)  # now a place idles
-        assert references(writer)[1]["url"] == AWAITED
-        turns.let()
-        assert (await early)[0] == 200
-
-
-async def test_chat_not_started_early_queues_once_complete():
-    encoder, writer = Encoder(), Beginner(name="writer")
-    async with stepping([encoder], [writer]) as (rig, turns):
-        writer.gate.clear()
-        text = asyncio.create_task(ask(rig))
-        await until(lambda: writer.running == 1)
-        late = asyncio.create_task(ask(rig, a_picture(1), a_picture(2)))
-        turns.let(2)
-        await until(lambda: rig.router.schedulers["text"].queue.rows == 1)
-        writer.gate.set()
-        assert [(await each)[0] for each in (text, late)] == [200, 200]
-        assert AWAITED not in [one["url"] for one in references(writer)]
-
-
-async def test_lost_encoder_costs_an_image_and_no_chat():
-    encoders, writer = [Encoder(name="dies"), Encoder(name="lives")], Beginner(name="writer")
-    async with stepping(encoders, [writer]) as (rig, _):
-        held = encoders[1].stepped()
-        asked = asyncio.create_task(ask(rig, *map(a_picture, range(3))))
-        await until(lambda: all(encoder.running for encoder in encoders))
-        held.let()
-        await until(lambda: writer.running == 1 or encoders[1].running == 1)
-        await encoders[0].kill()
-        held.set()
-
-        assert (await asked)[0] == 200
-        assert await rig.outcomes() == {"ok": 2}
-        assert len(encoders[1].shown) == 3
-        await until(lambda: nothing_is_left(rig, encoders[1:], [writer]))
 
 
 @pytest.mark.parametrize("fault", ["a pull fails", "it rejects images", "it dies"])
@@ -187,41 +161,26 @@ async def test_failed_early_prefill_restarts_once_complete(fault):
         await until(lambda: nothing_is_left(rig, [encoder], [writer]))
 
 
-async def test_invalid_image_ends_an_early_prefill():
-    encoder, writer = Encoder(), Beginner(name="writer")
-    async with stepping([encoder], [writer]) as (rig, turns):
-        asked = asyncio.create_task(ask(rig, a_picture(1), a_picture(2)))
-        turns.let()
-        await until(lambda: writer.running == 1)
-        encoder.faults.append((422, "image 1 is none"))
-        turns.let()
-
-        status, answer = await asked
-        assert (status, "image 1 is none" in answer["error"]["message"]) == (400, True)
-        await until(lambda: writer.written[-1].ended == "left")
-        await until(lambda: nothing_is_left(rig, [encoder], [writer]))
-        assert len(encoder.shown) == 1
-
-
-async def test_disconnect_during_encoding_leaves_nothing():
+@pytest.mark.parametrize("cause", ["an invalid image", "a disconnect"])
+async def test_ended_request_ends_its_early_prefill(cause):
     encoder, writer = Encoder(), Beginner(name="writer")
     async with stepping([encoder], [writer]) as (rig, turns):
         encoder.kept.clear()
-        asked = asyncio.create_task(ask(rig, *map(a_picture, range(3))))
+        asked = asyncio.create_task(ask(rig, a_picture(1), a_picture(2)))
         turns.let()
         await until(lambda: writer.running == 1)
-        asked.cancel()
+        if cause == "a disconnect":
+            asked.cancel()
+            await until(lambda: writer.written[-1].ended == "left")
+        else:
+            encoder.faults.append((422, "image 1 is none"))
+        turns.set()
+        if cause == "an invalid image":
+            status, answer = await asked
+            assert (status, "image 1 is none" in answer["error"]["message"]) == (400, True)
+
         await until(lambda: writer.written[-1].ended == "left")
-        turns.set()
         await until(lambda: nothing_is_left(rig, [encoder], [writer]) and not encoder.kept)
-
-
-async def test_chat_with_several_choices_waits_for_all_images():
-    encoder, writer = Encoder(), Beginner(name="writer")
-    async with stepping([encoder], [writer]) as (rig, turns):
-        turns.set()
-        assert (await ask(rig, a_picture(1), a_picture(2), n=2))[0] == 200
-        assert all(AWAITED not in [one["url"] for one in references(writer, each)] for each in range(2))
 
 
 def test_partial_chat_leaves_no_row_when_stage_turns_colocated():
@@ -231,8 +190,7 @@ def test_partial_chat_leaves_no_row_when_stage_turns_colocated():
     whole.set_ready_variants(frozenset({WHOLE}))
     top.take()
     assert (pulls.inflight, whole.inflight) == (1, 0)
-    early = StageRequest(cast("Any", Caller()), "text", 1, {}, deadline=100.0, now=0.0)
-    top.scheduler.start_early_prefill(early)
+    early = a_partial_chat(top)
     top.scheduler.apply_plan(top.scheduler.plan.model_copy(update={"variant": WHOLE}))
     top.end(top.sent[0])
     for _ in range(3):

@@ -2,11 +2,8 @@
 
 import asyncio
 import contextlib
-import statistics
-import sys
 import time
 from collections.abc import AsyncIterator
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,8 +13,10 @@ from tests.builders import a_plan
 from tests.ports import own_address
 from tests.router.fakes import FakeReplica, a_pipeline, a_request, a_rig, until
 from tests.router.test_changes import two_variants
+from tests.router.test_endpoint_slices import a_pod
+from tests.router.test_endpoint_slices import a_slice as endpoint_slice
 from tests.tcp_relay import before_the_api_server
-from trimtab_kubernetes import Cluster, list_and_watch
+from trimtab_kubernetes import Cluster
 from trimtab_kubernetes.objects import Object
 from trimtab_pipelines.plan import PipelinePlan
 from trimtab_pipelines.spec import InferencePipeline
@@ -31,25 +30,11 @@ def as_object(plan: PipelinePlan, namespace: str, **metadata: Any) -> Object:
 
 
 def a_slice(namespace: str, *pods: dict[str, Any], name: str = "sample-first", port: int = 9000) -> Object:
-    labels = {
-        "trimtab.dev/pipeline": "sample",
-        "trimtab.dev/stage": "stage-0",
-        "variant.trimtab.dev/small": "true",
-        "kubernetes.io/service-name": name,
-    }
-    return {
-        "apiVersion": "discovery.k8s.io/v1",
-        "kind": "EndpointSlice",
-        "metadata": {"name": name, "namespace": namespace, "labels": labels},
-        "addressType": "IPv4",
-        "ports": [{"name": "data", "port": port}],
-        "endpoints": list(pods),
-    }
-
-
-def a_pod(name: str, address: str, **conditions: bool) -> dict[str, Any]:
-    said = {"ready": True, "serving": True, "terminating": False} | conditions
-    return {"addresses": [address], "conditions": said, "targetRef": {"kind": "Pod", "name": name}}
+    """Object of the API server with endpoints of variant `small`."""
+    described = endpoint_slice(*pods, name=name, stage="stage-0", variants=("small",), port=port)
+    labels = described["metadata"]["labels"] | {"kubernetes.io/service-name": name}
+    metadata = {"name": name, "namespace": namespace, "labels": labels}
+    return {"apiVersion": "discovery.k8s.io/v1", "kind": "EndpointSlice", **described, "metadata": metadata}
 
 
 @contextlib.asynccontextmanager
@@ -92,39 +77,6 @@ async def test_plans_are_followed_and_broken_ones_change_nothing(followed, clust
     await cluster.apply(as_object(a_plan(pipeline, 2, batchSize=7), namespace), manager="user")
     await until(lambda: router.plan_generation == 2)
     assert router.state().stages["stage-0"].batch_size == 7
-
-
-def _is_in_force(router: Router, generation: int) -> bool:
-    return router.plan_generation == generation
-
-
-async def test_plan_is_applied_on_watch_event(
-    followed: tuple[Router, InferencePipeline], cluster: Cluster, namespace: str
-):
-    """Beside a bare watch of the same plan: what the server and the machine take is in both."""
-    router, pipeline = followed
-    seen_at: dict[int, float] = {}
-    watching = asyncio.create_task(_record_watch_times(cluster, namespace, seen_at))
-    behind = []
-    for generation in range(1, 101):
-        await cluster.apply(as_object(a_plan(pipeline, generation, batchSize=generation), namespace), manager="adapter")
-        await until(partial(_is_in_force, router, generation))
-        await until(partial(seen_at.__contains__, generation))
-        applied_at = router.state().plan_applied_at
-        assert applied_at is not None
-        behind.append(applied_at - seen_at[generation])
-    watching.cancel()
-
-    p50, p90 = statistics.median(behind[1:]), statistics.quantiles(behind[1:], n=10)[-1]
-    sys.stdout.write(f"in force behind a bare watch: p50 {p50 * 1000:.1f} ms, p90 {p90 * 1000:.1f} ms\n")
-    assert p50 <= 0.01
-    assert p90 <= 0.05
-
-
-async def _record_watch_times(cluster: Cluster, namespace: str, seen_at: dict[int, float]) -> None:
-    async for change in list_and_watch(cluster, "PipelinePlan", namespace):
-        if change.object is not None:
-            seen_at.setdefault(change.object["spec"]["generation"], time.time())
 
 
 async def test_replicas_come_drain_and_go(followed, cluster: Cluster, namespace: str):

@@ -41,17 +41,7 @@ async def test_predicted_drops_alone_while_the_replica_is_still_busy():
         replica.gate.set()
         assert [(await call)[0] for call in (first, patient)] == [200, 200]
         assert await rig.outcomes() == {"ok": 2, "dropped": 1}
-        assert await rig.metric("trimtab_drops_total", stage="stage-0", reason="DeadlineUnreachable") == 1
-
-
-async def test_a_deadline_is_at_most_ten_times_the_slo():
-    async with a_rig(a_pipeline(1, slo={"latency": "100ms"}), {}, ready=False, limits=Limits(grace_seconds=60)) as rig:
-        begun = time.monotonic()
-        status, message, _ = await rig.rest(a_request(parameters={"timeout": 10**18}))
-
-        assert (status, message.startswith("stage stage-0: no replica became ready")) in {(503, True), (504, False)}
-        assert time.monotonic() - begun >= 1.0
-        assert rig.router.state().stages["stage-0"].queue_rows == 0
+        assert rig.value("trimtab_drops_total", stage="stage-0", reason="DeadlineUnreachable") == 1
 
 
 async def test_requests_beyond_the_limit_are_refused():
@@ -72,18 +62,6 @@ async def test_requests_beyond_the_limit_are_refused():
         assert [(await call)[0] for call in (first, *calls)] == [200] * most
         assert (await rig.rest(a_request()))[0] == 200
         assert await rig.outcomes() == {"ok": most + 1, "refused": 1}
-
-
-async def test_never_serves_late_and_says_so():
-    replica = FakeReplica()
-    async with a_rig(a_pipeline(1, dropPolicy="Never"), {"stage-0": [replica]}, serviceSeconds={1: 0.1}) as rig:
-        first = await blocked(rig, replica)
-        late = asyncio.ensure_future(rig.rest(a_request(parameters={"timeout": 1})))
-        await rig.until(queued(rig, 1))
-        replica.gate.set()
-
-        assert [(await call)[0] for call in (first, late)] == [200, 200]
-        assert await rig.outcomes() == {"ok": 1, "late": 1}
 
 
 async def test_the_grpc_deadline_counts_and_the_sooner_of_two():
@@ -121,22 +99,6 @@ async def test_a_full_queue_refuses_and_keeps_what_it_has():
         assert await rig.outcomes() == {"ok": 2, "refused": 2}
 
 
-async def test_the_bytes_in_flight_are_bounded():
-    replica = FakeReplica()
-    async with a_rig(a_pipeline(1), {"stage-0": [replica]}, limits=Limits(max_bytes_in_flight=2000)) as rig:
-        first = await blocked(rig, replica)
-        large = a_request(rows=115, parameters={"timeout": 30 * SECOND})
-
-        status, message, headers = await rig.rest(large)
-        assert (status, headers["x-trimtab-reason"]) == (429, "BytesInFlight")
-        assert "bytes are in flight" in message
-
-        replica.gate.set()
-        await first
-        assert await rig.metric("trimtab_bytes_in_flight") == 0
-        assert (await rig.rest(large))[0] == 200
-
-
 async def test_disconnect_frees_queued_rows():
     replica = FakeReplica()
     async with a_rig(a_pipeline(1), {"stage-0": [replica]}) as rig:
@@ -151,20 +113,8 @@ async def test_disconnect_frees_queued_rows():
 
         assert sum(batch.rows for batch in replica.seen) == 1
         assert await rig.outcomes() == {"ok": 1, "dropped": 2}
-        assert await rig.metric("trimtab_drops_total", reason="Cancelled") == 2
-        assert await rig.metric("trimtab_bytes_in_flight") == 0
-
-
-async def test_rows_wait_for_the_first_replica():
-    replica = FakeReplica()
-    async with a_rig(a_pipeline(1), {"stage-0": [replica]}) as rig:
-        await replica.kill()
-        await rig.until(lambda: not rig.router.ready)
-        held = asyncio.ensure_future(rig.rest(a_request(parameters={"timeout": 30 * SECOND})))
-        await rig.until(queued(rig, 1))
-        await replica.start()
-
-        assert (await held)[0] == 200
+        assert rig.value("trimtab_drops_total", reason="Cancelled") == 2
+        assert rig.value("trimtab_bytes_in_flight") == 0
 
 
 async def test_rows_without_replica_become_unavailable():

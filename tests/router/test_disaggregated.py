@@ -85,16 +85,6 @@ async def test_missing_response_ends_with_its_reason():
         assert len(encoder.shown) == 3
 
 
-async def test_lost_replica_before_first_token_costs_one_encoding():
-    encoder = Encoder()
-    writers = [ChatReplica(name=f"writer-{number}", break_after=0) for number in range(2)]
-    writers[1].break_after = None
-    async with reading([encoder], writers) as rig:
-        assert [(await ask(rig, a_png(9, number)))[0] for number in (9, 10, 11)] == [200, 200, 200]
-        assert len(encoder.shown) == 4
-        assert await rig.outcomes() == {"ok": 3}
-
-
 async def test_disconnect_leaves_nothing_at_an_encoder():
     encoder, writer = Encoder(), ChatReplica(name="writer")
     async with reading([encoder], [writer]) as rig:

@@ -1,23 +1,15 @@
 """Drop order: the lowest priority first, then the least utility per second, and no row without need."""
 
-import numpy as np
 import pytest
 
 from tests.router.test_batching import FULL, HALF, form_batch, terms
-from tests.router.test_queue import Caller, a_queue, whole
-from trimtab_router.request import RequestOptions
+from tests.router.test_queue import a_queue, a_work, whole
 from trimtab_router.scheduling.policies import slack_fit
 from trimtab_router.scheduling.policies.drop_order import rows_ahead_of
 from trimtab_router.scheduling.policies.interface import Point
-from trimtab_router.scheduling.stage_request import StageRequest
 
-HIGH, LOW = RequestOptions(priority=1), RequestOptions(priority=5)
+HIGH, LOW = {"priority": 1}, {"priority": 5}
 STRONG = Point("strong", 0.97, lambda rows: 0.020 + 0.020 * rows)
-
-
-def a_wishing(wish, deadline=1.0, rows=1, *, floor=0.0):
-    x = np.zeros((rows, 1), np.float32)
-    return StageRequest(Caller(), "s", rows, {"x": x}, deadline=deadline, now=0.0, options=wish, accuracy_floor=floor)
 
 
 def shed(works, **changes):
@@ -31,14 +23,14 @@ def shed(works, **changes):
 
 
 def test_low_priority_in_time_is_served_by_deadline():
-    low, high = a_wishing(LOW, 0.3), a_wishing(HIGH, 0.4)
+    low, high = a_work(deadline=0.3, **LOW), a_work(deadline=0.4, **HIGH)
 
     assert shed([high, low]) == ([], [low, high])
 
 
 def test_overload_drops_lowest_priority_first():
-    low = [a_wishing(LOW, 0.1) for _ in range(20)]
-    high = [a_wishing(HIGH, 0.2) for _ in range(16)]
+    low = [a_work(deadline=0.1, **LOW) for _ in range(20)]
+    high = [a_work(deadline=0.2, **HIGH) for _ in range(16)]
     dropped, left = shed([*low, *high])
 
     assert set(dropped) <= set(low)
@@ -48,8 +40,8 @@ def test_overload_drops_lowest_priority_first():
 
 def test_overload_drops_least_utility_per_second_first():
     """Ten rows for a utility of 5 are worth less than one row for 1."""
-    bulky = [a_wishing(RequestOptions(utility=5.0), 0.15, rows=10) for _ in range(3)]
-    small = [a_wishing(RequestOptions(), 0.2) for _ in range(10)]
+    bulky = [a_work(10, 0.15, utility=5.0) for _ in range(3)]
+    small = [a_work(deadline=0.2) for _ in range(10)]
     dropped, _ = shed([*bulky, *small])
 
     assert dropped
@@ -57,43 +49,43 @@ def test_overload_drops_least_utility_per_second_first():
 
 
 def test_equal_ranks_drop_none():
-    works = [a_wishing(HIGH, 0.1 + 0.01 * n) for n in range(40)]
-    plain = [a_wishing(RequestOptions(), 0.1 + 0.01 * n) for n in range(40)]
+    works = [a_work(deadline=0.1 + 0.01 * n, **HIGH) for n in range(40)]
+    plain = [a_work(deadline=0.1 + 0.01 * n) for n in range(40)]
 
     assert len(shed(works)[0]) == len(shed(plain)[0])
 
 
 @pytest.mark.parametrize("policy", ["Expired", "Never"])
 def test_nothing_is_dropped_without_predicted_policy(policy):
-    works = [a_wishing(LOW, 0.1) for _ in range(20)] + [a_wishing(HIGH, 0.2) for _ in range(16)]
+    works = [a_work(deadline=0.1, **LOW) for _ in range(20)] + [a_work(deadline=0.2, **HIGH) for _ in range(16)]
 
     assert shed(works, policy=policy)[0] == []
 
 
 def test_admission_counts_only_rows_of_equal_rank_or_higher():
-    queue = a_queue(a_wishing(LOW, 0.1), a_wishing(HIGH, 0.2), a_wishing(HIGH, 0.9))
+    queue = a_queue(a_work(deadline=0.1, **LOW), a_work(deadline=0.2, **HIGH), a_work(deadline=0.9, **HIGH))
 
-    assert rows_ahead_of(a_wishing(HIGH, 0.5), queue) == 1
-    assert rows_ahead_of(a_wishing(LOW, 0.5), queue) == 2
+    assert rows_ahead_of(a_work(deadline=0.5, **HIGH), queue) == 1
+    assert rows_ahead_of(a_work(deadline=0.5, **LOW), queue) == 2
 
 
 def test_floor_uses_next_reaching_point_and_others_join():
-    picky, plain = a_wishing(RequestOptions(accuracy_floor=0.95), 0.5, floor=0.95), a_wishing(RequestOptions(), 0.6)
+    picky, plain = a_work(deadline=0.5, floor=0.95), a_work(deadline=0.6)
     formed = form_batch(a_queue(picky, plain), 0.0, terms(points=(FULL, STRONG)))
 
     assert (formed.point, [piece.request for piece in formed.batch]) == ("strong", [picky, plain])
 
 
 def test_floor_waits_for_a_batch_that_reaches_it():
-    plain, picky = a_wishing(RequestOptions(), 0.5), a_wishing(RequestOptions(accuracy_floor=0.95), 0.6, floor=0.95)
+    plain, picky = a_work(deadline=0.5), a_work(deadline=0.6, floor=0.95)
     formed = form_batch(a_queue(plain, picky), 0.0, terms(points=(FULL, STRONG)))
 
     assert (formed.point, [piece.request for piece in formed.batch]) == ("full", [plain])
 
 
 def test_slack_fit_takes_largest_batch_above_all_floors():
-    picky = [a_wishing(RequestOptions(accuracy_floor=0.85), 0.045, floor=0.85) for _ in range(2)]
-    plain = [a_wishing(RequestOptions(), 0.3) for _ in range(6)]
+    picky = [a_work(deadline=0.045, floor=0.85) for _ in range(2)]
+    plain = [a_work(deadline=0.3) for _ in range(6)]
     formed = form_batch(a_queue(*picky, *plain), 0.0, terms(points=(FULL, HALF)), slack_fit.decide)
 
     assert formed.point == "full"
@@ -101,7 +93,7 @@ def test_slack_fit_takes_largest_batch_above_all_floors():
 
 
 def test_row_without_suitable_point_is_always_dropped():
-    picky = a_wishing(RequestOptions(accuracy_floor=0.99), 9.0, floor=0.99)
+    picky = a_work(deadline=9.0, floor=0.99)
     view = terms("Never", points=(FULL, HALF))
 
     assert view.drop_time(whole(picky)) == float("-inf")
@@ -109,7 +101,7 @@ def test_row_without_suitable_point_is_always_dropped():
 
 def test_task_has_its_own_accuracy():
     point = Point("p", 0.9, lambda rows: 0.01 * rows, accuracy_by_task={"odd": 0.6})
-    odd = a_wishing(RequestOptions(accuracy_floor=0.8, task="odd"), floor=0.8)
-    other = a_wishing(RequestOptions(accuracy_floor=0.8, task="even"), floor=0.8)
+    odd = a_work(floor=0.8, task="odd")
+    other = a_work(floor=0.8, task="even")
 
     assert (point.reaches(odd), point.reaches(other)) == (False, True)

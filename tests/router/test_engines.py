@@ -66,7 +66,7 @@ async def test_engine_chunks_are_streamed():
         assert words_of(rest) == "two"
         assert rest[0]["choices"][0]["logprobs"]["content"][0]["logprob"] == -0.5
         assert (rest[-1], rest[-2]["usage"]["completion_tokens"]) == ("[DONE]", 2)
-        assert await rig.metric("trimtab_tokens_total", direction="in") == 12
+        assert rig.value("trimtab_tokens_total", direction="in") == 12
 
 
 @pytest.mark.parametrize(("status", "ours"), [(400, 400), (413, 413), (422, 400)])
@@ -85,7 +85,7 @@ async def test_busy_engine_is_retried(status: int):
         assert words_of(await tell(rig, a_chat("one two"))) == "one two"
 
         assert len(theirs.asked) == 3
-        assert await rig.metric("trimtab_retries_total", reason="ReplicaNotReady") == 2
+        assert rig.value("trimtab_retries_total", reason="ReplicaNotReady") == 2
         assert await rig.outcomes() == {"ok": 1}
 
 

@@ -9,7 +9,6 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from tests.router.fakes import FakeReplica, a_pipeline, a_request, a_rig, until
-from trimtab_pipelines.router_state import EndpointState
 from trimtab_router.limits import Limits
 from trimtab_router.scheduling.policies.interface import Policy
 from trimtab_router.transport import replica_client
@@ -24,25 +23,6 @@ def answered(answer, rows, value, stages=1):
     status, response, _ = answer
     assert status == 200, response
     np.testing.assert_array_equal(response.outputs[0].array, np.full((rows, 4), value + stages))
-
-
-async def test_batch_of_a_dead_replica_is_retried():
-    doomed, other = FakeReplica(name="doomed"), FakeReplica(name="other")
-    async with a_rig(a_pipeline(1), {"stage-0": [doomed, other]}, batchSize=4) as rig:
-        doomed.gate.clear()
-        other.gate.clear()
-        calls = [asyncio.ensure_future(rig.rest(a_request(value=float(n), parameters=PATIENT))) for n in range(12)]
-        await doomed.arrived.wait()
-        await other.arrived.wait()
-        await doomed.kill()
-        other.gate.set()
-
-        for n, answer in enumerate(await asyncio.gather(*calls)):
-            answered(answer, 1, n)
-        assert await rig.outcomes() == {"ok": 12}
-        assert await rig.metric("trimtab_retries_total", reason="ReplicaLost") >= 1
-        state = rig.router.state().stages["stage-0"].endpoints
-        assert state["doomed"] == EndpointState(ready=False, inflight_batches=0)
 
 
 async def test_disconnect_at_dispatch_harms_no_batch_mate(monkeypatch):
@@ -105,16 +85,6 @@ async def test_malformed_response_fails_only_its_batch(caplog):
         assert "model server replica-0: stage stage-0: the response has no output 'y'; it has: z" in caplog.text
 
 
-async def test_not_ready_replica_returns_its_batch():
-    first, second = FakeReplica(name="a", faults=[(503, "loading")]), FakeReplica(name="b")
-    async with a_rig(a_pipeline(1), {"stage-0": [first, second]}) as rig:
-        answered(await rig.rest(a_request()), 1, 0)
-        answered(await rig.rest(a_request()), 1, 0)
-
-        assert await rig.metric("trimtab_retries_total", reason="ReplicaNotReady") == 1
-        await rig.until(lambda: rig.router.state().stages["stage-0"].ready_replicas == 2)
-
-
 async def test_a_replica_that_hangs_counts_as_lost():
     hanging, other = FakeReplica(name="a"), FakeReplica(name="b")
     limits = Limits(hang_seconds=0.2)
@@ -124,7 +94,7 @@ async def test_a_replica_that_hangs_counts_as_lost():
 
         for answer in answers:
             answered(answer, 1, 7)
-        assert await rig.metric("trimtab_retries_total", reason="ReplicaLost") >= 1
+        assert rig.value("trimtab_retries_total", reason="ReplicaLost") >= 1
 
 
 @settings(max_examples=15, deadline=None, suppress_health_check=[HealthCheck.too_slow])
@@ -233,7 +203,7 @@ async def test_failing_policy_falls_back_and_logs_once(caplog):
         for n in range(3):
             answered(await rig.rest(a_request(value=float(n))), 1, n)
 
-        assert await rig.metric("trimtab_policy_errors_total", stage="stage-0") == 3
+        assert rig.value("trimtab_policy_errors_total", stage="stage-0") == 3
     (record,) = [record for record in caplog.records if "its scheduling policy failed" in record.message]
     assert record.exc_info is not None
     assert isinstance(record.exc_info[1], IndexError)

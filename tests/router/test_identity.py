@@ -1,7 +1,5 @@
 """TLS identities of replicas: wrong ones get no batches, the others serve."""
 
-import asyncio
-
 import pytest
 
 from tests.router.envoy.identities import Holder
@@ -74,30 +72,3 @@ async def test_a_refused_replica_serves_once_its_certificate_is_right(tmp_path, 
         await rig.until_ready()
         assert rig.value("trimtab_unauthenticated_replicas") == 0
         assert (await rig.rest(a_request()))[0] == 200
-
-
-async def test_certificate_rotation_under_load_fails_no_request(tmp_path, authority):
-    """Each side in its own time; connections of before are given up by the router, and not one batch is lost by it."""
-    mine = Holder(tmp_path / "mine", mounted=True).take(authority, authority)
-    theirs = Holder(tmp_path / "theirs", mounted=True).take(authority, authority)
-    replica = showing(theirs, "only")
-    async with a_rig(PIPELINE, {"stage-0": [replica]}, edge=EdgeSettings(replicas=mine.identity())) as rig:
-        codes: list[int] = []
-        stop = asyncio.Event()
-
-        async def call() -> None:
-            while not stop.is_set():
-                codes.append((await rig.rest(a_request()))[0])
-
-        async def twenty_more() -> None:
-            enough = len(codes) + 20
-            await rig.until(lambda: len(codes) > enough)
-
-        calling = asyncio.gather(*(call() for _ in range(4)))
-        for holder in (mine, theirs, mine):
-            holder.take(authority, authority)
-            await twenty_more()
-        stop.set()
-        await calling
-        assert set(codes) == {200}
-        assert await rig.metric("trimtab_retries_total") == 0

@@ -15,7 +15,6 @@ from trimtab_protocol.errors import InvalidChat
 from trimtab_router.admission.memory_budget import MemoryBudget
 from trimtab_router.ingress import image_fetcher
 from trimtab_router.ingress.image_fetcher import ImageFetcher
-from trimtab_router.refusal import Refusal
 
 
 @asynccontextmanager
@@ -60,20 +59,6 @@ async def test_redirects_to_loopback_are_not_followed(status):
         with pytest.raises(InvalidChat, match="redirects are not followed"):
             await fetch(store, "a.png")
     assert asked == ["/images/a.png"]
-
-
-async def test_endless_file_is_given_up_at_the_size_limit():
-    async def answer(request):
-        response = web.StreamResponse()
-        await response.prepare(request)
-        while True:
-            await response.write(bytes(2**14))
-
-    async with a_store(answer) as store:
-        with pytest.raises(InvalidChat, match="more than 65536 bytes"):
-            await fetch(store, "a.png", max_bytes=2**16)
-        with pytest.raises(Refusal, match="bytes are in flight"):
-            await fetch(store, "a.png", budget=MemoryBudget(2**17))
 
 
 async def test_a_file_that_does_not_come_is_given_up(monkeypatch):

@@ -4,9 +4,16 @@ import asyncio
 from contextlib import asynccontextmanager
 
 from tests.router.chats import ChatReplica, a_png
-from tests.router.disaggregated import Beginner, Encoder, a_picture, ask, references
+from tests.router.disaggregated import (
+    PULLS,
+    WHOLE,
+    Encoder,
+    a_choosing_pipeline,
+    ask,
+    laid_out,
+    references,
+)
 from tests.router.fakes import a_rig, endpoints_of, until
-from tests.router.layouts import PULLS, WHOLE, a_choosing_pipeline, laid_out
 
 
 @asynccontextmanager
@@ -35,16 +42,6 @@ async def test_without_encoders_images_go_to_colocated_replica():
         assert "references" not in writer.written[0].inputs
         assert (await ask(rig))[0] == 200
         assert rig.router.state().stages["encode"].rows_per_request == 1.0  # two images in two chats: plans know
-
-
-async def test_encoded_images_are_not_sent_to_disaggregated_replica():
-    encoder, writer = Encoder(), both()
-    async with serving([encoder], [writer], apart=True) as rig:
-        assert (await ask(rig, a_png()))[0] == 200
-
-        assert len(references(writer)) == 1
-        assert "images" not in writer.written[0].inputs
-        assert rig.router.state().stages["encode"].rows_per_request == 1.0
 
 
 async def test_colocated_replica_serves_until_encoders_are_ready():
@@ -97,33 +94,6 @@ async def test_images_waiting_for_encoders_go_to_colocated_replica():
         assert not any("references" in chat.inputs for chat in writer.written)
         await until(lambda: not encoder.kept)  # no replica pulls the embedding of the first image
         assert await rig.outcomes() == {"ok": 3}
-
-
-async def test_early_prefill_restarts_when_stage_turns_colocated():
-    encoder, writer = Encoder(), Beginner(name="writer", variants=(PULLS, WHOLE))
-    async with serving([encoder], [writer], apart=True) as rig:
-        plan = laid_out(rig.router.pipeline, apart=True, generation=2)
-        stages = (plan.spec.stages[0].model_copy(update={"batch_size": 1}), plan.spec.stages[1])
-        rig.router.apply_plan(plan.model_copy(update={"spec": plan.spec.model_copy(update={"stages": stages})}))
-        assert (await ask(rig, a_picture(250), a_picture(251)))[0] == 200  # now the router knows their size
-        turns = encoder.stepped()
-        asked = asyncio.create_task(ask(rig, *(a_picture(number) for number in range(3))))
-        turns.let()
-        await until(lambda: writer.running == 1)
-        assert rig.router.state().stages["encode"].queue_rows == 1
-
-        rig.router.apply_plan(laid_out(rig.router.pipeline, apart=False, generation=3))
-
-        assert (await asked)[0] == 200
-        assert [len(chat.images) for chat in writer.written[-2:]] == [0, 3]
-        turns.set()
-        await until(lambda: not encoder.running and not writer.running)
-        await until(
-            lambda: (
-                not any(slot.inflight for scheduler in rig.router.schedulers.values() for slot in scheduler.replicas)
-            )
-        )
-        assert await rig.outcomes() == {"ok": 2}
 
 
 async def test_disaggregated_replica_gets_no_unencoded_images():

@@ -101,24 +101,6 @@ def test_only_clients_with_something_under_way_are_kept():
     assert len(budget.clients) == 0
 
 
-async def test_clients_are_identified_by_envoys_header():
-    replica, one_at_a_time = FakeReplica(), EdgeSettings(clients=ClientLimits(concurrency=1))
-    async with a_rig(a_pipeline(1), {"stage-0": [replica]}, edge=one_at_a_time) as rig:
-        first = await blocked(rig, replica)
-        mine = asyncio.ensure_future(rig.rest(a_request(), **{"x-trimtab-client": "me"}))
-        await rig.until(lambda: rig.router.state().stages["stage-0"].queue_rows == 1)
-
-        status, _, headers = await rig.rest(a_request(), **{"x-trimtab-client": "me"})
-        assert (status, headers["x-trimtab-reason"], headers["Retry-After"]) == (429, "ClientConcurrencyLimited", "1")
-        yours = asyncio.ensure_future(rig.rest(a_request(), **{"x-trimtab-client": "you"}))
-        await rig.until(lambda: rig.router.state().stages["stage-0"].queue_rows == 2)
-        replica.gate.set()
-
-        assert [(await call)[0] for call in (first, mine, yours)] == [200] * 3
-        assert await rig.outcomes() == {"ok": 3, "refused": 1}
-        assert rig.value("trimtab_client_errors_total") == 1
-
-
 async def test_requests_beyond_client_quota_are_not_planned_for():
     """Nothing may be planned by it: one client could drive every plan to its lightest variants."""
     replica, bounds = FakeReplica(), ClientLimits(concurrency=2, in_flight=10_000)

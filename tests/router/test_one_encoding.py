@@ -1,15 +1,13 @@
 """An image that many chats show at one instant is encoded once, whichever encoder gets it."""
 
 import asyncio
-import threading
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
 
 import pytest
 
 from tests.router.chats import ChatReplica
 from tests.router.disaggregated import Encoder, a_picture, ask, reading, references
 from tests.router.fakes import endpoints_of, until
+from trimtab_router.execution import chat_images
 
 
 def two_encoders(**changes):
@@ -54,34 +52,8 @@ async def test_same_image_is_encoded_once_and_pulled_by_each_chat():
         assert len(urls) == 12
         assert {url.rpartition("/")[2] for url in urls} == set.union(*(encoder.kept for encoder in encoders))
         assert await rig.outcomes() == {"ok": 12}
-        assert await rig.metric("trimtab_encoder_dedup_total", stage="encode", source="inflight") == 11
+        assert rig.value("trimtab_encoder_dedup_total", stage="encode", source="inflight") == 11
         assert rig.router.schedulers["encode"].snapshot().encodings_in_flight == 0
-
-
-async def test_image_twice_in_a_chat_is_encoded_once():
-    encoder, writer = Encoder(), ChatReplica(name="writer")
-    async with reading([encoder], [writer]) as rig:
-        assert (await ask(rig, a_picture(1), a_picture(2), a_picture(1)))[0] == 200
-        assert encoder.files == [a_picture(1), a_picture(2)]
-        found = references(writer)
-        assert found[0]["digest"] == found[2]["digest"]
-        assert len({one["url"] for one in found}) == 3
-
-
-async def test_tenants_share_no_encoding():
-    encoders, writer = two_encoders(), ChatReplica(name="writer")
-    async with reading(encoders, [writer]) as rig:
-        headers = [{"x-trimtab-client": name} for name in ("one", "other", "one")]
-        chats = [asyncio.create_task(ask(rig, a_picture(1), headers=each)) for each in headers]
-        await until(lambda: riding(rig) == 1)
-        beside = asyncio.create_task(ask(rig, a_picture(1), a_picture(2), headers=headers[0]))
-        await until(lambda: rig.router.admission.memory.requests == 4)
-        for encoder in encoders:
-            encoder.gate.set()
-        assert [(await chat)[0] for chat in (*chats, beside)] == [200] * 4
-        assert sorted(file for encoder in encoders for file in encoder.files) == sorted(
-            [a_picture(1), a_picture(1), a_picture(1), a_picture(2)]
-        )
 
 
 async def test_disconnected_leader_keeps_joined_rows():
@@ -135,7 +107,7 @@ async def test_recent_producer_is_asked_before_encoding_again(caches):
         asked = [of for encoder in encoders for of in encoder.asked]
         assert asked == ([("one", False)] * 10 if caches else [])
         if caches:
-            assert await rig.metric("trimtab_encoder_dedup_total", stage="encode", source="cache") == 10
+            assert rig.value("trimtab_encoder_dedup_total", stage="encode", source="cache") == 10
         urls = [one["url"] for number in range(6) for one in references(writer, number)]
         assert len({*urls}) == 12
         assert {url.rpartition("/")[2] for url in urls} == set.union(*(encoder.kept for encoder in encoders))
@@ -174,57 +146,29 @@ async def test_disconnect_while_asking_a_producer_leaves_nothing():
         await until(lambda: len(encoder.asked) == 1 and not encoder.kept)
 
 
-@contextmanager
-def threads_of_the_loop(threads):
-    """All that the running loop hands to threads goes to these; gives an event that a first one of them waits for."""
-    loop, free = asyncio.get_running_loop(), threading.Event()
-    threads.submit(free.wait)
-    loop.set_default_executor(threads)
-    try:
-        yield free
-    finally:
-        free.set()
-        loop.set_default_executor(ThreadPoolExecutor())
-        threads.shutdown()
-
-
-def running_tasks(function):
-    """Number of tasks of the loop that run this coroutine function."""
-    return sum(getattr(task.get_coro(), "__qualname__", "") == function for task in asyncio.all_tasks())
-
-
 async def test_retired_encoder_answers_a_pending_question_first():
     encoders, writer = [Encoder(name=f"encoder-{number}", caches=True) for number in range(2)], ChatReplica(name="w")
     async with reading(encoders, [writer]) as rig:
-        for _ in range(2):  # the second finds it, on a connection that is kept
-            assert (await ask(rig, a_picture(1)))[0] == 200
+        assert (await ask(rig, a_picture(1)))[0] == 200
         home = next(encoder for encoder in encoders if encoder.shown)
+        home.answers = asyncio.Event()
+        asked = asyncio.create_task(ask(rig, a_picture(1)))
+        await until(lambda: home.waiting == 1)
         others = [encoder for encoder in encoders if encoder is not home]
-        scheduler = rig.router.schedulers["encode"]
-        with threads_of_the_loop(ThreadPoolExecutor(1)) as free:
-            asked = asyncio.create_task(ask(rig, a_picture(1)))
-            await until(lambda: running_tasks("HttpTransport._fetch") == 1)
-            rig.router.apply_endpoints(endpoints_of({"encode": others, "text": [writer]}))
-            await until(lambda: [slots.name for slots in scheduler.replicas] == [other.name for other in others])
-            for _ in range(20):  # turns of the loop: a replica that holds nothing has closed by then
-                await asyncio.sleep(0)
-            assert running_tasks("ReplicaClient.retire") == 1
-            free.set()
+        rig.router.apply_endpoints(endpoints_of({"encode": others, "text": [writer]}))
+        for _ in range(20):  # turns of the loop: a replica that holds nothing has closed by then
+            await asyncio.sleep(0)
+        home.answers.set()
 
-            async with asyncio.timeout(30):
-                assert (await asked)[0] == 200
-        assert (shown(encoders), len(home.asked)) == (1, 2)
-        await until(lambda: not running_tasks("ReplicaClient.retire"))
+        assert (await asked)[0] == 200
+        assert (shown(encoders), len(home.asked)) == (1, 1)
 
 
-async def test_image_is_encoded_again_if_producer_cannot_be_asked():
-    encoder, threads = Encoder(caches=True), ThreadPoolExecutor(1)
+async def test_image_is_encoded_again_if_producer_cannot_be_asked(monkeypatch):
+    encoder = Encoder(caches=True)
     async with reading([encoder], [ChatReplica(name="writer")]) as rig:
         assert (await ask(rig, a_picture(1)))[0] == 200
-        with threads_of_the_loop(threads) as free:
-            free.set()
-            threads.shutdown()
-            async with asyncio.timeout(30):
-                assert (await ask(rig, a_picture(1)))[0] == 200
+        monkeypatch.setattr(chat_images, "image_lookup", None)
+        assert (await ask(rig, a_picture(1)))[0] == 200
         assert len(encoder.shown) == 2
         assert await rig.outcomes() == {"ok": 2}

@@ -6,24 +6,21 @@ import numpy as np
 import pytest
 
 from tests.router import modality_mix_decisions
-from tests.router.test_queue import Caller
+from tests.router.test_queue import a_work, whole
 from trimtab_pipelines.scheduling_policies import MAX_SPLIT_ROWS
-from trimtab_router.request import RequestOptions
 from trimtab_router.scheduling.policies import POLICIES, modality_mix
 from trimtab_router.scheduling.policies.interface import Dispatch, SchedulerView
 from trimtab_router.scheduling.policies.job_groups import JobGroup, group_jobs, job_options
 from trimtab_router.scheduling.policies.option_cache import OptionCache, precompute_tables, undominated
 from trimtab_router.scheduling.policies.split_table import ESCALATION_FILL_ROWS, split_table
 from trimtab_router.scheduling.queue import DeadlineQueue
-from trimtab_router.scheduling.stage_request import EscalationRule, RowSlice, ServedRows, StageRequest
+from trimtab_router.scheduling.stage_request import EscalationRule, RowSlice, ServedRows
 
 SENSES = ("audio", "video", "text")
 
 
 def a_job(rows, floor=0.0, deadline=1.0, senses=SENSES):
-    inputs = {name: np.zeros((rows, 1), np.uint8) for name in senses}
-    wish = RequestOptions(accuracy_floor=floor)
-    return StageRequest(Caller(), "name", rows, inputs, deadline=deadline, now=0.0, options=wish, accuracy_floor=floor)
+    return a_work(rows, deadline, floor=floor, inputs=senses)
 
 
 def a_view(*pieces):
@@ -33,10 +30,6 @@ def a_view(*pieces):
     return SchedulerView(
         0.0, queue, modality_mix_decisions.POINTS, 64, 0.0, "Predicted", free_at=lambda: (0.0,), mixes_points=True
     )
-
-
-def whole(work, **changes):
-    return RowSlice(work, 0, work.rows, **changes)
 
 
 def a_unit(*works):

@@ -55,16 +55,6 @@ def looking(monkeypatch):
     monkeypatch.setitem(POLICIES, "EarliestDeadlineFirst", Policy(quick_first, uses_fallbacks=True))
 
 
-async def test_accuracy_floor_overrides_the_faster_point(looking):
-    async with a_rig(a_certain_pipeline(), {"stage-0": [Certain()]}, **PLAN) as rig:
-        _, plain, _ = await rig.rest(a_wishing())
-        _, picky, _ = await rig.rest(a_wishing(**{"trimtab.accuracy_floor": 0.85}))
-
-        assert plain.parameters["trimtab.stage-0.operating_point"] == "quick"
-        assert picky.parameters["trimtab.stage-0.operating_point"] == "default"
-        assert picky.parameters["trimtab.expected_accuracy"] >= 0.85
-
-
 async def test_rows_served_differently_are_listed(looking):
     async with a_rig(a_certain_pipeline(), {"stage-0": [Certain()]}, **PLAN) as rig:
         _, answer, _ = await rig.rest(a_wishing([0.9, 0.1, 0.2, 0.8]))
@@ -86,7 +76,7 @@ async def test_missed_escalation_is_reported(looking):
         assert answer.outputs[0].array[:, 0].tolist() == [1.0, 1.0, 1.0]
         assert answer.parameters["trimtab.escalation_pending"] is True
         assert answer.parameters["trimtab.stage-0.escalation_pending"] == "false,true,true"
-        assert await rig.metric("trimtab_unescalated_responses_total") == 1
+        assert rig.value("trimtab_unescalated_responses_total") == 1
 
 
 EVIDENCE = {"source": "Measured", "samples": 1000, "meanConfidence": 0.9}
@@ -96,7 +86,7 @@ async def test_drifted_point_is_reported_in_state_and_metrics():
     odd = {"odd": EVIDENCE | {"value": 0.6}}
     points = [point | {"accuracyEvidence": EVIDENCE, "accuracyByTask": odd} for point in POINTS]
     async with a_rig(a_certain_pipeline(points=points), {"stage-0": [Certain()]}, **PLAN) as rig:
-        assert await rig.metric("trimtab_drifted_points", stage="stage-0") == 0
+        assert rig.value("trimtab_drifted_points", stage="stage-0") == 0
         for _ in range(30):
             await rig.rest(a_wishing([0.2] * 4, **{"trimtab.task": "odd"}))
 
@@ -104,7 +94,7 @@ async def test_drifted_point_is_reported_in_state_and_metrics():
         (point,) = state["drifted_accuracies"]
         assert state["drifted_accuracies"] == {point: pytest.approx(0.2, abs=0.1)}
         assert state["drifted_by_task"] == {point: {"odd": pytest.approx(0.0, abs=0.1)}}
-        assert await rig.metric("trimtab_drifted_points", stage="stage-0") == 1
+        assert rig.value("trimtab_drifted_points", stage="stage-0") == 1
 
 
 async def test_grpc_parameters_have_portable_types():

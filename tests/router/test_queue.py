@@ -8,6 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from trimtab_router.refusal import Refusal
+from trimtab_router.request import NO_OPTIONS, RequestOptions
 from trimtab_router.scheduling.queue import DeadlineQueue
 from trimtab_router.scheduling.stage_request import RowSlice, ServedRows, StageRequest
 
@@ -45,9 +46,12 @@ class Caller:
         self.starved.append(counts)
 
 
-def a_work(rows=1, deadline=1.0, width=1, now=0.0):
+def a_work(rows=1, deadline=1.0, width=1, now=0.0, *, floor=0.0, inputs=("x",), **options):
+    """A stage request; `floor` is the accuracy floor of the request and of the stage."""
     values = np.arange(rows * width, dtype=np.float32).reshape(rows, width)
-    return StageRequest(Caller(), "s", rows, {"x": values}, deadline=deadline, now=now)
+    given = RequestOptions(accuracy_floor=floor, **options) if floor or options else NO_OPTIONS
+    arrays = dict.fromkeys(inputs, values)
+    return StageRequest(Caller(), "s", rows, arrays, deadline=deadline, now=now, options=given, accuracy_floor=floor)
 
 
 def whole(work, **changes):

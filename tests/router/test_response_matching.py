@@ -1,4 +1,4 @@
-"""Responses are matched to their batches, however a connection misbehaves."""
+"""Responses over REST and gRPC, matched to their batches however a connection misbehaves."""
 
 import asyncio
 import time
@@ -58,6 +58,24 @@ async def a_server(answer: Callable[[asyncio.StreamWriter], Awaitable[None]]) ->
             await connection.closed
             over.set()
             await asyncio.sleep(0)
+
+
+async def test_both_front_doors_serve_two_stages():
+    async with a_rig(a_pipeline(2), {"stage-0": [FakeReplica()], "stage-1": [FakeReplica()]}) as rig:
+        status, answer, _ = await rig.rest(a_request(rows=3, value=5.0, id="7"))
+        np.testing.assert_array_equal(answer.outputs[0].array, np.full((3, 4), 7.0))
+        assert (status, answer.id, answer.model_name, answer.outputs[0].name) == (200, "7", "sample", "y")
+        assert answer.parameters["trimtab.stage-1.variant"] == "small"
+        assert answer.parameters["trimtab.stage-0.batch_size"] == 3
+        assert answer.parameters["trimtab.plan_generation"] == 1
+        assert answer.parameters["trimtab.expected_accuracy"] == pytest.approx(0.81)
+
+        answer = await rig.grpc(a_request(rows=2, value=1.0, id="8"))
+        np.testing.assert_array_equal(answer.outputs[0].array, np.full((2, 4), 3.0))
+        assert answer.id == "8"
+        assert 0 <= float(answer.parameters["trimtab.stage-0.queue_seconds"]) < 1
+
+        assert await rig.outcomes() == {"ok": 2}
 
 
 async def test_response_to_another_batch_is_discarded():

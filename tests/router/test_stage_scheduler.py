@@ -7,7 +7,7 @@ import pytest
 
 from tests.builders import a_pipeline, a_plan, a_variant
 from tests.clocks import FakeClock
-from tests.router.test_queue import Caller
+from tests.router.test_queue import Caller, a_work
 from trimtab_pipelines.stages import Stage
 from trimtab_router.request import NO_OPTIONS, RequestOptions
 from trimtab_router.scheduling.batch_outcomes import BatchFailed, Completed, NotReady, Rejected, ReplicaLost
@@ -54,35 +54,13 @@ class SchedulerScenario:
         assert ended == self.scheduler.on_batch_end
         self.sent.append(batch)
 
-    def observe_queue_seconds(self, seconds):
-        pass
-
-    def observe_batch(self, *observed):
-        pass
-
-    def count_escalated_rows(self, rows):
-        pass
-
-    def count_deduplicated_row(self, source):
-        self.stats_calls.append(source)
-
-    def count_early_prefill(self):
-        self.stats_calls.append("began early")
-
-    def count_cancelled_row(self):
-        self.stats_calls.append("abandoned")
-
-    def count_retry(self, reason):
-        self.stats_calls.append(reason)
-
-    def record_policy_error(self, error):
-        self.stats_calls.append(str(error))
-
-    def record_replica_error(self, message):
-        self.stats_calls.append(message)
-
-    def record_request_error(self, request_id, message):  # noqa: ARG002 - of a tally
-        self.stats_calls.append(message)
+    def __getattr__(self, name):
+        """Record the last value of each count and message."""
+        if not name.startswith(("observe_", "count_", "record_")):
+            raise AttributeError(name)
+        if name.startswith("observe_") or name == "count_escalated_rows":
+            return lambda *_: None
+        return lambda *values: self.stats_calls.append(str((name, *values)[-1]))
 
     def take(self, rows=1, deadline=100.0, value=0.0, options=NO_OPTIONS):
         x = np.full((rows, 4), value, np.float32)
@@ -242,6 +220,43 @@ def test_lost_batch_is_retried_and_two_losses_fail_it():
     assert top.take().reason == "SuspectedQueryOfDeath"
 
 
+def test_query_of_death_costs_two_replicas_and_no_neighbour():
+    top = SchedulerScenario(slots=5)
+    works = [top.take(value=value) for value in (1.0, 13.0, 2.0, 3.0)]
+    top.settle()
+    lost = []
+    for batch in top.sent:  # grows with each retry
+        if any(row_slice.array("x")[0, 0] == 13 for row_slice in batch.row_slices):
+            lost.append(batch.replica)
+            batch.replica.set_ready_variants(NOTHING)
+            top.scheduler.refresh_replicas()
+            top.end(batch, ReplicaLost("gone"))
+        else:
+            top.end(batch)
+
+    assert [why(work) for work in works] == [None, "ModelServerError", None, None]
+    assert len(set(lost)) == len(lost) == 2
+    assert top.take(value=13.0).reason == "SuspectedQueryOfDeath"
+    assert isinstance(top.take(value=4.0), StageRequest)
+
+
+def test_suspects_are_bounded_and_expire():
+    suspects = QueryOfDeathDetector(max_suspects=3, refused_seconds=10.0)
+    works = [a_work(rows=number + 1) for number in range(4)]
+    for number, work in enumerate(works):
+        suspects.add(work, float(number))
+
+    assert len(suspects) == 3
+    assert suspects.refusal_of(works[0], 4.0) is None  # the oldest made room
+    assert suspects.refusal_of(works[1], 10.9) is not None
+    assert suspects.refusal_of(works[1], 11.1) is None
+    other = a_work(rows=4)
+    other.inputs["x"][0, 0] = 99.0
+    assert suspects.refusal_of(other, 4.0) is None
+    assert suspects.refusal_of(works[3], 50.0) is None
+    assert len(suspects) == 0
+
+
 def test_undelivered_batch_is_not_suspected():
     top = SchedulerScenario(slots=1)
     work = top.take()
@@ -278,7 +293,8 @@ def test_prefetched_batch_is_not_blamed_for_the_one_before():
     }
 
 
-def test_batch_of_unready_replica_returns_to_the_queue():
+@pytest.mark.parametrize("returns", [True, False])
+def test_batch_of_unready_replica_returns_to_the_queue(returns):
     top = SchedulerScenario()
     work = top.take()
     top.settle()
@@ -289,8 +305,11 @@ def test_batch_of_unready_replica_returns_to_the_queue():
     assert [(row_slice.request, row_slice.attempts) for row_slice in top.scheduler.queue] == [(work, 0)]
     top.clock.run(9.9)
     assert why(work) is None
+    if returns:
+        top.slots[0].set_ready_variants(READY)
+        top.scheduler.refresh_replicas()
     top.clock.run(10.1)
-    assert why(work) == "NoReplica"
+    assert (why(work), len(top.sent)) == ((None, 2) if returns else ("NoReplica", 1))
 
 
 def test_only_the_invalid_row_of_a_rejected_batch_is_rejected():
@@ -307,15 +326,21 @@ def test_only_the_invalid_row_of_a_rejected_batch_is_rejected():
 
 
 @pytest.mark.parametrize(
-    ("repeatable", "again", "reason", "batches"),
-    [(True, True, "ModelServerError", 3), (True, False, "ModelServerError", 1), (False, True, "NotRepeatable", 1)],
+    ("repeatable", "ending", "reason", "batches"),
+    [
+        (True, BatchFailed("nonsense"), "ModelServerError", 3),
+        (True, BatchFailed("nonsense", retryable=False), "ModelServerError", 1),
+        (False, BatchFailed("nonsense"), "NotRepeatable", 1),
+        (False, ReplicaLost("nonsense"), "NotRepeatable", 1),
+    ],
+    ids=repr,
 )
-def test_failed_batch_is_retried_while_retryable(repeatable, again, reason, batches):
+def test_failed_batch_is_retried_while_retryable(repeatable, ending, reason, batches):
     top = SchedulerScenario(repeatable=repeatable)
     work = top.take()
     top.settle()
     while why(work) is None:
-        top.end(top.sent[-1], BatchFailed("nonsense", retryable=again))
+        top.end(top.sent[-1], ending)
 
     assert (why(work), len(top.sent)) == (reason, batches)
     assert top.stats_calls[-1] == "nonsense"

@@ -13,7 +13,7 @@ from aiohttp.streams import StreamReader
 from tests.router.chats import ChatReplica
 from trimtab_protocol import Tensor, rest
 from trimtab_protocol.chat.internal_wire import Chunk
-from trimtab_router.scheduling.batch_outcomes import Completed, ReplicaLost
+from trimtab_router.scheduling.batch_outcomes import BatchOutcome, Completed, ReplicaLost
 from trimtab_router.transport.stream_client import StreamClient, StreamRequest, _events
 
 OTHERS = 8
@@ -58,14 +58,15 @@ async def test_an_answer_that_begins_goes_ahead_of_those_that_go_on():
             stream.feed_eof()
 
 
-async def lost_at(port: int, begin_seconds: float) -> ReplicaLost:
-    """How a chat is lost at a replica there."""
-    messages = Tensor("messages", "BYTES", np.array([CHAT], object))
-    body, length = rest.encode_batch([[messages]], {}, "r")
+async def generate_at(port: int, begin_seconds: float, messages: bytes = CHAT) -> BatchOutcome:
+    """Outcome of a chat at a replica there."""
+    tensor = Tensor("messages", "BYTES", np.array([messages], object))
+    body, length = rest.encode_batch([[tensor]], {}, "r")
+    headers = {rest.HEADER_LENGTH: str(length)}
     streams = StreamClient("replica-0", f"127.0.0.1:{port}", lambda: None)
     try:
-        ending = await streams.generate(
-            StreamRequest("/v2/models/small/generate_stream", b"".join(body), {rest.HEADER_LENGTH: str(length)}),
+        return await streams.generate(
+            StreamRequest("/v2/models/small/generate_stream", b"".join(body), headers),
             point="default",
             begin_seconds=begin_seconds,
             gap_seconds=30.0,
@@ -73,29 +74,27 @@ async def lost_at(port: int, begin_seconds: float) -> ReplicaLost:
         )
     finally:
         await streams.close()
-    assert isinstance(ending, ReplicaLost), ending
-    return ending
 
 
 async def test_a_replica_that_dies_or_hangs_over_what_it_read_had_it():
     replica = ChatReplica(dies_reading=True)
     await replica.start()
-    died = await lost_at(replica.port, 30.0)
+    died = await generate_at(replica.port, 30.0)
     replica.dies_reading = False
     replica.gate.clear()
-    hung = await lost_at(replica.port, 1.0)
+    hung = await generate_at(replica.port, 1.0)
     await replica.stop()
 
-    assert died.delivered
-    assert hung.delivered
+    assert [isinstance(lost, ReplicaLost) and lost.delivered for lost in (died, hung)] == [True, True]
     assert len(replica.written) == 2
 
 
 async def test_a_replica_that_cannot_be_reached_did_not_have_it():
     with socket.socket() as bound:
         bound.bind(("127.0.0.1", 0))
-        ending = await lost_at(bound.getsockname()[1], 30.0)
+        ending = await generate_at(bound.getsockname()[1], 30.0)
 
+    assert isinstance(ending, ReplicaLost)
     assert not ending.delivered
 
 
@@ -104,18 +103,7 @@ async def test_a_large_chat_arrives_whole():
     replica = ChatReplica()
     await replica.start()
     said = [{"role": "user", "content": [{"type": "text", "text": text}]} for text in ("a" * 2**21, "b")]
-    body, length = rest.encode_batch(
-        [[Tensor("messages", "BYTES", np.array([json.dumps(said).encode()], object))]], {}, "r"
-    )
-    streams = StreamClient("replica-0", f"127.0.0.1:{replica.port}", lambda: None)
-    ending = await streams.generate(
-        StreamRequest("/v2/models/small/generate_stream", b"".join(body), {rest.HEADER_LENGTH: str(length)}),
-        point="default",
-        begin_seconds=30.0,
-        gap_seconds=30.0,
-        on_chunk=lambda _: None,
-    )
-    await streams.close()
+    ending = await generate_at(replica.port, 30.0, json.dumps(said).encode())
     await replica.stop()
 
     assert isinstance(ending, Completed), ending

@@ -1,7 +1,6 @@
 """Tenant and deadline of chats: set by the router over every protocol, whatever the chat contains."""
 
 import json
-import threading
 
 import grpc
 import numpy as np
@@ -14,8 +13,9 @@ from tests.router.test_chats import chatting
 from tests.router.test_queue import Caller
 from trimtab_protocol import InferRequest, Tensor
 from trimtab_protocol.chat.internal_wire import bytes_tensor
+from trimtab_protocol.messages import TensorHeader
 from trimtab_protocol.tensors import SLOW_VALUES_BYTES
-from trimtab_router.admission.tenant import MAX_INLINE_ROWS, MAX_OPTIONS_BYTES, options_inputs, set_tenant
+from trimtab_router.admission.tenant import MAX_INLINE_ROWS, MAX_OPTIONS_BYTES, is_slow_to_rewrite, options_inputs
 from trimtab_router.scheduling.stage_request import RowSlice, StageRequest
 from trimtab_router.transport.http_transport import _rows_with_deadline
 
@@ -52,17 +52,6 @@ async def test_rest_options_carry_tenant_and_deadline():
     assert sent == [{"max_tokens": 1} | ours, {"seed": 3} | ours]
     assert replica.written[2].options == ours
     assert replica.written[3].options == {"max_tokens": 1}
-
-
-async def test_only_the_deadline_makes_a_chat_urgent():
-    replica = ChatReplica()
-    async with chatting(replica, pipeline=a_chat_pipeline(slo=SLO)) as rig:
-        for micros in (3_000_000, 20_000_000, 0):
-            assert (await rig.rest(asked(STOLEN, parameters={"timeout": micros})))[0] == 200
-
-    left = [left_seconds(replica, chat) for chat in range(3)]
-    assert left == [pytest.approx(seconds, abs=1.0) for seconds in (3.0, 20.0, 5.0)]
-    assert all(given < seconds for given, seconds in zip(left, (3.0, 20.0, 5.0), strict=True))
 
 
 def test_queue_time_reduces_the_time_left():
@@ -105,21 +94,13 @@ async def test_options_rewritten_in_a_thread_carry_the_tenant():
     assert replica.written[0].options["tenant"] == "a"
 
 
-async def test_many_options_are_rewritten_in_a_thread(monkeypatch):
-    threads: list[int] = []
+def test_many_options_are_slow_to_rewrite():
+    few, many, others = (
+        TensorHeader(name, "BYTES", (rows,))
+        for name, rows in (("options", MAX_INLINE_ROWS), ("options", MAX_INLINE_ROWS + 1), ("messages", 9999))
+    )
 
-    def recorded(*args, **kwargs):
-        threads.append(threading.get_ident())
-        return set_tenant(*args, **kwargs)
-
-    monkeypatch.setattr("trimtab_router.admission.admission.set_tenant", recorded)
-    many = MAX_INLINE_ROWS + 1
-    async with chatting(ChatReplica(), pipeline=a_chat_pipeline(slo=SLO)) as rig:
-        await rig.rest(asked(b"{}"))
-        await rig.rest(asked(*(b'{"seed": %d}' % row for row in range(many)), rows=many))
-
-    assert threads[0] == threading.get_ident()
-    assert threads[1] != threading.get_ident()
+    assert [is_slow_to_rewrite(("options",), [tensor]) for tensor in (few, many, others)] == [False, True, False]
 
 
 @pytest.mark.parametrize("wrong", [b"[]", b"null", b"{", b"\xff", b"[" * 9999, b" " * MAX_OPTIONS_BYTES + b"{}"])

@@ -164,15 +164,31 @@ async def test_a_router_starts_from_its_files_without_an_api_server(tmp_path: Pa
         assert 'trimtab_plan_generation{namespace="shop",pipeline="sample"} 7.0' in metrics
 
 
+async def test_process_writes_plain_json_audit_lines(tmp_path: Path):
+    write_json(tmp_path / "endpoints.json", endpoints_of({"stage-0": []}))
+    async with (
+        a_process(tmp_path, "--endpoints", str(tmp_path / "endpoints.json")) as router,
+        aiohttp.ClientSession() as session,
+    ):
+        async with session.delete(f"{router.url}/stop") as answer:
+            assert answer.status == 404
+        router.process.terminate()
+        _, errors = await router.process.communicate()
+
+    lines = [json.loads(line) for line in errors.decode().splitlines() if line.startswith("{")]
+    assert [(line["method"], line["path"]) for line in lines] == [("DELETE", "/stop")]
+
+
 @pytest.mark.parametrize(
-    ("options", "code", "reason"),
+    ("pipeline", "options", "code", "reason"),
     [
-        ((), 2, "one of the arguments --endpoints --cluster is required"),
-        (("--cluster",), 1, "no Kubernetes credentials"),
+        (dump_yaml(PIPELINE), (), 2, "one of the arguments --endpoints --cluster is required"),
+        (dump_yaml(PIPELINE), ("--cluster",), 1, "no Kubernetes credentials"),
+        ("kind: InferencePipeline\n", ("--endpoints=e.json",), 2, "pipeline.yaml: metadata: Field required; spec:"),
     ],
 )
-async def test_a_router_that_cannot_know_its_replicas_says_so(tmp_path: Path, options, code, reason):
-    (tmp_path / "pipeline.yaml").write_text(dump_yaml(PIPELINE))
+async def test_process_that_cannot_start_says_why(tmp_path: Path, pipeline, options, code, reason):
+    (tmp_path / "pipeline.yaml").write_text(pipeline)
     files = ["--no-proxy", "--pipeline", str(tmp_path), "--plan", str(tmp_path / "plan.json")]
     process = await asyncio.create_subprocess_exec(
         *(sys.executable, "-m", "trimtab_router", *files, *options),

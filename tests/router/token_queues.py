@@ -5,8 +5,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from tests.router.test_queue import Caller
-from trimtab_router.request import RequestOptions
+from tests.router import test_queue
 from trimtab_router.scheduling.policies.interface import Escalation, Point, SchedulerView
 from trimtab_router.scheduling.queue import DeadlineQueue
 from trimtab_router.scheduling.stage_request import RowSlice, StageRequest
@@ -33,17 +32,8 @@ def a_work(
     deadline: float, *, utility: float = 1.0, task: str = "cars", rows: int = 1, at: float = 0.0, floor: float = 0.0
 ) -> StageRequest:
     """Rows of one request, which came at a moment."""
-    wish = RequestOptions(utility=utility, task=task)
-    return StageRequest(
-        Caller(),
-        "s",
-        rows,
-        {"x": np.zeros((rows, 1), np.float32)},
-        deadline=deadline,
-        now=at,
-        options=wish,
-        accuracy_floor=floor,
-    )
+    work: StageRequest = test_queue.a_work(rows, deadline, now=at, utility=utility, task=task, floor=floor)
+    return work
 
 
 def a_view(

@@ -1,6 +1,6 @@
 """Hostile chats to a served model, with Envoy and without: response, and the router's memory and processor time.
 
-tests/router/test_hostile_chats.py sends them to a router in the test's own process.
+tests/router/test_chats.py sends them to a router in the process of the test.
 """
 
 import json

@@ -202,6 +202,13 @@ def json_zeros() -> Iterator[bytes]:
     yield post(INFER, start + b"0," * count + b"0]}]}")
 
 
+def mebibyte_of(value: bytes) -> bytes:
+    """JSON values, each of which is an object in memory."""
+    count = MEBIBYTE // (len(value) + 1) - 100
+    start = b'{"inputs":[{"name":"x","shape":[1,%d],"datatype":"FP32","data":[' % (count + 1)
+    return post(INFER, start + (value + b",") * count + value + b"]}]}")
+
+
 def many_parameters() -> Iterator[bytes]:
     """Of a tensor and of the request."""
     parameters = {f"p{n}": n for n in range(500_000)}
@@ -233,6 +240,7 @@ def many_tensors() -> Iterator[bytes]:
     ("requests", "codes"),
     [
         pytest.param(json_zeros, TOO_LARGE, id="60 MB of JSON zeros"),
+        pytest.param(lambda: map(mebibyte_of, (b"0.5", b"[]")), SERVED_OR_NOT, id="JSON of fractions and of lists"),
         pytest.param(many_parameters, TOO_LARGE | {"200", "504"}, id="500,000 parameters"),
         pytest.param(
             lambda: [binary(bytes(60_000_000), [15_000_000, 1], "BYTES")], TOO_LARGE, id="BYTES of zero lengths"

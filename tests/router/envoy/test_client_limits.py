@@ -1,13 +1,12 @@
 """Limits per client at a real Envoy, and its timeouts."""
 
 import asyncio
-import io
 from typing import Any
 
 import grpc
 import pytest
 
-from tests.router.envoy.http_clients import JSON_BODY, PATH, call, code, post
+from tests.router.envoy.http_clients import PATH, call, code, post
 from tests.router.envoy.test_api_keys import line
 from tests.router.fakes import FakeReplica, Rig, a_pipeline, a_rig
 from trimtab_pipelines.edge_settings import EdgeSettings
@@ -83,15 +82,6 @@ async def test_client_concurrency_is_limited_by_the_settings(tmp_path):
         replica.gate.set()
         assert (await first).status == (await other).status == 200
         assert (await post(rig, ("x-api-key", alice))).status == 200
-
-
-async def test_the_bytes_of_one_client_are_bounded_by_the_settings(tmp_path):
-    edge, alice, bob = two_clients(tmp_path, inFlight="100Ki")
-    async with a_rig(PIPELINE, {"stage-0": [FakeReplica()]}, edge=edge) as rig:
-        for key in (alice, bob):
-            refused = await post(rig, ("x-api-key", key), body=io.BytesIO(JSON_BODY + bytes(200_000)))
-            assert (refused.status, refused.headers["x-trimtab-reason"]) == (429, "ClientBytesLimited")
-            assert (await post(rig, ("x-api-key", key))).status == 200
 
 
 async def test_slow_body_is_refused_and_closed():

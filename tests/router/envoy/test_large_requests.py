@@ -4,30 +4,20 @@ import asyncio
 import io
 from collections import Counter
 
-import aiohttp
 import numpy as np
 import pytest
-from aiohttp import web
 
-from tests.router.envoy.fake_router import a_fake_router
+from tests.builders import a_stage
 from tests.router.envoy.http_clients import Reply, post
-from tests.router.envoy.test_client_limits import HEAD
-from tests.router.fakes import FakeReplica, Rig, a_pipeline, a_rig, until
-from trimtab.local.envoy_process import make_sockets
+from tests.router.fakes import FakeReplica, Rig, a_pipeline, a_rig
 from trimtab_protocol import InferRequest, RequestedOutput, Tensor, rest
-from trimtab_router.envoy.bootstrap import LARGE_REQUEST_BYTES, MIN_LARGE_IN_FLIGHT, large_request_limits
+from trimtab_router.envoy.bootstrap import MIN_LARGE_IN_FLIGHT, large_request_limits
 from trimtab_router.envoy.route_discovery import MAX_BUFFERED_BYTES
 from trimtab_router.limits import MEBIBYTE
 
-READ_BYTES = 128 * 1024
-"""What Envoy takes from a socket at a time, full as its buffer may be by then."""
-STAGE = {
-    "name": "stage-0",
-    "inputs": [{"name": "x", "from": "request.inputs.x"}],
-    "outputs": [{"name": "y", "datatype": "FP32", "shape": [-1]}],
-    "variants": [{"name": "small", "family": "echo", "storageUri": "random://?seed=1", "accuracy": 0.9}],
-}
-WIDE = a_pipeline([STAGE], inputs=[{"name": "x", "datatype": "FP32", "shape": [-1]}])
+ANY_WIDTH = {"datatype": "FP32", "shape": [-1]}
+STAGE = a_stage("stage-0", outputs=[{"name": "y", **ANY_WIDTH}])
+WIDE = a_pipeline([STAGE], inputs=[{"name": "x", **ANY_WIDTH}])
 X = np.zeros((1, 300 * 1024 // 4), np.float32)
 
 
@@ -84,37 +74,3 @@ def test_large_request_limit_fits_half_of_envoys_memory(window, heap_mebibytes, 
 
     assert bounds["max_requests"] == most
     assert bounds["max_connections"] > most, "with one for each, who is too many would wait for another's end"
-
-
-async def test_large_request_memory_in_envoy_is_bounded():
-    reads, came, sockets = asyncio.Event(), [], make_sockets()
-
-    async def answer(request: web.BaseRequest) -> web.Response:
-        came.append(request)
-        await reads.wait()
-        return web.Response(text="{}")
-
-    async with (
-        a_fake_router(answer, sockets=sockets) as ports,
-        aiohttp.ClientSession(connector=aiohttp.UnixConnector(str(sockets.envoy_admin))) as envoy,
-    ):
-
-        async def allocated_bytes() -> int:
-            async with envoy.get("http://envoy/memory") as response:
-                return int((await response.json())["allocated"])
-
-        seen = [await allocated_bytes()]
-        callers = [await asyncio.open_connection("127.0.0.1", ports.rest_port) for _ in range(MIN_LARGE_IN_FLIGHT)]
-        for _, writer in callers:
-            writer.write(HEAD + b"content-length: 8000000\r\n\r\n" + bytes(7_000_000))
-        await until(lambda: len(came) == MIN_LARGE_IN_FLIGHT)
-        async with asyncio.timeout(60):
-            while len(seen) < 10 or max(seen[-5:]) - min(seen[-5:]) > MEBIBYTE / 4:  # until it takes no more
-                seen.append(await allocated_bytes())
-                await asyncio.sleep(0.1)  # there is no event for that
-        for _, writer in callers:
-            writer.transport.abort()
-        reads.set()
-
-        most_held = LARGE_REQUEST_BYTES + 2 * READ_BYTES
-        assert seen[-1] - seen[0] < MIN_LARGE_IN_FLIGHT * most_held

@@ -76,7 +76,7 @@ async def test_unknown_paths_have_a_reason_and_are_counted(method: str, path: st
             assert (answer.status, answer.headers.get("x-trimtab-reason")) == (status, reason)
         assert await scraped(rig) == {"refused": 1}
         assert refused(rig) == {({404: "NOT_FOUND", 405: "METHOD_NOT_ALLOWED"}[status], reason): 1}
-        assert await rig.metric("trimtab_client_errors_total") == 1
+        assert rig.value("trimtab_client_errors_total") == 1
 
 
 async def test_proxy_rejections_are_counted_with_reasons(tmp_path):
@@ -117,7 +117,7 @@ async def test_proxy_rejections_are_counted_with_reasons(tmp_path):
         while (await post(rig, known)).status != 429:
             pass
         assert await code(rig, known) == "RESOURCE_EXHAUSTED"
-        ok = int(await rig.metric("trimtab_requests_total", outcome="ok"))
+        ok = int(rig.value("trimtab_requests_total", outcome="ok"))
         assert await scraped(rig) == {"ok": ok, "refused": 12}
         assert refused(rig) == {
             ("UNAUTHENTICATED", "Unauthenticated"): 2,
@@ -129,11 +129,8 @@ async def test_proxy_rejections_are_counted_with_reasons(tmp_path):
             ("NOT_FOUND", "NotFound"): 1,
             ("RESOURCE_EXHAUSTED", "ClientRateLimited"): 2,
         }
-        assert sum(rig.router.arrivals.history(*now_and_seconds())) == ok, "who may not come is no load to plan for"
-
-
-def now_and_seconds() -> tuple[float, int]:
-    return time.time() + 1.0, 600
+        assert rig.value("trimtab_client_errors_total") == 12
+        assert sum(rig.router.arrivals.history(time.time() + 1.0, 600)) == ok, "who may not come is no load to plan for"
 
 
 async def test_rejections_are_counted_without_a_scrape(tmp_path):
@@ -170,7 +167,7 @@ async def test_excess_requests_are_overload_and_planned_for():
         outcomes = await scraped(rig)
         assert outcomes["refused"] == 1 + statuses.count(429)
         assert refused(rig) == {("RESOURCE_EXHAUSTED", "Overload"): outcomes["refused"]}
-        assert sum(rig.router.arrivals.history(*now_and_seconds())) == sum(outcomes.values())
+        assert sum(rig.router.arrivals.history(time.time() + 1.0, 600)) == sum(outcomes.values())
 
 
 async def test_rejections_of_an_absent_router_are_counted_later():
@@ -227,19 +224,6 @@ async def test_access_log_has_one_line_per_request_and_no_secret(tmp_path):
         assert (uncalled["grpc_status"], uncalled["reason"]) == ("Unauthenticated", "Unauthenticated")
         assert (bad["status"], bad["reason"]) == (400, "InvalidArgument")
         assert len(bad["request_id"]) <= 128
-
-
-async def test_access_log_has_configured_client_fields():
-    edge = settings(accessLog="All", accessLogFields=["user_agent", "forwarded_for", "tls_version"])
-    async with a_rig(PIPELINE, {"stage-0": [FakeReplica()]}, edge=edge) as rig:
-        await post(rig, ("user-agent", "curl/8" + "x" * 300), ("x-forwarded-for", "192.0.2.1"))
-        (reply,) = await lines_of(rig, lambda found: len(found) >= 1)
-    assert (reply["user_agent"], reply["forwarded_for"], reply["tls_version"]) == (
-        "curl/8" + "x" * 250,
-        "192.0.2.1",
-        None,
-    )
-    assert "authority" not in reply
 
 
 @pytest.mark.parametrize(("which", "reply"), [("Off", 0), ("Refused", 3)])

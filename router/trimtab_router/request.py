@@ -49,7 +49,6 @@ class RequestOptions:
 
     @property
     def only_latency(self) -> bool:
-        """Whether the request asks for no more than a response in time."""
         return not self.accuracy_floor and not self.task and self.utility == 1.0 and self.priority == DEFAULT_PRIORITY
 
     def min_accuracy(self, rows: int) -> float:

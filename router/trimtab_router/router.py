@@ -132,12 +132,10 @@ class Router:
 
     @property
     def _active_schedulers(self) -> list[StageScheduler]:
-        """Schedulers of stages with traffic."""
         return [scheduler for name, scheduler in self.schedulers.items() if name not in self._executor.idle_stages]
 
     @property
     def max_request_seconds(self) -> float:
-        """Time after which every request has been answered or refused."""
         return self._resolver.max_timeout_seconds + self.limits.grace_seconds + self.limits.hang_seconds
 
     async def infer(self, call: Call) -> InferResponse:
@@ -200,7 +198,6 @@ class Router:
         scheduler.refresh_replicas()
 
     async def model_metadata(self, stage: str, variant: str) -> dict[str, dict[str, Any]]:
-        """Metadata of a variant by the names of its ready replicas."""
         return await self._http[stage].model_metadata(variant) if stage in self._http else {}
 
     def state(self) -> RouterState:
@@ -234,11 +231,9 @@ class Router:
             self._table_builder.submit(self._policy.prepare(model.points(variant), model.max_batch_rows(variant)))
 
     def wait_for_tables(self) -> None:
-        """Block until the policy's tables for all applied plans are computed."""
         self._table_builder.submit(int).result()
 
     def _limit_bounds(self) -> LimitBounds | None:
-        """Bounds that the ready replicas set, None while a stage has none."""
         rows = self.accounting.rows_per_request.expected(self._clock.now)
         stages = [
             (scheduler.capacity(), rows.get(scheduler.stage.name) or 1.0) for scheduler in self._active_schedulers

@@ -58,12 +58,7 @@ class RouterOptions:
 
 
 async def serve(options: RouterOptions) -> None:
-    """Serve until SIGTERM or SIGINT.
-
-    Raises:
-        DocumentError: the pipeline is invalid.
-        RuntimeError: there is no cluster, the settings require Envoy, or the TLS identity is unusable.
-    """
+    """Serve until a signal. DocumentError: invalid pipeline. RuntimeError: no cluster, Envoy or usable TLS identity."""
     if options.sockets is None and (options.edge.authenticates or options.edge.tls):
         raise RuntimeError("--no-proxy cannot be combined with TLS, API keys or JWT: Envoy provides them")
     pipeline = _in_namespace(load_pipeline(options.pipeline), options.namespace)

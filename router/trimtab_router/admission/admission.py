@@ -41,11 +41,7 @@ class Admission:
         self._collection: asyncio.TimerHandle | None = None
 
     async def admit(self, arrived_at: float, client: str = "") -> Reservation:
-        """Admit a request, at its turn of the event loop, until its reservation ends.
-
-        Raises:
-            Refusal: overload, or too many requests of its client.
-        """
+        """Admit a request at its turn of the event loop. Raises Refusal: overload, or the client has too many."""
         self.concurrency.check_capacity()
         reservation = self.memory.reservation(client)
         try:
@@ -56,13 +52,10 @@ class Admission:
         return reservation
 
     async def parse(self, pending: PendingRequest, reservation: Reservation) -> Call:
-        """Validate a request, decode its tensors and set its tenant, in a thread if that is slow.
+        """Validate and decode a request, its description before any value, in a thread if that is slow.
 
-        The description is validated before any value is decoded. The reservation grows by the memory of decoding.
-
-        Raises:
-            Refusal: the request is invalid, or memory is short.
-            ProtocolError: values that do not match their description.
+        The reservation grows by the memory of decoding. Raises Refusal, or ProtocolError for values that contradict the
+        description.
         """
         if not (pending.slow or is_slow_to_rewrite(self._options_inputs, pending.inputs)):
             return self._parse(pending, reservation.client)
@@ -77,7 +70,6 @@ class Admission:
         return call
 
     def _parse(self, pending: PendingRequest, client: str) -> Call:
-        """Parse a request and set its tenant. Thread-safe."""
         call = parse_request(self._pipeline.name, self._pipeline.spec, pending)
         if self._options_inputs:
             set_tenant(call, self._options_inputs, client)

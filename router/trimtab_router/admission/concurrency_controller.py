@@ -33,7 +33,6 @@ class ConcurrencyController:
         self._nearly_full = asyncio.Event()
 
     def check_capacity(self) -> None:
-        """Raise Refusal if the concurrency limit is reached."""
         self._schedule_sample()
         if self._memory.active_requests >= self.concurrency_limit.limit:
             self.note_overload()

@@ -47,7 +47,6 @@ class MemoryBudget:
 
     @property
     def active_requests(self) -> int:
-        """Requests admitted whose bodies have arrived."""
         return self.requests - self._receiving
 
     @contextmanager
@@ -116,7 +115,6 @@ class Reservation(AbstractContextManager["Reservation"]):
         self.response_bytes = 0
 
     def grow(self, size_bytes: int) -> None:
-        """Reserve more bytes. Raises Refusal if they do not fit."""
         self._budget.reserve(self.client, self.size_bytes, size_bytes)
         self.size_bytes += size_bytes
         self._requested_bytes += size_bytes
@@ -131,7 +129,6 @@ class Reservation(AbstractContextManager["Reservation"]):
             self.size_bytes += size_bytes
 
     def mark_served(self) -> None:
-        """The request is served. Only its response is still being read."""
         if not self._served:
             self._served = True
             self._budget.requests -= 1
@@ -178,7 +175,6 @@ class ClientQuotas:
         return len(self._requests)
 
     def add_request(self, client: str) -> None:
-        """Count a request. Raises Refusal if its client has too many."""
         if not client:
             return
         requests = self._requests.get(client, 0)
@@ -197,7 +193,6 @@ class ClientQuotas:
             self._bytes.pop(client, None)
 
     def reserve(self, client: str, size_bytes: int) -> None:
-        """Reserve bytes. Raises Refusal if they exceed the client's bound."""
         held = self._bytes.get(client, 0)
         if client and 0 < self._max_bytes < held + size_bytes:
             cause = (

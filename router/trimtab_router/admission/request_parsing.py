@@ -31,12 +31,7 @@ _STATEFUL = ("sequence_id", "sequence_start", "sequence_end")
 
 
 def parse_request(pipeline: str, spec: InferencePipelineSpec, pending: PendingRequest) -> Call:
-    """Decode a request and validate it with its values.
-
-    Raises:
-        Refusal: as `validate_header`, and INVALID_ARGUMENT for numbers that are not finite.
-        ProtocolError: values that do not match their description.
-    """
+    """Decode and validate a request. Raises Refusal, or ProtocolError for values that contradict their description."""
     outputs, options = validate_header(pipeline, spec, pending.request, pending.inputs)
     tensors = [decoder() for decoder in pending.decoders]
     for tensor in tensors:
@@ -69,11 +64,7 @@ def decoded_bytes(call: Call) -> int:
 def validate_header(
     pipeline: str, spec: InferencePipelineSpec, request: InferRequest, inputs: Sequence[TensorLike]
 ) -> tuple[tuple[str, ...], RequestOptions]:
-    """Validate a request's description, without its values. Returns its requested outputs and its options.
-
-    Raises:
-        Refusal: NOT_FOUND for another model or version, else INVALID_ARGUMENT that names the tensor or parameter.
-    """
+    """Return the requested outputs and the options of a request whose values are still unread. Raises Refusal."""
     check_model(pipeline, request.model_name, request.model_version)
     for name in _STATEFUL:
         if request.parameters.get(name):

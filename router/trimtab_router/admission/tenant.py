@@ -36,16 +36,7 @@ def is_slow_to_rewrite(names: tuple[str, ...], inputs: Iterable[TensorHeader]) -
 
 
 def set_tenant(call: Call, names: tuple[str, ...], client: str) -> None:
-    """Write the tenant into each row of the options inputs, and add inputs that are absent. Dispatch adds the deadline.
-
-    Args:
-        call: a request with one row per chat.
-        names: result of `options_inputs`.
-        client: tenant of the chats, empty if unknown.
-
-    Raises:
-        Refusal: options that are not a JSON object or are too long.
-    """
+    """Write the tenant into each chat's row. Raises Refusal for options that are no JSON object or too long."""
     inputs = dict(call.inputs)
     rows = len(next(iter(inputs.values())))
     for name in names:

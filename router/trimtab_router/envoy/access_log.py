@@ -67,10 +67,7 @@ def tracing(pipeline: str) -> Json:
 
 
 def _count() -> Json:
-    """Count responses by detail, status and reason. Envoy's own responses are added to the router's counts.
-
-    The reason is needed because a gRPC error has status 200.
-    """
+    """Count responses by detail, status and reason: a gRPC error has status 200."""
     tags = [
         {"name": "detail", "value_format": "%RESPONSE_CODE_DETAILS%"},
         {"name": "status", "value_format": "%RESPONSE_CODE%"},

@@ -79,7 +79,6 @@ class EnvoyAdmin:
         await self._request("POST", f"/runtime_modify?{query}")
 
     async def drain_gracefully(self) -> None:
-        """Ask clients to connect elsewhere, while requests are still served."""
         await self._post("/drain_listeners?graceful&skip_exit")
 
     async def stop_listening(self) -> None:

@@ -38,7 +38,6 @@ def key_digest(key: str) -> str:
 
 
 def format_entry(key: HashedKey) -> str:
-    """Entry of a key in a Secret or, after its client's name, in a file."""
     return " ".join([f"sha256:{key.digest}", *sorted(key.pipelines)])
 
 

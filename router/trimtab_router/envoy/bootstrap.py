@@ -128,7 +128,6 @@ def _listener(settings: EdgeSettings, socket_folder: SocketFolder, manager: Json
 
 
 def _connections(settings: EdgeSettings, socket_folder: SocketFolder, pipeline: str, *, traced: bool) -> Json:
-    """HTTP connection manager: REST and gRPC, HTTP/1.1 and HTTP/2, on either port."""
     timeouts = settings.timeouts
     fields: Json = {
         "stat_prefix": "proxy",
@@ -192,10 +191,7 @@ def _from_router() -> Json:
 
 
 def _overload(settings: EdgeSettings, pressure: Path) -> Json:
-    """Overload manager: release free memory, reset the largest streams, then accept no more requests and connections.
-
-    In a flood the router sets the share of requests that is rejected unread.
-    """
+    """Release free memory, reset the largest streams, then accept no more requests and connections."""
     heap, connections, pressure_monitor = (
         "envoy.resource_monitors.fixed_heap",
         "envoy.resource_monitors.global_downstream_max_connections",

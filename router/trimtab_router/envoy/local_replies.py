@@ -26,7 +26,6 @@ _UNSUPPORTED = "%REQ(:PATH):200% is not supported: "
 
 
 def local_replies(max_payload_bytes: int, max_headers_kib: int, *, chats: bool = False) -> Json:
-    """Configuration of local replies: JSON for REST, text for gRPC."""
     sizes = (
         _mapper(
             _status(413),

@@ -73,5 +73,4 @@ class OverloadController:
 
 
 def write_pressure(file: Path, share: float) -> None:
-    """Set the share of all requests, 0 to 1, that Envoy rejects unread."""
     write_atomically(file, f"{share:.2f}")

@@ -49,11 +49,7 @@ def command(envoy: str, *config: str) -> list[str]:
 def write_config(
     settings: EdgeSettings, socket_folder: SocketFolder, *, pipeline: str, otlp: str | None = None
 ) -> Path:
-    """Write Envoy's configuration next to the sockets. Returns its path. The arguments are those of `bootstrap`.
-
-    Raises:
-        DocumentError: a certificate is unusable. Envoy would start and refuse every connection.
-    """
+    """Write Envoy's configuration and return its path. Raises DocumentError for an unusable certificate."""
     folder = socket_folder.sockets.folder
     if settings.tls is not None:
         check_certificates(settings.tls)

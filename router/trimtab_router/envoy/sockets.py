@@ -12,7 +12,6 @@ class Sockets:
 
     @property
     def requests(self) -> Path:
-        """The router's socket for client requests."""
         return self.folder / "requests.sock"
 
     @property
@@ -27,7 +26,6 @@ class Sockets:
 
     @property
     def envoy_admin(self) -> Path:
-        """Envoy's admin socket."""
         return self.folder / "envoy.sock"
 
     @property

@@ -14,14 +14,7 @@ _SERVER = "server"
 
 
 def terminator_bootstrap(identity: ReplicaIdentity, *, port: int, served_port: int, folder: Path) -> Json:
-    """Envoy's complete configuration.
-
-    Args:
-        identity: certificate to present, and certificates to accept.
-        port: port for routers.
-        served_port: port of the server on loopback.
-        folder: folder of the files of `certificate_files`.
-    """
+    """Envoy's complete configuration. `port` is for routers, `served_port` that of the server on loopback."""
     proxy = typed(
         "envoy.filters.network.tcp_proxy",
         "envoy.extensions.filters.network.tcp_proxy.v3.TcpProxy",
@@ -55,7 +48,6 @@ def terminator_bootstrap(identity: ReplicaIdentity, *, port: int, served_port: i
 
 
 def certificate_files(identity: ReplicaIdentity) -> Mapping[str, Json]:
-    """Contents by name of the files that name Envoy's certificates."""
     return certificates.discovery_files(_tls(identity))
 
 

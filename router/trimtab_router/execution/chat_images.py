@@ -36,11 +36,7 @@ _Size = tuple[str, int, int]
 
 
 def fan_out_images(inputs: Mapping[str, Array]) -> dict[str, Array]:
-    """One row per image of each chat, with the other inputs of its chat.
-
-    `images` [chats, images] become [rows, 1], rows of other inputs are repeated, and each row gets the number of images
-    in its chat and its index there.
-    """
+    """Rows [rows, 1], one per image of each chat, with its chat's inputs, number of images, and index among them."""
     images = inputs[IMAGES_INPUT]
     per_chat = images.shape[1] if images.ndim > 1 else 1
     rows = {name: np.repeat(array, per_chat, axis=0) for name, array in inputs.items() if name != IMAGES_INPUT}
@@ -53,10 +49,7 @@ def fan_out_images(inputs: Mapping[str, Array]) -> dict[str, Array]:
 
 
 def image_identities(rows: Mapping[str, Array]) -> Sequence[Hashable]:
-    """Identity of each row of `fan_out_images`: equal if one encoding serves both. Empty if a tenant is unknown.
-
-    It consists of its tenant, whether it is the only image of its chat, and its file.
-    """
+    """Tenant, whether the image is its chat's only one, and file of each row. Empty if a tenant is unknown."""
     files, options = rows[IMAGES_INPUT].reshape(-1), rows.get(OPTIONS)
     if files.dtype != np.object_:
         return ()
@@ -83,7 +76,6 @@ def join_embeddings(outputs: Mapping[str, Array], chats: int) -> dict[str, Array
 
 
 def image_lookup(identity: Hashable) -> bytes:
-    """Request body that asks a replica for the cached embedding of an image identity."""
     tenant, only_image, file = cast("tuple[str, bool, bytes]", identity)
     return ShareRequest(of=ImageIdentity(file=sha256(file).hexdigest(), tenant=tenant, alone=only_image)).json_bytes()
 
@@ -121,7 +113,6 @@ class ImageSizeCache:
         return len(self._results)
 
     def record(self, encoder: str, file: bytes, result: EncodedImage) -> None:
-        """Record an encoded image. The least recently used size is discarded."""
         size = _size(file)
         if size is not None:
             self._results[encoder, *size] = result
@@ -146,7 +137,6 @@ class PartialImages:
 
     @property
     def has_first(self) -> bool:
-        """Whether the first image is encoded: prefill can start with it."""
         return 0 in self._encoded
 
     @property
@@ -185,7 +175,6 @@ class PartialImages:
 
 
 def arrived_images_body(images: Mapping[int, bytes]) -> bytes:
-    """Request body that announces encoded images to a replica that waits for them."""
     arrived = ((index, ref) for index, reference in images.items() for ref in parse_refs(reference))
     return dump_arrived(
         ArrivedImage(image=index, url=ref.url, rows=ref.rows, columns=ref.columns, digest=ref.digest)

@@ -142,10 +142,7 @@ class PipelineExecutor:
         return True
 
     def on_images_encoded(self, state: "RequestState", encoder: str, start: int, references: Array) -> None:
-        """Start the prefill of a partly encoded chat, or send it more images.
-
-        Only for requests of one chat with several images, and replicas that accept partial inputs.
-        """
+        """Start the prefill of a partly encoded single chat, or send it more images."""
         images = state.partial_images
         if images is None:
             files = state.cursor.chat_images(encoder) if self._accepts_partial_images(encoder) else []
@@ -268,7 +265,6 @@ class RequestState:
             self.call.listener(row, chunk)
 
     def on_rows_completed(self, request: StageRequest, start: int, outputs: Mapping[str, Array]) -> None:
-        """Note encoded images while others of the request are not encoded yet."""
         if self.done or request.stage not in self.executor.encode_schedulers:
             return
         references, earlier = outputs[EMBEDDINGS_INPUT], self.embeddings.get(request.stage)
@@ -343,7 +339,6 @@ class RequestState:
 
     @property
     def accuracy(self) -> float:
-        """Expected accuracy of the stages served so far."""
         return response_accuracy(self.served, self.rows_by_stage)
 
     def response_parameters(self) -> dict[str, bool | str | int | float]:

@@ -102,7 +102,6 @@ class Graph:
         return next(tensor.datatype for tensor in tensors if tensor.name == name)
 
     def downstream(self, stage: str) -> tuple[str, ...]:
-        """Stages that read an output of this stage."""
         return tuple(name for name, node in self._nodes.items() if stage in node.upstream)
 
 
@@ -129,7 +128,6 @@ class GraphCursor:
 
     @property
     def finished(self) -> bool:
-        """Whether no stage runs or waits."""
         return not self._running and not self._waiting
 
     @property
@@ -179,10 +177,7 @@ class GraphCursor:
         return list(inputs[IMAGES_INPUT].reshape(-1)) if IMAGES_INPUT in inputs else []
 
     def start_early(self, encoder: str, references: Array) -> ReadyStage | None:
-        """Stage that reads an encoder's images, before all of them are encoded. It counts as running from now on.
-
-        `references` are each row's images, including those still being encoded.
-        """
+        """Start the stage that reads an encoder's images; `references` include images still being encoded."""
         for node in self._waiting:
             key = f"{encoder}.outputs.{EMBEDDINGS_INPUT}"
             if any(read.key == key for read in node.reads) and node.upstream - self._done == {encoder}:

@@ -35,11 +35,7 @@ class RequestResolver:
         self.max_timeout_seconds = MAX_TIMEOUT_SLOS * spec.slo.latency_seconds
 
     def resolve(self, call: Call, on_end: Callable[[RequestState], None]) -> RequestState:
-        """State of a request that `PipelineExecutor.advance` starts. `on_end` is called once when the request ends.
-
-        Raises:
-            Refusal: the current plan cannot grant its options, or its task has no index.
-        """
+        """State of a request. `on_end` is called once. Raises Refusal if the plan cannot grant its options or task."""
         options = call.options
         inputs = call.inputs
         task_stages: Collection[str] = ()

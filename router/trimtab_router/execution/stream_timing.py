@@ -49,7 +49,6 @@ class StreamTiming:
         return max(spans, default=0.0)
 
     def meets(self, slo: ServiceLevel) -> bool:
-        """Whether time to first token and time per output token meet the SLO, if it sets them."""
         late = (
             slo.time_to_first_token_seconds is not None
             and (self.time_to_first_token or 0.0) > slo.time_to_first_token_seconds

@@ -21,10 +21,7 @@ EXTENSIONS = ("binary_tensor_data",)
 
 
 def model_metadata(pipeline: InferencePipeline) -> dict[str, Any]:
-    """A pipeline as a model of the V2 protocol. The first dimension, the rows, is free.
-
-    The parameters name optional inputs, and the inputs and accuracy of each listed operating point.
-    """
+    """A pipeline as a model of the V2 protocol, with optional inputs and points. The first dimension, rows, is free."""
     spec = pipeline.spec
     outputs = []
     for output in spec.outputs:
@@ -52,7 +49,6 @@ def _optional(tensor: RequestInput) -> dict[str, Any]:
 
 
 def _points(spec: InferencePipelineSpec) -> Parameters:
-    """Inputs and accuracy of each listed operating point."""
     parameters: dict[str, bool | str | int | float] = {}
     for stage in spec.stages:
         for variant in stage.variants:

@@ -57,7 +57,6 @@ class AdminIngress:
         return web.Server(self.answer, access_log=None)
 
     async def answer(self, request: web.BaseRequest) -> web.Response:
-        """Serve a request and write its audit line."""
         key_client = ""
         if request.path.startswith(f"{TASKS_PATH}/"):
             response, key_client = await self._task_api.change_task(request)

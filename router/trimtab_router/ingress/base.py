@@ -53,8 +53,7 @@ class Ingress(ABC):
         """Serve a request; a Refusal becomes an error response."""
 
     @abstractmethod
-    def refuse(self, request: web.BaseRequest, refusal: Refusal) -> web.StreamResponse:
-        """Error response."""
+    def refuse(self, request: web.BaseRequest, refusal: Refusal) -> web.StreamResponse: ...
 
     async def admit(self, request: web.BaseRequest, arrived_at: float) -> Reservation:
         """Admit a request until its reservation ends. Raises Refusal, already counted."""
@@ -79,7 +78,6 @@ class Ingress(ABC):
     def describe(
         self, call: Call, request: web.BaseRequest, reservation: Reservation, arrived_at: float, call_id: str
     ) -> None:
-        """Set what the transport knows about a call."""
         trace_parent = request.headers.get("traceparent", "")
         call.arrived_at = arrived_at
         call.request_id = call_id
@@ -113,14 +111,12 @@ class V2Ingress(Ingress):
         return None
 
     @abstractmethod
-    def encode(self, call: Call, response: InferResponse) -> tuple[Sequence[Buffer], dict[str, str]]:
-        """Body of a response in parts, and headers."""
+    def encode(self, call: Call, response: InferResponse) -> tuple[Sequence[Buffer], dict[str, str]]: ...
 
     @abstractmethod
     async def send(
         self, request: web.BaseRequest, buffers: Sequence[Buffer], headers: dict[str, str]
-    ) -> web.StreamResponse:
-        """Send an encoded response."""
+    ) -> web.StreamResponse: ...
 
 
 def json_response(content: object, status: int = 200, headers: Mapping[str, str] | None = None) -> web.Response:

@@ -18,10 +18,7 @@ _MAX_JWKS_BYTES = 2**20
 
 
 class EnvoyControl:
-    """HTTP handler of the control socket. If the settings name API keys, it serves no routes before they are read.
-
-    Requests end within `max_seconds`.
-    """
+    """HTTP handler of the control socket: no routes before the keys are read; requests end within `max_seconds`."""
 
     def __init__(self, settings: EdgeSettings, *, namespace: str, pipeline: str, max_seconds: float) -> None:
         self.settings = settings

@@ -148,7 +148,6 @@ class GrpcIngress(V2Ingress):
         return reply
 
     async def _message(self, request: web.BaseRequest, reservation: Reservation, max_bytes: int) -> Buffer:
-        """The one message of a unary call, decompressed."""
         body = await read_body(request, reservation, max_bytes + MESSAGE_PREFIX_BYTES, self._router.body_seconds)
         message = body[MESSAGE_PREFIX_BYTES:]
         if len(body) < MESSAGE_PREFIX_BYTES or len(message) != int.from_bytes(body[1:MESSAGE_PREFIX_BYTES], "big"):
@@ -175,7 +174,6 @@ class GrpcResponse(web.StreamResponse):
         return True
 
     async def prepare(self, request: web.BaseRequest) -> AbstractStreamWriter | None:
-        """Write the whole response, once."""
         if self._sent:
             return request.writer
         self._sent = True

@@ -139,7 +139,6 @@ class Health:
             self._changed = asyncio.Event()
 
     async def Check(self, request: HealthCheckRequest, context: Context) -> HealthCheckResponse:  # noqa: N802 - gRPC's
-        """Current status. NOT_FOUND for an unknown service."""
         if request.service not in self._services:
             await context.abort(grpc.StatusCode.NOT_FOUND, f"unknown service {request.service[:200]!r}")
         return HealthCheckResponse(status=self._status)

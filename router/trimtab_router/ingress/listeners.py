@@ -65,7 +65,6 @@ class Listener:
         self.port = 0
 
     async def on_port(self, host: str, port: int) -> "Listener":
-        """Listen on a TCP port, 0 for a free one. Raises OSError if it is in use."""
         await self._runner.setup()
         await web.TCPSite(self._runner, host, port, backlog=BACKLOG).start()
         self.port = int(self._runner.addresses[0][1])
@@ -91,10 +90,7 @@ class Listener:
 
 
 class Listeners:
-    """Listening servers of a router.
-
-    Clients connect through Envoy (`listen_behind_envoy`), or directly over REST (`listen_without_proxy`).
-    """
+    """Listening servers of a router: behind Envoy, or directly over REST."""
 
     def __init__(self, router: Router) -> None:
         self._router = router

@@ -25,11 +25,7 @@ _IDENTITY = frozenset({"", "identity"})
 async def read_body(
     request: web.BaseRequest, reservation: Reservation, max_bytes: int, seconds: float, advice: str = ""
 ) -> memoryview:
-    """Read the body of a request, read-only. The reservation grows with it.
-
-    Raises:
-        Refusal: 413 if the body is too large, 408 if it is too slow, 429 if memory is short, 400 if it is unreadable.
-    """
+    """Read a body, read-only. Raises Refusal: 413 too large, 408 too slow, 429 memory is short, 400 unreadable."""
     length = request.content_length
     if length is not None and length > max_bytes:
         raise too_large(f"the body has {length} bytes", max_bytes, advice)

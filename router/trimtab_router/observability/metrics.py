@@ -162,7 +162,6 @@ class StageStats:
         drifted_points: Callable[[], float],
         unauthenticated_replicas: Callable[[], float],
     ) -> None:
-        """Set gauges that are read at each scrape."""
         families = self._families
         for gauge, value in (
             (families.queue_rows, queue_rows),

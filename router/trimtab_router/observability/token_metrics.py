@@ -52,7 +52,6 @@ class TokenMetrics:
         }
 
     def observe_stream(self, stream: StreamTiming, images: int) -> None:
-        """Record a response, complete or not."""
         modality = MODALITIES[images > 0]
         self._images[modality].observe(images)
         if stream.time_to_first_token is not None:

@@ -24,7 +24,6 @@ DEFAULT_PORT = 4317
 
 
 def collector_address(endpoint: str | None) -> str | None:
-    """HOST:PORT of an OTLP endpoint, None without one."""
     if not endpoint:
         return None
     url = urlsplit(endpoint if "//" in endpoint else f"//{endpoint}")
@@ -32,7 +31,6 @@ def collector_address(endpoint: str | None) -> str | None:
 
 
 def create_tracer(pipeline: str) -> Tracer | None:
-    """Tracer that exports to the configured endpoint, None without an endpoint or an exporter."""
     if not os.environ.get(ENDPOINT_VARIABLE):
         return None
     try:

@@ -91,7 +91,6 @@ class _Observations:
 
     @property
     def change_by_rows(self) -> float | None:
-        """The same, by first-pass rows."""
         change = self.confidence.value(0.0, PRIOR_ROWS) + self.shadow_correction.value(0.0, PRIOR_SHADOW_ROWS)
         own, audits = (
             (_VARIANCES[0], self.confidence, PRIOR_ROWS),
@@ -109,7 +108,6 @@ class _Observations:
         return change if self.escalated_rows >= MIN_ESCALATED_ROWS and abs(change) > least else None
 
     def is_newer_than(self, now: float) -> bool:
-        """Return whether enough rows were observed since then."""
         return self.rows >= MIN_ROWS and self.times.value(0.0, 0.0) > now
 
 
@@ -158,7 +156,6 @@ class AccuracyMonitor:
         """Rows that also ran at the best point."""
 
     def register_task(self, variant: str, task: str, accuracies: Mapping[str, Accuracy]) -> None:
-        """Monitor a task of a variant that was registered at run time."""
         if self._registered.get((variant, task)) == accuracies:
             return
         self.unregister_task(variant, task)
@@ -178,10 +175,7 @@ class AccuracyMonitor:
         return self._measured_of(key, task) is not None
 
     def observe(self, key: Key, task: str, confidences: Array, now: float) -> None:
-        """Add first-pass rows.
-
-        `confidences`: shape [rows]; values outside 0 … 1 are ignored.
-        """
+        """Add first-pass rows. Confidences outside 0 … 1 are ignored."""
         measured, values = self._measured_of(key, task), np.asarray(confidences, dtype=np.float64)
         values = values[_valid(values)]
         if measured is None or not values.size:
@@ -193,10 +187,6 @@ class AccuracyMonitor:
             observations.escalation_gain.forget(values.size)
 
     def observe_escalated(self, key: Key, task: str, confidences: Array, before: AccuracyBaseline, now: float) -> None:
-        """Add escalated rows.
-
-        `confidences`: shape [rows].
-        """
         both = (self._measured_of(key, task), self._measured_of((key[0], before.point), task))
         values, first_confidences = (np.asarray(array, dtype=np.float64) for array in (confidences, before.confidences))
         valid = _valid(values) & _valid(first_confidences)
@@ -287,11 +277,9 @@ class AccuracyMonitor:
         return self._measured.get((*key, self._task_key(key, task)))
 
     def _task_key(self, key: Key, task: str) -> str:
-        """Return the task if it is monitored separately at this point, else an empty string."""
         return task if key in self._by_task or (key[0], task) in self._registered else ""
 
     def _keys(self, key: Key, task: str) -> list[tuple[str, str, str]]:
-        """Return the keys that a row counts for: all rows, and its task."""
         return [(*key, counted_task) for counted_task in sorted({"", self._task_key(key, task)})]
 
     def _observations_of(self, key: Key, task: str, now: float) -> list[_Observations]:
@@ -321,7 +309,6 @@ def _measured(stage: Stage) -> dict[tuple[str, str, str], _Measured]:
 
 
 def _baseline_of(accuracy: Accuracy) -> _Measured | None:
-    """Return the profile that rows are compared with; None if it has no mean confidence."""
     if accuracy.source != "Measured" or accuracy.mean_confidence is None:
         return None
     return _Measured(accuracy.value, accuracy.mean_confidence)

@@ -159,7 +159,6 @@ class BatchCompletion:
                 )
 
     def point_served(self, batch: Batch, answer: Completed) -> OperatingPoint:
-        """Return the operating point that the model server reports, else the requested one."""
         return self._points.get((batch.variant, answer.point)) or self._points[batch.key]
 
     def _retry_lost(self, batch: Batch, lost: ReplicaLost) -> None:
@@ -246,6 +245,5 @@ class BatchCompletion:
 
 
 def _runs_of_equal(low_confidence: Array) -> Iterator[tuple[int, int, bool]]:
-    """Return the ranges of equal values, and the value of each."""
     edges = [0, *(np.flatnonzero(np.diff(low_confidence)) + 1).tolist(), len(low_confidence)]
     return ((start, stop, bool(low_confidence[start])) for start, stop in pairwise(edges))

@@ -38,7 +38,6 @@ class EarlyPrefill(Feature):
 
     @property
     def has_waiting(self) -> bool:
-        """Whether a partial chat has not started."""
         self._waiting = [request for request in self._waiting if not request.closed]
         return bool(self._waiting)
 
@@ -61,7 +60,6 @@ class EarlyPrefill(Feature):
         self._started.pop(batch.row_slices[0].request, None)
 
     def on_idle(self, dispatcher: Dispatcher, now: float) -> None:
-        """Start the most urgent partial chats while capacity is idle."""
         while self.has_waiting:
             selected = dispatcher.replica_selection.early_prefill_replica(dispatcher.replicas, dispatcher.variant)
             if selected is None:

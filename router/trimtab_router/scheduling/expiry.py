@@ -54,15 +54,11 @@ class Expiry:
             request.owner.on_refused(self._drop_reason(request, now))
 
     def drop_unreachable(self, view: SchedulerView) -> None:
-        """Drop slices past their drop time."""
         while (head := self._queue.head()) is not None and view.drop_time(head) < view.now:
             self.drop(self._queue.pop(), view.now)
 
     def drop_and_set_timer(self, view: SchedulerView) -> None:
-        """Drop slices past their drop time or grace period, and set a timer for the next.
-
-        Of several timers only the newest one, which is also the earliest, has an effect.
-        """
+        """Drop slices past their drop time or grace period; set a timer, which replaces the last, for the next."""
         now = view.now
         self.drop_unreachable(view)
         while (head := self._queue.head()) is not None and self._grace_ends(head) <= now:

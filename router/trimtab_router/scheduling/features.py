@@ -33,7 +33,6 @@ class Feature:
 
     @property
     def has_waiting(self) -> bool:
-        """Whether it holds rows to dispatch while the queue is empty."""
         return False
 
     def refusal_of(self, request: StageRequest, now: float) -> Refusal | None:  # noqa: ARG002 - a hook

@@ -35,7 +35,6 @@ class AccuracyEstimate:
 
     @property
     def believed(self) -> float:
-        """Accuracy by its own observations."""
         return self.measured if self.observed is None else self.observed
 
 
@@ -54,10 +53,7 @@ def suspect_inputs(beliefs: Sequence[AccuracyEstimate], before: Collection[str] 
 
 
 def lower_estimates(beliefs: Sequence[AccuracyEstimate], failing: Collection[str]) -> dict[str, float]:
-    """Return the accuracies of points that a broken input lowers further than their own observations.
-
-    `failing`: inputs of which one is broken.
-    """
+    """Return the accuracies of points that a broken input of `failing` lowers further than their own observations."""
     found = {}
     for belief in beliefs:
         kindest = max((_reading(beliefs, belief, name) for name in failing), default=1.0)

@@ -24,8 +24,7 @@ class Clock(Protocol):
     def now(self) -> float:
         """Seconds since any fixed time."""
 
-    def call_at(self, time: float, callback: Callback) -> None:
-        """Run a callback at a time, or soon if it has passed."""
+    def call_at(self, time: float, callback: Callback) -> None: ...
 
     def call_when_idle(self, callback: Callback, pending: PendingArrivals) -> None:
         """Run a callback once `pending` no longer changes, after everything else that happens now."""
@@ -37,8 +36,7 @@ class StreamingTransport(Protocol):
     def stream(self, batch: Batch, on_chunk: OnChunk, on_end: OnEnd) -> None:
         """Send a row; call `on_chunk` for each chunk, the last one included, and then `on_end` once."""
 
-    def send_images(self, batch: Batch, images: Mapping[int, bytes]) -> None:
-        """Send images that a row waits for, by their indices in its chat."""
+    def send_images(self, batch: Batch, images: Mapping[int, bytes]) -> None: ...
 
     def cancel(self, batch: Batch) -> None:
         """Cancel a row at its replica at once; its `on_end` is still called."""
@@ -48,10 +46,7 @@ class EmbeddingTransport(Protocol):
     """Stores and fetches the embeddings of encoder replicas."""
 
     def share(self, batch: Batch, row: int) -> bool:
-        """Have the embedding of a row in flight stored once more, for a row that joined it; False if it is too late.
-
-        `Completed.shared_outputs` holds the results, in the order of these calls.
-        """
+        """Store the embedding of a row in flight once more (`Completed.shared_outputs`); False if it is too late."""
 
     def fetch(
         self,
@@ -62,8 +57,7 @@ class EmbeddingTransport(Protocol):
     ) -> None:
         """Ask a replica for an embedding it may have stored; call `on_fetched` once, later."""
 
-    def release(self, references: Array) -> None:
-        """Delete stored embeddings that no replica will pull."""
+    def release(self, references: Array) -> None: ...
 
 
 class Transport(StreamingTransport, EmbeddingTransport, Protocol):

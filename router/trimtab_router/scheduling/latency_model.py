@@ -73,7 +73,6 @@ class LatencyModel:
     def register_task(
         self, variant: str, task: str, accuracies: Mapping[str, Accuracy], basis: AccuracyBasis = "Expected"
     ) -> None:
-        """Add a task that was registered at run time."""
         joined = self._registered.setdefault(variant, {})
         if joined.get(task) == accuracies and self._basis == basis:
             return
@@ -93,12 +92,10 @@ class LatencyModel:
         return (self.variant, task) in self._unregistered
 
     def has_task(self, task: str) -> bool:
-        """Return whether a variant declares or has registered a task."""
         declared = (own.name for variant in self.stage.variants for own in variant.loaded_tasks)
         return task in declared or any(task in joined for joined in self._registered.values())
 
     def registered_accuracies(self) -> dict[str, dict[str, dict[str, Accuracy]]]:
-        """Return the accuracies of registered tasks, by variant, point and task."""
         accuracies_by_point: dict[str, dict[str, dict[str, Accuracy]]] = {}
         for variant, tasks in self._registered.items():
             for task, by_point in tasks.items():
@@ -107,10 +104,7 @@ class LatencyModel:
         return accuracies_by_point
 
     def points(self, variant: str, concurrent: int = 0) -> tuple[Point, ...]:
-        """Return the operating points that batches of a variant may run at, preferred first.
-
-        Their seconds are those of a replica that prefills `concurrent` other prompts.
-        """
+        """Return a variant's points, preferred first, timed for a replica that prefills `concurrent` other prompts."""
         points = self._points.get((variant, concurrent))
         if points is None:
             points = self._points[variant, concurrent] = tuple(self._allowed_points(variant, concurrent))
@@ -122,7 +116,6 @@ class LatencyModel:
         return 1 if self._concurrent_rows else self.plan.batch_size
 
     def max_batch_rows(self, variant: str) -> int:
-        """Return the most rows of a batch that a variant accepts."""
         rows = self._max_batch_rows.get(variant)
         if rows is None:
             limit = self.stage.variant(variant).max_batch_size
@@ -130,10 +123,7 @@ class LatencyModel:
         return rows
 
     def occupancy_seconds(self) -> float:
-        """Return the expected time that a full batch occupies its replica; 0 if unknown.
-
-        A concurrent row occupies capacity until its last token: the recent mean of that time.
-        """
+        """Expected seconds of a full batch, or of a concurrent row to its last token; 0 if unknown."""
         return self._residence_seconds if self._concurrent_rows else self.service_seconds(self.plan.batch_size)
 
     def observe_residence(self, seconds: float) -> None:
@@ -191,12 +181,10 @@ class LatencyModel:
         return (self.plan.planned, *(point for point in reversed(self.plan.upgrades) if point.service_seconds))
 
     def key(self, variant: str) -> Key:
-        """Return the variant and the planned operating point."""
         planned = self.plan.operating_point if variant == self.plan.variant else self.points(variant)[0].name
         return variant, planned
 
     def best_accuracy(self, task: str, given: Collection[str]) -> float:
-        """Return the highest expected accuracy for rows of a task with these inputs."""
         whole = answerable_from(self.points(self.variant), given)
         if whole:
             return max(point.accuracy_for(task) for point in whole)
@@ -207,24 +195,20 @@ class LatencyModel:
         return point.accuracy_for(task) if less is None else less.measured_accuracy(task).value
 
     def tasks(self) -> frozenset[str]:
-        """The known tasks, with or without accuracies."""
         accuracies = frozenset(task for point in self.points(self.variant) for task in point.accuracy_by_task)
         return accuracies | self.own_tasks()
 
     def own_tasks(self) -> frozenset[str]:
-        """The tasks that the variant declares, and the registered ones."""
         declared = frozenset(task.name for task in self.stage.variant(self.variant).loaded_tasks)
         return declared.union(self._registered.get(self.variant, ()))
 
     def reaches(self, request: StageRequest) -> bool:
-        """Return whether a point reaches the floor of a request."""
         return (
             not request.accuracy_floor
             or self.best_accuracy(request.options.task, request.inputs) >= request.accuracy_floor - _ROUNDING
         )
 
     def least_seconds(self, request: StageRequest, rows: int, concurrent: int = 0) -> float:
-        """Return the predicted seconds of a batch at the fastest point that reaches the request's floor."""
         if not request.accuracy_floor:
             return self.service_seconds(rows, concurrent)
         points = self.points(self.variant, concurrent)
@@ -236,10 +220,7 @@ class LatencyModel:
         return least_seconds(self.points(self.variant, concurrent), rows)
 
     def prefill_seconds(self, tokens: float) -> float:
-        """Return the predicted seconds of a prompt beyond those of the planned length.
-
-        Negative if it is shorter; 0 if its tokens or their prefill time are unknown.
-        """
+        """Predicted seconds of a prompt beyond, or below, those of the planned length; 0 if unknown."""
         beyond = self._profiled_beyond(tokens)
         return (
             max(beyond * self.service_times.ratio(self.key(self.variant)), -self.service_seconds(1)) if beyond else 0.0
@@ -262,7 +243,6 @@ class LatencyModel:
         return seconds * usual / (usual + max(beyond, -0.9 * usual))
 
     def typical_seconds(self) -> float:
-        """Return the predicted seconds of a batch of recent size."""
         rows = round(self._typical_rows)
         return self.service_seconds(1, rows - 1) if self._concurrent_rows else self.service_seconds(rows)
 
@@ -284,7 +264,6 @@ class LatencyModel:
 
     @property
     def service_ratio(self) -> float:
-        """Observed over profiled service time at the planned point."""
         return self.service_times.ratio(self.key(self.variant))
 
     def compute_seconds(self, batch: Batch) -> float:
@@ -296,11 +275,7 @@ class LatencyModel:
         self._typical_rows += TYPICAL_WEIGHT * (rows - self._typical_rows)
 
     def observe(self, batch: Batch, answer: Completed, now: float) -> tuple[float, float]:
-        """Learn the service time of a batch, counted from when its replica was free.
-
-        Returns:
-            These seconds, and the ratio of observed to profiled service time.
-        """
+        """Return the seconds of a batch since its replica was free, and their ratio to the profile, and learn them."""
         replica, key = batch.replica, batch.key
         seconds = now - max(batch.dispatched_at, replica.completed_at)
         others = 0.0

@@ -125,10 +125,7 @@ def _embedding_tokens(inputs: Mapping[str, Array], row: int) -> int | None:
 def mean_prompt_tokens(
     prompt_sources: Mapping[str, tuple[str, PromptLengths]], inputs: Mapping[str, Array], images: int
 ) -> dict[str, float]:
-    """Return the mean predicted prompt tokens of a request's rows, by generation stage with a prediction.
-
-    `prompt_sources`: the request input with the chat messages, and the lengths learned, by stage.
-    """
+    """Mean predicted prompt tokens of a row by generation stage; `prompt_sources`: messages input and lengths."""
     tokens_by_stage = {}
     for name, (tensor, prompt_lengths) in prompt_sources.items():
         messages = inputs.get(tensor)

@@ -56,7 +56,6 @@ class QueryOfDeathDetector(Feature):
                     self.add(row_slice.request, now)
 
     def refusal_of(self, request: StageRequest, now: float) -> Refusal | None:
-        """Return why a request is rejected; None if it is not suspected."""
         if not self._sizes or _size(request) not in self._sizes:
             return None
         self._forget(now)

@@ -67,11 +67,7 @@ class DeadlineQueue:
     def batch_candidates(
         self, head: RowSlice, inputs: frozenset[str] | None = None, suits: Callable[[RowSlice], bool] | None = None
     ) -> "BatchCandidates":
-        """Return the slices from `head` on that may share a batch.
-
-        `inputs`: the inputs that the batch reads; None for all.
-        `suits`: whether a slice may run at the point; called only if some rows are special.
-        """
+        """Return the slices from `head` on that may share a batch. `inputs` None reads all."""
         signature = head.request.signature
         entries: Sequence[_Entry] = self._lanes[signature]
         rows = self._lanes[signature].rows
@@ -114,7 +110,6 @@ class DeadlineQueue:
             lane[:] = sorted((request.due_at, *entry[1:]) if entry[2].request is request else entry for entry in lane)
 
     def discard(self, request: StageRequest) -> None:
-        """Remove all slices of a request and close it."""
         if request.queued_rows:
             self._account(self._lanes[request.signature], request, -request.queued_rows)
             self._stale += 1
@@ -167,7 +162,6 @@ class BatchCandidates:
 
     @classmethod
     def behind(cls, entries: Sequence[_Entry], rows: int, head: RowSlice) -> "BatchCandidates":
-        """Make the candidates from `head` on."""
         first = next((index for index, entry in enumerate(entries) if entry[2] is head), len(entries))
         before = (entry[2] for entry in islice(entries, first))
         return cls(entries, rows - sum(row_slice.rows for row_slice in before if not row_slice.request.closed), first)

@@ -38,7 +38,6 @@ class QueueAdmission:
         self._drop_policy = drop_policy
 
     def refusal_of(self, request: StageRequest, now: float, status: StageStatus) -> Refusal | None:
-        """Return why a request is rejected; None if it is admitted."""
         queue = self._queue
         if request.accuracy_floor and not self._latency_model.reaches(request):
             return self._too_inaccurate(request)
@@ -49,7 +48,6 @@ class QueueAdmission:
         return self._predicted_refusal(request, now, status)
 
     def drop_reason(self, request: StageRequest, now: float, status: StageStatus) -> Refusal:
-        """Return why a queued request is dropped."""
         waited_seconds = now - request.enqueued_at
         if status.unready_since is not None:
             return refusal.no_replica(self._stage, waited_seconds)
@@ -64,7 +62,6 @@ class QueueAdmission:
         return refusal.too_inaccurate(self._stage, request.accuracy_floor, best)
 
     def _wait_seconds(self, rows_ahead: float, status: StageStatus) -> float:
-        """Return the predicted queueing time behind this many rows."""
         return rows_ahead // status.batch_rows * self._latency_model.occupancy_seconds() / status.concurrent_batches
 
     def _predicted_refusal(self, request: StageRequest, now: float, status: StageStatus) -> Refusal | None:

@@ -72,7 +72,6 @@ class ReplicaSelection:
         return None if replica is None else (replica, fitting[replica])
 
     def notify(self, before: str, now: str, replicas: int) -> None:
-        """Call the listeners of a change of variant or readiness."""
         readiness_changed, self._had_replicas = bool(replicas) != self._had_replicas, bool(replicas)
         if self._colocated[before] != self._colocated[now]:
             self.on_placement_change()
@@ -91,11 +90,7 @@ def _ready_variant(ready: frozenset[str], planned: str, current: str) -> str | N
 
 
 def _least_loaded(replicas: Sequence[ReplicaSlots], planned: str) -> ReplicaSlots | None:
-    """Return the replica for a batch; None without replicas.
-
-    Replicas with the planned variant come first, then those with the fewest pending tokens or batches, then the least
-    recently used one.
-    """
+    """Return a replica of the planned variant if possible, then the least loaded and least recently used."""
     if len(replicas) == 1:  # the common case, for every batch
         return replicas[0]
     return min(replicas, key=lambda r: (planned not in r.ready_variants, r.pending_tokens, r.last_used), default=None)

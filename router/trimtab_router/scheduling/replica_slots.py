@@ -57,7 +57,6 @@ class Batch:
 
     @property
     def key(self) -> Key:
-        """Variant and operating point."""
         return self.variant, self.point.name
 
     def note_expected_correct(self, row_slice: RowSlice, sign: int = 1) -> None:
@@ -130,14 +129,10 @@ class ReplicaSlots:
 
     @property
     def pending_tokens(self) -> float:
-        """Tokens left to prefill, plus one for each generation.
-
-        A batch, and a prompt of unknown length, count as one token.
-        """
+        """Tokens left to prefill, plus one for each generation, batch and prompt of unknown length."""
         return self.inflight + (sum(self.prefilling.values()) - len(self.prefilling) if self.prefilling else 0)
 
     def expected_free_time(self, now: float) -> float:
-        """Return the expected time at which its batches are complete."""
         if self.computing is None:
             return now
         start = max(self.computing.dispatched_at, self.completed_at)
@@ -145,14 +140,10 @@ class ReplicaSlots:
         return max(start + sum(batch.point.seconds(batch.rows) for batch in held), now)
 
     def prefetch_time(self, dispatched_at: float, compute_seconds: float) -> float:
-        """Return when to send the batch after the current one, so that it arrives as the replica becomes free.
+        """Return when to send the next batch, so that it arrives as the replica becomes free.
 
         Only full batches are prefetched. No row could have joined them anyway, so binding stays late, and the replica
         does not idle while outputs and the next batch are transferred.
-
-        Args:
-            dispatched_at: of the current batch.
-            compute_seconds: expected for the current batch.
         """
         if compute_seconds < MIN_COMPUTE_SECONDS:
             return float("inf")
@@ -192,7 +183,6 @@ class ReplicaSlots:
         self._update_free()
 
     def on_first_token(self, batch: Batch) -> None:
-        """Mark the prompt of a batch as prefilled."""
         self.prefilling.pop(batch, None)
 
     def _update_free(self) -> None:

@@ -16,7 +16,6 @@ from trimtab_router.scheduling.stage_scheduler import StageScheduler, StageSnaps
 
 
 def scheduler_class(stage: Stage) -> type[StageScheduler]:
-    """Return the scheduler class for the role of a stage."""
     if stage.generates:
         return GenerationScheduler
     return EncodeScheduler if stage.encodes else StageScheduler
@@ -36,7 +35,6 @@ class EncodeScheduler(StageScheduler):
         return replace(super().snapshot(), encodings_in_flight=encodings, joined_rows=joined_rows)
 
     def release_embeddings(self, references: Array) -> None:
-        """Delete stored embeddings that no replica will pull."""
         self._transport.release(references)
 
     def max_batch_rows(self, variant: str) -> int:
@@ -79,7 +77,6 @@ class GenerationScheduler(StageScheduler):
         return min((replica.concurrent_prefills for replica in self.replicas if replica.ready_variants), default=0)
 
     def estimate_prompts(self, request: StageRequest, images: int) -> None:
-        """Estimate the prompt lengths of a request whose chat has this many images."""
         request.prompt_features = [
             PromptFeatures.from_inputs(request.inputs, row, images) for row in range(request.rows)
         ]
@@ -90,7 +87,6 @@ class GenerationScheduler(StageScheduler):
 
     @property
     def supports_partial_prefill(self) -> bool:
-        """Whether a replica can start a prompt before all of its images have arrived."""
         return any(replica.partial_prefill for replica in self.replicas)
 
     def start_early_prefill(self, request: StageRequest) -> None:
@@ -99,7 +95,6 @@ class GenerationScheduler(StageScheduler):
         self.wake()
 
     def add_images(self, request: StageRequest, images: Mapping[int, bytes]) -> None:
-        """Send encoded images of a chat, by their indices."""
         self._early_prefill.add_images(request, images)
 
     def complete_images(self, request: StageRequest, images: Mapping[int, bytes]) -> bool:
@@ -113,13 +108,11 @@ class GenerationScheduler(StageScheduler):
         return True
 
     def cancel(self, request: StageRequest) -> None:
-        """Remove a request from the queue, and cancel its generations."""
         super().cancel(request)
         for batch in list(self._batches.get(request, ())):
             self._transport.cancel(batch)
 
     def send(self, batch: Batch) -> None:
-        """Stream a batch, which has one row."""
         self._batches.setdefault(batch.row_slices[0].request, set()).add(batch)
         self._transport.stream(batch, self._on_chunk, self.on_batch_end)
 

@@ -44,11 +44,9 @@ class _Estimate:
 
     @property
     def safe_ratio(self) -> float:
-        """Observed over profiled, plus its spread."""
         return self.ratio + self.spread
 
     def base(self, rows: int) -> float:
-        """Return the uncorrected seconds of a batch; 0 if unknown."""
         cached = self.cached.get(rows)
         if cached is None:
             cached = self.cached[rows] = interpolate(self.sizes, self.seconds, rows)
@@ -59,7 +57,6 @@ class _Estimate:
         return max(min(rows + beside, self.sizes[-1]), rows) if beside and self.profiled else rows
 
     def forget(self) -> None:
-        """Forget all observations."""
         self.sizes, self.seconds, self.cached = [], [], {}
         self.ratio, self.spread = 1.0, 0.0
 
@@ -101,10 +98,7 @@ class ServiceTimes:
         return tuple(estimate.base(rows) for rows in range(1, max_rows + 1))
 
     def predict(self, key: Key, rows: int, *, concurrent: int = 0) -> float:
-        """Return the seconds of a batch plus the spread of their estimate; 0 if unknown.
-
-        `concurrent`: other rows that run on the replica at the same time.
-        """
+        """Return a batch's seconds plus their spread, beside `concurrent` rows on its replica; 0 if unknown."""
         estimate = self._estimates.get(key)
         if estimate is None:
             return 0.0
@@ -115,7 +109,6 @@ class ServiceTimes:
         )
 
     def expect(self, key: Key, rows: int) -> float:
-        """Return the mean seconds of a batch; 0 if unknown."""
         estimate = self._estimates.get(key)
         return estimate.base(rows) * estimate.ratio if estimate else 0.0
 
@@ -135,9 +128,6 @@ class ServiceTimes:
         Dropped rows are never observed, so a wrong estimate would otherwise drop every row forever. Some rows are late
         even with a correct estimate: recent observations are trusted, and other estimates approach them. An estimate
         without a profile that rests on one or two batches, which a pause may have delayed, is discarded.
-
-        Args:
-            keys: what the dropped rows might have run at.
         """
         self._idle_drops += 1
         seen_lately = self._latest is not None and self._idle_drops <= MAX_IDLE_DROPS
@@ -159,7 +149,6 @@ class ServiceTimes:
         self._wait_seconds += WEIGHT * (seconds - self._wait_seconds)
 
     def observe(self, key: Key, rows: int, seconds: float, *, concurrent: int = 0) -> None:
-        """Learn the seconds of a batch."""
         estimate = self._estimates.get(key)
         if estimate is None:
             estimate = self._estimates[key] = _Estimate()
@@ -187,7 +176,6 @@ class ServiceTimes:
                 self._carry_over(estimate.ratio)
 
     def _carry_over(self, ratio: float) -> None:
-        """Apply a ratio to all points that never ran."""
         for estimate in self._estimates.values():
             if not estimate.observations:
                 estimate.ratio = ratio
@@ -196,8 +184,7 @@ class ServiceTimes:
 def wait_for_others(waited_seconds: float, dispatched_at: float, completed_at: float, transfer_seconds: float) -> float:
     """Return the seconds that a batch waited at its replica for batches of other routers.
 
-    `completed_at`: of this router's previous batch; before `dispatched_at` if there was none.
-    `transfer_seconds`: of a batch to the replica and back.
+    `completed_at`: of this router's previous batch. `transfer_seconds`: to the replica and back.
     """
     ours = max(completed_at - dispatched_at - transfer_seconds, 0.0)
     others = waited_seconds - ours
@@ -205,10 +192,7 @@ def wait_for_others(waited_seconds: float, dispatched_at: float, completed_at: f
 
 
 def interpolate(sizes: list[int], seconds: list[float], rows: int) -> float:
-    """Return the seconds of `rows` from a table sorted by size.
-
-    Linear between two sizes, constant below the smallest, proportional to the rows above the largest.
-    """
+    """Seconds of `rows`: linear between sizes, constant below the smallest, proportional above the largest."""
     if not sizes:
         return 0.0
     index = bisect_left(sizes, rows)

@@ -79,7 +79,6 @@ class ShadowEvaluation(Feature):
         return bool(self._waiting)
 
     def on_batch_end(self, batch: Batch, outcome: BatchOutcome, now: float) -> None:
-        """Report the confidences of a batch and sample its rows."""
         confidence = self._stage.confidence
         if confidence is None or not isinstance(outcome, Completed) or outcome.point != batch.point.name:
             return
@@ -114,7 +113,6 @@ class ShadowEvaluation(Feature):
         return max(self._latency_model.points(variant), key=lambda point: point.accuracy)
 
     def _is_comparable(self, batch: Batch, best: Point, task: str) -> bool:
-        """Return whether both points have a profiled mean confidence."""
         return self._accuracy_monitor.has_baseline(batch.key, task) and self._accuracy_monitor.has_baseline(
             (batch.variant, best.name), task
         )

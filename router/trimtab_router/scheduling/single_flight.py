@@ -26,11 +26,7 @@ MIN_HIT_SHARE, HIT_WEIGHT, PROBE_EVERY = 0.25, 1 / 16, 32
 
 
 class SingleFlight(Feature):
-    """Encodings in flight and recent producers of one stage, by content.
-
-    Args:
-        max_producers: bound of the remembered rows. A hash of each is kept, not its content.
-    """
+    """Encodings in flight and at most `max_producers` recent producers of one stage, by a hash of the content."""
 
     def __init__(
         self,
@@ -56,7 +52,6 @@ class SingleFlight(Feature):
         self._skipped_lookups = 0
 
     def __len__(self) -> int:
-        """Number of different images in flight."""
         return len(self._in_flight)
 
     @property
@@ -225,7 +220,6 @@ def _row_identities(row_slices: Sequence[RowSlice]) -> Iterator[Hashable | None]
 
 
 def _without_rows(row_slice: RowSlice, out: Sequence[bool]) -> list[RowSlice]:
-    """Return a slice without some of its rows."""
     if not any(out):
         return [row_slice]
     remaining: list[RowSlice] = []

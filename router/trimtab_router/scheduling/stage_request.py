@@ -53,17 +53,16 @@ class RequestListener(Protocol):
     has_client: bool
     """Whether a client waits. Other rows are tried once, and their queueing time is not reported."""
 
-    def on_chunk(self, request: "StageRequest", row: int, row_slice: Chunk | LastChunk, now: float) -> None:
-        """Receive the next chunk of a row."""
+    def on_chunk(self, request: "StageRequest", row: int, row_slice: Chunk | LastChunk, now: float) -> None: ...
 
-    def on_completed(self, request: "StageRequest", outputs: Mapping[str, Array], served: Sequence[ServedRows]) -> None:
-        """Receive the outputs of all rows, in row order."""
+    def on_completed(
+        self, request: "StageRequest", outputs: Mapping[str, Array], served: Sequence[ServedRows]
+    ) -> None: ...
 
     def on_rows_completed(self, request: "StageRequest", start: int, outputs: Mapping[str, Array]) -> None:
         """Receive the outputs of the rows from `start` on, while others are missing."""
 
-    def on_refused(self, refusal: Refusal) -> None:
-        """Receive the reason why these rows are not served."""
+    def on_refused(self, refusal: Refusal) -> None: ...
 
     def on_embeddings_lost(self, request: "StageRequest", *, counts: bool) -> None:
         """The embeddings of these rows are gone; `counts` as a failed attempt."""
@@ -97,13 +96,9 @@ class EscalationRule:
         return first if self.share is None else self.accuracies(first, self.share)[1]
 
     def accuracies(self, first: float, share: float) -> tuple[float, float]:
-        """Return the expected accuracy of the confident rows, and of the others until they are escalated.
+        """Return the accuracy of the confident rows, and of the others (`share`) until they are escalated.
 
         Together they have the accuracy of the first pass, so the low-confidence rows are the less accurate ones.
-
-        Args:
-            first: accuracy of all rows after the first pass.
-            share: of rows below the threshold.
         """
         if self.accuracy is None:
             return first, first
@@ -131,15 +126,8 @@ class _ResultPart:
 class StageRequest:
     """The rows of one stage for one request, completed together or not at all.
 
-    Args:
-        owner: receives the results.
-        stage: name of the stage.
-        rows: number of rows.
-        inputs: arrays of that many rows; not modified.
-        deadline: in seconds on the scheduler's clock; in a generation stage, of the first token.
-        now: the same.
-        options: of the request.
-        accuracy_floor: expected accuracy that this stage must reach.
+    `deadline` is in seconds on the scheduler's clock; in a generation stage, that of the first token. `inputs` are not
+    modified.
     """
 
     __slots__ = (
@@ -224,7 +212,6 @@ class StageRequest:
 
     @property
     def has_response(self) -> bool:
-        """Whether every row has a result or a provisional one."""
         return self._missing == sum(row_slice.stop - row_slice.start for row_slice in self._parts if row_slice.open)
 
     def set_prefill_seconds(self, prefill_seconds: float) -> None:
@@ -265,7 +252,6 @@ class StageRequest:
                 self.owner.on_rows_completed(self, start, outputs)
 
     def accept_provisional(self, start: int, stop: int) -> None:
-        """Accept the provisional results of these rows."""
         if self.closed:
             return
         for row_slice in self._parts:

@@ -84,11 +84,7 @@ class ArrivalRate:
 
 
 class StageScheduler:
-    """Scheduler of a prediction stage, whose replicas compute one batch at a time; base class of the other roles.
-
-    Args:
-        query_of_death: remembers rows that cost replicas; None if rows cannot be distinguished.
-    """
+    """Scheduler of a prediction stage, whose replicas compute one batch at a time; base class of the other roles."""
 
     concurrent_rows = False
     """Whether a replica serves rows concurrently, each as a batch of its own."""
@@ -146,14 +142,12 @@ class StageScheduler:
 
     @property
     def variant(self) -> str:
-        """The variant that the stage runs now."""
         return self.latency_model.variant
 
     def snapshot(self) -> StageSnapshot:
         return StageSnapshot(self.queue.rows, sum(replica.inflight for replica in self.replicas))
 
     def set_downstream(self, schedulers: Sequence["StageScheduler"]) -> None:
-        """Set the stages that read this stage's outputs."""
         self.latency_model.downstream = tuple(scheduler.latency_model for scheduler in schedulers)
 
     def apply_plan(self, plan: StagePlan) -> None:
@@ -224,7 +218,6 @@ class StageScheduler:
             self.wake()
 
     def cancel(self, request: StageRequest) -> None:
-        """Remove a request from the queue."""
         self.queue.discard(request)
 
     def on_batch_end(self, batch: Batch, outcome: BatchOutcome) -> None:
@@ -243,7 +236,6 @@ class StageScheduler:
             self.wake()
 
     def observe(self, batch: Batch, outcome: BatchOutcome, now: float) -> None:
-        """Learn the service time of a batch."""
         if isinstance(outcome, Completed):
             self._stats.observe_batch(batch.key, batch.rows, *self.latency_model.observe(batch, outcome, now))
 
@@ -258,7 +250,6 @@ class StageScheduler:
         return None if self.queue.rows >= self.latency_model.full_batch_rows else self._arrivals
 
     def _dispatch_ready(self) -> None:
-        """Dispatch all batches that can be dispatched, and drop rows that are late."""
         self._wake_pending = False
         now, queue = self._clock.now, self.queue
         while queue.rows:
@@ -300,11 +291,9 @@ class StageScheduler:
         return self.latency_model.max_batch_rows(variant)
 
     def _expected_free_times(self, now: float) -> list[float]:
-        """Return the expected time at which each ready replica is free, ascending."""
         return sorted(replica.expected_free_time(now) for replica in self.replicas if replica.ready_variants)
 
     def _dispatch_next(self, replica: ReplicaSlots, now: float) -> bool:
-        """Dispatch one batch to a replica; False if none is dispatched."""
         variant = self.replica_selection.variant_for(replica, self.variant) or self.variant
         view = self.view(variant, now, replica)
         self._expiry.drop_unreachable(view)

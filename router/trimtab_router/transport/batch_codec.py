@@ -68,13 +68,7 @@ class MalformedResponse(Exception):
 
 
 def scatter(stage: Stage, outputs: Sequence[Tensor], members: Sequence[int]) -> list[dict[str, Array]]:
-    """Split the outputs of a batch into views of each member's rows. `members` are their numbers of rows.
-
-    A counted output has as many rows as its counts add up to.
-
-    Raises:
-        MalformedResponse: an output is missing, has another datatype or shape, or a wrong number of rows.
-    """
+    """Split a batch's outputs into views of each member's rows, given the numbers of rows. Raises MalformedResponse."""
     tensors = {tensor.name: tensor for tensor in outputs}
     edges = np.concatenate(([0], np.cumsum(members)))
     split: list[dict[str, Array]] = [{} for _ in members]

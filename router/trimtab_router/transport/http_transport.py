@@ -93,10 +93,7 @@ class HttpTransport:
         return {name: replica.identity_error for name, replica in self.replicas.items() if replica.identity_error}
 
     def set_endpoints(self, endpoints: Iterable[Endpoint], on_change: Callable[[], None]) -> list[ReplicaSlots]:
-        """Use these replicas from now on. Returns their slots. `on_change` is called when readiness changes.
-
-        Replicas no longer named finish their batches and are closed.
-        """
+        """Use these replicas from now on; `on_change` is called when readiness changes. Others close when idle."""
         wanted = {endpoint.name: endpoint for endpoint in endpoints}
         for name, replica in list(self.replicas.items()):
             endpoint = wanted.get(name)
@@ -127,7 +124,6 @@ class HttpTransport:
         return shares is not None
 
     def fetch(self, slot: ReplicaSlots, variant: str, row_slice: RowSlice, on_result: OnResult) -> None:
-        """Ask a replica for a cached embedding. A retiring replica closes after that."""
         replica = self.replicas.get(slot.name)
         if replica is not None and replica.slots is slot:
             replica.acquire()
@@ -218,7 +214,6 @@ class HttpTransport:
         return await self.replicas[name].count_tokens(batch)
 
     async def model_metadata(self, variant: str) -> dict[str, dict[str, Any]]:
-        """Metadata parameters of a variant, by the names of its ready replicas."""
         ready = {name: client for name, client in self.replicas.items() if variant in client.slots.ready_variants}
         metadata = await asyncio.gather(*(replica.model_metadata(variant) for replica in ready.values()))
         return dict(zip(ready, metadata, strict=True))
@@ -278,10 +273,7 @@ class HttpTransport:
     async def _address_embeddings(
         self, batch: Batch, outputs: Sequence[dict[str, Array]]
     ) -> Sequence[Mapping[str, Array] | None]:
-        """Replace reported embeddings by references with URLs, for the batch and the requests that joined it.
-
-        Embeddings of closed requests are released.
-        """
+        """Replace embeddings by references with URLs; release those of closed requests."""
         shares = self._shares[batch]
         await shares.wait()
         del self._shares[batch]

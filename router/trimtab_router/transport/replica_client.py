@@ -107,7 +107,6 @@ class ReplicaClient:
 
     @property
     def chats(self) -> bool:
-        """Whether the replica speaks OpenAI's chat API."""
         return self.endpoint.protocol == "OpenAI"
 
     def update(self, endpoint: Endpoint) -> None:
@@ -132,7 +131,6 @@ class ReplicaClient:
         await self.close()
 
     def mark_unready(self) -> None:
-        """Mark the replica as not ready until a probe succeeds."""
         self._unready.set()
         self._set_ready(frozenset())
 
@@ -192,7 +190,6 @@ class ReplicaClient:
         return await self._streams.post(path, b"".join(body), headers, batch.timeout_seconds)
 
     def embedding_url(self, variant: str, name: str) -> str:
-        """URL from which an embedding stored under this name is fetched."""
         scheme = "http" if self._tls() is None else "https"
         return f"{scheme}://{self.endpoint.address}{self._path(variant, 'embeddings')}/{quote(name, safe='')}"
 
@@ -219,7 +216,6 @@ class ReplicaClient:
         await self._streams.delete(url, PROBE_TIMEOUT_SECONDS)
 
     async def model_metadata(self, variant: str) -> dict[str, Any]:
-        """Parameters of a model's metadata. Empty without a response."""
         if self.chats:
             return {}
         try:
@@ -378,7 +374,6 @@ class ReplicaClient:
         return (await self._fetch_metadata(connection, variant) or {}).get(PARTIAL_PREFILL) is True
 
     async def _offers_binary(self, connection: HttpConnection) -> bool:
-        """Whether a third-party server reports that it reads binary tensors."""
         reply = await self._get(connection, "/v2")
         try:
             return reply.status == 200 and BINARY_EXTENSION in json.loads(bytes(reply.body))["extensions"]

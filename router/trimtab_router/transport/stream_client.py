@@ -80,10 +80,7 @@ class StreamRequest:
 def openai_stream_request(
     model: str, name: str, inputs: Sequence[Sequence[Tensor]], headers: Mapping[str, str]
 ) -> StreamRequest:
-    """Request for one row. Raises ProtocolError if it is not a chat.
-
-    Its `name` is unique: engines use the request id as theirs, which must not run twice.
-    """
+    """Request for one row; engines take its unique `name` as id. Raises ProtocolError if it is not a chat."""
     row = {tensor.name: tensor.array for (tensor,) in inputs}
     request_id = "-".join(filter(None, (headers.get("x-request-id"), name)))
     return StreamRequest(
@@ -118,10 +115,7 @@ class StreamClient:
         gap_seconds: float,
         on_chunk: Callable[[Chunk | LastChunk], None],
     ) -> BatchOutcome:
-        """Generate one row. Failures are returned as the outcome, not raised.
-
-        `begin_seconds` bounds the time to the first chunk, and `gap_seconds` that to each later event.
-        """
+        """Generate one row, or return the failure. The seconds bound the first chunk, and the gap to each event."""
         reader = _StreamReader(on_chunk)
         try:
             return await self._read_stream(request, reader, begin_seconds, gap_seconds, point)

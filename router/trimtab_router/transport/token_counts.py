@@ -20,11 +20,7 @@ Counts = TypeVar("Counts")
 async def fetch_token_counts(
     executor: PipelineExecutor, transports: Mapping[str, HttpTransport], inputs: Mapping[str, Array]
 ) -> Usage:
-    """Token counts of a request's first row. With a separate encoder, its replica reports the images' rows first.
-
-    Raises:
-        Refusal: the chat is invalid, or no replica can count its tokens.
-    """
+    """Token counts of a request's first row. Raises Refusal: invalid chat, or no replica can count its tokens."""
     generator = executor.schedulers.get(executor.streaming_stage or "")
     if generator is None:
         raise _no_replica()
@@ -72,7 +68,6 @@ async def _fetch(
 
 
 def _first_row(stage: Stage, inputs: Mapping[str, Array]) -> dict[str, Array]:
-    """First row of the request inputs that a stage reads."""
     reads = [(read.name, *split_reference(read.source)) for read in stage.inputs]
     return {name: inputs[tensor][:1] for name, owner, tensor in reads if owner == REQUEST and tensor in inputs}
 

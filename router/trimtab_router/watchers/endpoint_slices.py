@@ -28,13 +28,7 @@ class _SeenEndpoint:
 def ready_endpoints(
     slices: Iterable[Object], pipeline: InferencePipeline, proven: frozenset[str] = frozenset()
 ) -> Endpoints:
-    """Replicas that may serve, by stage.
-
-    Args:
-        slices: EndpointSlices of the pipeline, of several Services and several per Service.
-        pipeline: its stages and variants. Labels that name others are ignored.
-        proven: names of replicas that were ready before.
-    """
+    """Replicas that may serve, by stage. `proven`: names of replicas that were ready before."""
     endpoints_by_stage: dict[str, dict[str, _SeenEndpoint]] = {stage.name: {} for stage in pipeline.spec.stages}
     for slice_ in sorted(map(parse_endpoint_slice, slices), key=lambda backend: backend.name):
         name = slice_.labels.get(STAGE_LABEL)

@@ -30,7 +30,6 @@ class FileWatcher:
         self._stamps = FileStamps()
 
     def read(self) -> None:
-        """Apply the files that changed since the last call."""
         pipeline = self._router.pipeline
         plan = self._load(self._plan_path, lambda path: validate_plan(load_published_plan(path), pipeline))
         if plan is not None:

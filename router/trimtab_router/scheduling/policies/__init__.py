@@ -21,13 +21,7 @@ POLICIES: Mapping[str, Policy] = _policies
 
 
 def register(name: str, policy: Policy, *, max_batch_rows: int | None = None) -> None:
-    """Add a policy under a name that pipelines may use in this process.
-
-    `max_batch_rows`: the most rows of a batch it dispatches; None if it takes any size.
-
-    Raises:
-        ValueError: the product has a policy of this name.
-    """
+    """Add a policy to this process. `max_batch_rows`: None for any. ValueError: the product has one of this name."""
     traits = PolicyTraits(uses_fallbacks=policy.uses_fallbacks, max_batch_rows=max_batch_rows)
     register_scheduling_policy(name, traits)
     _policies[name] = policy

@@ -119,7 +119,6 @@ class ValueTable:
 
     @cached_property
     def rows_from(self) -> list[list[int]]:
-        """Rows by the index of their first job."""
         rows: list[list[int]] = [[] for _ in self.jobs]
         for row, begin in enumerate(self.begin):
             rows[begin].append(row)
@@ -157,11 +156,7 @@ def solve(jobs: Sequence[Job], start: float, *, price: float = 0.0, cells: int |
 
 
 def assign_to_servers(jobs: Sequence[Job], free_at: Sequence[float]) -> list[list[int]]:
-    """Assign each job to the server that would end it first at its fastest option.
-
-    Returns:
-        The indices of its jobs, for each server.
-    """
+    """Return the indices of each server's jobs: a job goes to the server that would end it first."""
     ends = list(free_at)
     shares: list[list[int]] = [[] for _ in free_at]
     for index, job in enumerate(jobs):

@@ -18,10 +18,7 @@ _LOWEST: DropRank = (-1_000_000, 0.0)
 
 
 def drop_rank(request: StageRequest, row_seconds: float = 1.0) -> DropRank:
-    """Return the drop rank of a request: its priority, then its utility per second.
-
-    `row_seconds`: of one of its rows at the fastest point that may serve it.
-    """
+    """Return a request's priority, then its utility per second; `row_seconds` at the fastest suitable point."""
     return -request.options.priority, request.options.utility / (request.rows * max(row_seconds, 1e-9))
 
 
@@ -63,7 +60,6 @@ def first_to_drop(view: SchedulerView) -> list[RowSlice]:
 
 
 def _row_seconds(view: SchedulerView, row_slice: RowSlice) -> float:
-    """Return the seconds of one row in full batches of all replicas at the fastest suitable point."""
     points = view.points_for(row_slice)
     return (
         least_seconds(points, view.max_batch_rows) / view.max_batch_rows / max(view.ready_replicas, 1)

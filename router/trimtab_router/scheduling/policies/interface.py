@@ -134,7 +134,6 @@ class SchedulerView:
         return self.waiting.batch_candidates(head, point.inputs, point.suits)
 
     def slack_seconds(self, row_slice: RowSlice) -> float:
-        """Seconds left for this stage."""
         return row_slice.request.due_at - self.now - self.later_seconds
 
     def drop_time(self, row_slice: RowSlice) -> float:
@@ -170,12 +169,10 @@ class SchedulerView:
 
 
 def answerable_from(points: Sequence[Point], given: Collection[str]) -> list[Point]:
-    """Return the points that read no other inputs than these."""
     return [point for point in points if point.inputs is None or all(name in given for name in point.inputs)]
 
 
 def least_seconds(points: Sequence[Point], rows: int) -> float:
-    """Return the service time of a batch at the fastest of these points."""
     if len(points) == 1:  # the common case, several times a batch
         return points[0].seconds(rows)
     return min(point.seconds(rows) for point in points)

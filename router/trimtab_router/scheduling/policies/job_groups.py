@@ -38,7 +38,6 @@ class JobGroup(RowGroup):
 
     @property
     def provisional_accuracy(self) -> float:
-        """Mean accuracy of the provisional responses; 0 if there are none."""
         return self.provisional_correct / self.rows
 
     def add(self, row_slice: RowSlice, rows: int) -> None:
@@ -107,7 +106,6 @@ class JobOptions(GroupOptions):
         return self.split_table.batches[serving_option.point_index].first[rows]
 
     def select(self, indices: Integers) -> "JobOptions":
-        """Return some of the options, in ascending order."""
         return replace(
             self,
             indices=self.indices[indices],
@@ -118,10 +116,7 @@ class JobOptions(GroupOptions):
 
 
 def group_jobs(option_cache: OptionCache, max_groups: int, sizes: Sequence[int] = ()) -> list[JobGroup]:
-    """Return the first groups of the queue, by deadline.
-
-    `sizes`: the most rows of the first, second, … group of small jobs; empty to group none.
-    """
+    """Return the first groups by deadline; `sizes`: bounds of the first, second, … group of small jobs, or none."""
     return group_rows(
         option_cache.view,
         JobGroup,
@@ -151,11 +146,7 @@ def _group_key(option_cache: OptionCache, row_slice: RowSlice) -> Hashable | Non
 def job_options(
     option_cache: OptionCache, group: JobGroup, *, mixed: bool, escalates: bool = True
 ) -> JobOptions | None:
-    """Return the options of a group; None if none reaches its floor.
-
-    `mixed`: whether its rows may run at several points.
-    `escalates`: whether low-confidence rows may be escalated.
-    """
+    """Return the options of a group; None if none reaches its floor."""
     point_options = option_cache.point_options(group.slices)
     first_responses = not group.provisional_correct
     splits = point_options.scaled_splits(
@@ -177,10 +168,7 @@ def job_options(
 
 
 def _with_first_pass(group: JobGroup, options: JobOptions, splits: ScaledSplits, first: int) -> JobOptions:
-    """Add the first pass alone as the fastest option: a provisional response in time is better than none.
-
-    Low-confidence rows stay queued for escalation and are escalated if capacity remains.
-    """
+    """Add the first pass alone as the fastest option: a provisional response in time is better than none."""
     option = splits.fastest_first_pass(first)
     seconds = splits.first_pass_seconds[option]
     if seconds >= options.seconds[0]:

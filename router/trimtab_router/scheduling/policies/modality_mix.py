@@ -41,10 +41,7 @@ _PlannedJobs = list[PlannedGroup[JobGroup]]
 
 
 def decide(view: SchedulerView, *, splits: bool = True) -> Dispatch | WaitUntil:
-    """Dispatch the first batch of the plan.
-
-    `splits`: whether rows of one job may run at several points.
-    """
+    """Dispatch the first batch of the plan. `splits`: whether rows of one job may run at several points."""
     start = max(view.now, min(view.free_at(), default=view.now))
     option_cache = OptionCache(view)
     view = option_cache.view

@@ -44,7 +44,6 @@ class ScaledSplits:
         return int(self.accuracy.searchsorted(floor - UNIT / 2))
 
     def fastest_first_pass(self, begin: int) -> int:
-        """Return the index from `begin` on whose first pass is fastest."""
         return begin + int(self.first_pass_seconds[begin:].argmin())
 
 
@@ -83,7 +82,6 @@ class PointOptions:
 
     @property
     def _full_batches(self) -> tuple[list[float], list[float]]:
-        """Accuracies and seconds of full unsplit batches."""
         if not self._full_batch_levels[0]:
             splits = self.scaled_splits(self.most_rows, mixed=False)
             self._full_batch_levels = splits.accuracy.tolist(), splits.seconds.tolist()

@@ -27,7 +27,6 @@ _PRIORITY_FACTOR = 30.0
 
 
 def priority_utility(utility: float, priority: int) -> float:
-    """Return the utility of a response, weighted by its priority."""
     return utility * _PRIORITY_FACTOR ** (3 - priority)
 
 
@@ -46,17 +45,14 @@ class RowGroup(ABC):
         return self.slices[0]
 
     def add(self, row_slice: RowSlice, rows: int) -> None:
-        """Add this many rows of a slice."""
         self.slices.append(row_slice)
         self.rows += rows
 
     @abstractmethod
-    def goes_with(self, other: Self, max_batch_rows: int) -> bool:
-        """Return whether another group may be joined with this one in one batch."""
+    def goes_with(self, other: Self, max_batch_rows: int) -> bool: ...
 
     @abstractmethod
-    def joined(self, other: Self) -> Self:
-        """Return one group of the rows of both."""
+    def joined(self, other: Self) -> Self: ...
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -75,7 +71,6 @@ class GroupOptions(ABC):
         """Return how an option serves the rows: serving options with their rows, the most accurate first."""
 
     def first_batch_rows(self, serving_option: ServingOption, rows: int) -> int:  # noqa: ARG002 - one batch by default
-        """Return the rows of the first of the batches that serve this many rows."""
         return rows
 
 
@@ -94,12 +89,7 @@ class PlannedGroup(Generic[Group]):
     """This group joined with those behind it."""
 
     def job(self, value: float = 0.0, price: float = 0.0) -> Job:
-        """Return it as a job of the schedule.
-
-        Args:
-            value: of serving the group at all.
-            price: of a second.
-        """
+        """Return it as a job of the schedule that is worth `value` plus that of its option."""
         joint = [
             JointOption(other.count, other.options.seconds, other.priced_values(price), other.options.first_share)
             for other in self.joined
@@ -111,7 +101,6 @@ class PlannedGroup(Generic[Group]):
         return self.options.values - price * self.options.seconds if price else self.options.values
 
     def chosen(self, step: ProgramStep) -> "PlannedGroup[Group]":
-        """Return the group that a step serves."""
         return self if step.jobs == 1 else next(other for other in self.joined if other.count == step.jobs)
 
 
@@ -159,7 +148,6 @@ def growing_sizes(max_batch_rows: int) -> tuple[int, ...]:
 
 
 def of_free_replica(view: SchedulerView, planned: list[PlannedGroup[Group]]) -> list[PlannedGroup[Group]]:
-    """Return the groups that the free replica would end first."""
     free_at = view.free_at()
     if len(free_at) < 2 or not planned:
         return planned
@@ -194,10 +182,7 @@ def spare_seconds(
 def dispatch_first_batch(
     view: SchedulerView, planned: Sequence[PlannedGroup[Group]], steps: Sequence[ProgramStep], spare: float
 ) -> Dispatch:
-    """Dispatch the first batch of the first step, filled with rows that later steps serve in the same way.
-
-    `spare`: how many seconds longer the batch may take because of the rows that fill it.
-    """
+    """Dispatch the first step's batch, filled for `spare` seconds with later rows that are served in the same way."""
     first = planned[steps[0].first_job].chosen(steps[0])
     serving_option, rows = first.options.serving_options(steps[0].option)[0]
     point = next(point for point in view.points if point.name == serving_option.point)
@@ -234,7 +219,6 @@ def _extra_slices(
 
 
 def can_share_batch(point: Point, head: RowSlice, row_slice: RowSlice) -> bool:
-    """Return whether both have the same shapes of the inputs that a point reads."""
     return not row_slice.alone and _signature_read_by(point, head) == _signature_read_by(point, row_slice)
 
 

@@ -17,13 +17,7 @@ from trimtab_router.scheduling.policies.token_options import TokenOptions
 
 
 def shadow_price(view: SchedulerView, batches: Sequence[CandidateBatch], token_options: TokenOptions) -> float:
-    """Return the expected utility of one second.
-
-    The seconds until the deadline of the most urgent row are shared by the queued rows and the rows that arrive
-    meanwhile.
-
-    `batches`: the queue; arriving rows are taken to be like it.
-    """
+    """Return the utility of a second up to the most urgent deadline, if arriving rows are like the queued `batches`."""
     if not batches:
         return 0.0
     request = batches[0].slices[0].request
@@ -35,10 +29,7 @@ def shadow_price(view: SchedulerView, batches: Sequence[CandidateBatch], token_o
 
 
 def marginal_utility(curves: Sequence[tuple[int, Sequence[tuple[float, float]]]], seconds: float) -> float:
-    """Return the value that the last second adds if seconds go where they add most.
-
-    `curves`: rows, and for one row the corners (seconds, value) of its best mixes, the fastest first.
-    """
+    """Return the value of the last second; `curves`: rows, and one row's corners (seconds, value), fastest first."""
     left = seconds - sum(rows * corners[0][0] for rows, corners in curves)
     segments = [
         ((high - low) / (slow - fast), rows * (slow - fast))

@@ -55,11 +55,7 @@ class SplitSet:
     """Whether any row may be escalated. Shape (splits,)."""
 
     def seconds(self, ratios: Floats) -> Floats:
-        """Return the seconds of each split. Shape (splits,).
-
-        Args:
-            ratios: current over profiled seconds of each point. Shape (points,).
-        """
+        """Return the seconds of each split; `ratios` (points,) are current over profiled seconds. Shape (splits,)."""
         result: Floats = self.point_seconds @ ratios
         return result
 
@@ -89,7 +85,6 @@ class SplitTable:
 
     @property
     def max_mixed_rows(self) -> int:
-        """Largest number of rows whose splits are built."""
         return len(self._mixed) - 1
 
     def has_mixed(self, rows: int) -> bool:
@@ -153,10 +148,7 @@ class SplitTable:
 def _select_options(
     options: Sequence[tuple[ServingOption, SplitOption]],
 ) -> tuple[list[ServingOption], list[SplitOption], int]:
-    """Return the options worth their seconds, and the number of them that unescalated rows may use.
-
-    The others, at the end, are points that only escalated rows use.
-    """
+    """Return the options worth their seconds, those of escalated rows last, and the number of the others."""
     by_name = {split_option.name: (option, split_option) for option, split_option in options}
     names = [option.name for option in undominated_options([split_option for _, split_option in by_name.values()])]
     targets = {option.escalation.to for option, _ in options if option.escalation is not None}

@@ -132,7 +132,6 @@ def _allowed_values(token_options: TokenOptions, batch: CandidateBatch, values: 
 
 
 def _suits(token_options: TokenOptions, option: ServingOption, batch: CandidateBatch) -> bool:
-    """Return whether an option reaches the floor of a batch, at first and after an escalation."""
     request = batch.head.request
     if not token_options.points[option.point_index].suits(batch.head):
         return False

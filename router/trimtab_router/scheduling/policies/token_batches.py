@@ -27,7 +27,6 @@ class CandidateBatch(RowGroup):
 
     @property
     def level(self) -> int:
-        """Utility level of its rows."""
         options = self.head.request.options
         return utility_class(options.utility, options.priority)[1]
 
@@ -58,10 +57,7 @@ class CandidateBatch(RowGroup):
 
 
 def candidate_batches(view: SchedulerView, max_batches: int, *, small_first: bool = True) -> list[CandidateBatch]:
-    """Return the first batches of the queue, by the deadline of their first slice.
-
-    `small_first`: whether the first batches are small.
-    """
+    """Return the first batches by the deadline of their first slice. `small_first`: whether the first are small."""
     return group_rows(
         view,
         CandidateBatch,
@@ -90,6 +86,5 @@ def _joining_key(row_slice: RowSlice) -> Hashable:
 
 @lru_cache(maxsize=1024)
 def utility_class(utility: float, priority: int) -> tuple[float, int]:
-    """Return the value of a correct row, and its logarithm to base two, rounded."""
     weight = priority_utility(utility, priority)
     return weight, round(log2(max(weight, 1e-9)))

@@ -66,11 +66,7 @@ class TokenOptions:
         return np.array([[self.accuracy_for(option, task) for option in self.options] for task in tasks])
 
     def values(self, by_task: Sequence[Mapping[str, float]]) -> Floats:
-        """Return utility times accuracy of batches. Shape (batches, options).
-
-        Args:
-            by_task: utility of all rows of each batch, by task.
-        """
+        """Return utility times accuracy, shape (batches, options); `by_task`: utility of each batch's rows by task."""
         tasks = list({task: None for weights in by_task for task in weights})
         weights = np.array([[given.get(task, 0.0) for task in tasks] for given in by_task])
         values: Floats = weights @ self.accuracies(tasks)
@@ -78,14 +74,9 @@ class TokenOptions:
 
 
 def increasing_value(seconds: Floats, values: Floats) -> tuple[Integers, list[Integers]]:
-    """Sort the options of each batch by seconds, and keep those worth more than every faster one.
+    """Sort each batch's options, shape (batches, options), by seconds; −inf is the value of a forbidden one.
 
-    Args:
-        seconds: shape (batches, options).
-        values: the same shape; −inf if an option may not serve a batch.
-
-    Returns:
-        The sorted options, shape (batches, options), and the kept ones of each batch.
+    Also return the options of each batch that are worth more than every faster one.
     """
     order = np.argsort(seconds, axis=1, kind="stable")
     sorted_values = np.take_along_axis(values, order, axis=1)

@@ -4,7 +4,7 @@ import heapq
 from functools import partial
 from itertools import count
 
-from trimtab_router.clock import QUIET_TURNS
+from trimtab_router.factory import QUIET_TURNS
 
 
 class FakeClock:

@@ -1,5 +1,7 @@
-"""Creates a router's transports and its executor with one scheduler per stage."""
+"""Factory of a router's clock, its transports, and its executor with one scheduler per stage."""
 
+import asyncio
+import time
 from collections.abc import Mapping
 from functools import partial
 
@@ -10,7 +12,7 @@ from trimtab_router.execution.executor import PipelineExecutor
 from trimtab_router.execution.graph import Graph
 from trimtab_router.limits import Limits
 from trimtab_router.observability.metrics import Metrics
-from trimtab_router.scheduling.interfaces import Clock, Transport
+from trimtab_router.scheduling.interfaces import Callback, Clock, PendingArrivals, Transport
 from trimtab_router.scheduling.policies.interface import Policy
 from trimtab_router.scheduling.query_of_death import QueryOfDeathDetector
 from trimtab_router.scheduling.roles import scheduler_class
@@ -72,3 +74,38 @@ def _drifted_points(scheduler: StageScheduler, clock: Clock) -> int:
 
 def _unauthenticated_replicas(transport: Transport) -> int:
     return len(transport.unauthenticated) if isinstance(transport, HttpTransport) else 0
+
+
+QUIET_TURNS = 16
+
+
+class EventLoopClock:
+    """Monotonic time, and timers of the running event loop."""
+
+    def __init__(self) -> None:
+        self._loop = asyncio.get_running_loop()
+
+    @property
+    def now(self) -> float:
+        return time.monotonic()
+
+    def call_at(self, deadline: float, callback: Callback) -> None:
+        self._loop.call_later(max(deadline - time.monotonic(), 0.0), callback)
+
+    def call_when_idle(self, callback: Callback, pending_arrivals: PendingArrivals) -> None:
+        """Call `callback` once several turns of the event loop bring no new arrival.
+
+        Requests being read thus join the batch. This costs an idle router some ten microseconds. A busy router loses no
+        time: it reads the next requests meanwhile.
+        """
+        self._loop.call_soon(self._settle, callback, pending_arrivals, None, 0)
+
+    def _settle(
+        self, callback: Callback, pending_arrivals: PendingArrivals, before: int | None, quiet_turns: int
+    ) -> None:
+        arrivals = pending_arrivals()
+        if arrivals is None or quiet_turns >= QUIET_TURNS:
+            callback()
+        else:  # arrivals before the first turn belong to the event that scheduled the call
+            quiet_turns = quiet_turns + 1 if before in {None, arrivals} else 0
+            self._loop.call_soon(self._settle, callback, pending_arrivals, arrivals, quiet_turns)

@@ -6,7 +6,7 @@ from typing import Self
 from trimtab_pipelines.edge_settings import ClientLimits, EdgeSettings
 from trimtab_pipelines.spec import InferencePipeline
 from trimtab_protocol.tensors import SLOW_VALUES_BYTES
-from trimtab_router.scheduling.expiry import GRACE_SECONDS
+from trimtab_router.scheduling.queue_admission import GRACE_SECONDS
 
 MEBIBYTE = 2**20
 SMALL_BYTES = 256 * 1024

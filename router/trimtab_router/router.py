@@ -25,11 +25,10 @@ from trimtab_protocol.http_client import Tls
 from trimtab_router.admission.admission import Admission
 from trimtab_router.admission.concurrency_limit import LimitBounds, limit_bounds
 from trimtab_router.admission.request_parsing import VERSION
-from trimtab_router.clock import EventLoopClock
 from trimtab_router.execution.executor import RequestState
 from trimtab_router.execution.graph import Graph
 from trimtab_router.execution.request_resolver import RequestResolver
-from trimtab_router.factory import create_executor, create_transports
+from trimtab_router.factory import EventLoopClock, create_executor, create_transports
 from trimtab_router.limits import Limits
 from trimtab_router.observability.arrivals import ArrivalCounter
 from trimtab_router.observability.metrics import Metrics

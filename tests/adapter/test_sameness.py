@@ -26,9 +26,9 @@ from trimtab_protocol import InferRequest, Tensor
 from trimtab_router.refusal import Refusal
 from trimtab_router.request import NO_OPTIONS, RequestOptions
 from trimtab_router.router import Router
-from trimtab_router.scheduling.expiry import GRACE_SECONDS
 from trimtab_router.scheduling.policies.interface import Dispatch, Policy, WaitUntil
 from trimtab_router.scheduling.query_of_death import QueryOfDeathDetector
+from trimtab_router.scheduling.queue_admission import GRACE_SECONDS
 from trimtab_router.scheduling.stage_request import EscalationRule
 
 ACCURACIES = {"default": 0.9, "middling": 0.8, "quick": 0.7}

@@ -13,7 +13,7 @@ from trimtab_router.scheduling.accuracy_monitor import (
     AccuracyBaseline,
     AccuracyMonitor,
 )
-from trimtab_router.scheduling.batch_outcomes import BatchFailed, Completed, NotReady, Rejected, ReplicaLost
+from trimtab_router.scheduling.replica_slots import BatchFailed, Completed, NotReady, Rejected, ReplicaLost
 
 NOW = 7.0
 KEY, BEST = ("early", "at"), ("early", "avt")

@@ -8,7 +8,7 @@ import pytest
 from tests.router.fakes import seconds_in
 from trimtab_pipelines.error_codes import ErrorCode
 from trimtab_pipelines.request_outcome import RequestOutcome
-from trimtab_router.admission.entry_gate import MAX_WAITING, PER_TURN, EntryGate
+from trimtab_router.admission.admission import MAX_WAITING, PER_TURN, EntryGate
 from trimtab_router.refusal import Refusal
 
 

@@ -11,10 +11,17 @@ from tests.router.chats import a_chat_pipeline, a_writer
 from tests.router.test_queue import Caller
 from tests.router.test_stage_scheduler import READY
 from trimtab_protocol.chat.internal_wire import Chunk, LastChunk, Usage
-from trimtab_router.scheduling.batch_outcomes import BatchFailed, Cancelled, Completed, NotReady, ReplicaLost, StreamCut
 from trimtab_router.scheduling.policies import POLICIES
 from trimtab_router.scheduling.query_of_death import QueryOfDeathDetector
-from trimtab_router.scheduling.replica_slots import ReplicaSlots
+from trimtab_router.scheduling.replica_slots import (
+    BatchFailed,
+    Cancelled,
+    Completed,
+    NotReady,
+    ReplicaLost,
+    ReplicaSlots,
+    StreamCut,
+)
 from trimtab_router.scheduling.roles import GenerationScheduler
 from trimtab_router.scheduling.stage_request import StageRequest
 from trimtab_router.scheduling.stage_scheduler import QueueSettings

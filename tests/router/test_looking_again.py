@@ -7,8 +7,8 @@ from tests.builders import a_pipeline, a_plan, a_variant
 from tests.router.test_stage_scheduler import READY, SchedulerScenario
 from trimtab_pipelines.escalation import TaskEscalation
 from trimtab_router.request import RequestOptions
-from trimtab_router.scheduling.batch_outcomes import Completed, ReplicaLost
 from trimtab_router.scheduling.policies.interface import Dispatch, Policy, WaitUntil
+from trimtab_router.scheduling.replica_slots import Completed, ReplicaLost
 from trimtab_router.scheduling.stage_request import EscalationRule
 
 POINTS = [{"name": "default", "accuracy": 0.9}, {"name": "quick", "accuracy": 0.7}]

@@ -11,10 +11,9 @@ from tests.builders import a_pipeline
 from tests.clocks import FakeClock
 from tests.router.test_queue import Caller
 from trimtab_router.scheduling.batch_completion import BatchCompletion
-from trimtab_router.scheduling.batch_outcomes import Completed, NotReady
 from trimtab_router.scheduling.policies.interface import Point
 from trimtab_router.scheduling.queue import DeadlineQueue
-from trimtab_router.scheduling.replica_slots import Batch, ReplicaSlots
+from trimtab_router.scheduling.replica_slots import Batch, Completed, NotReady, ReplicaSlots
 from trimtab_router.scheduling.single_flight import SingleFlight
 from trimtab_router.scheduling.stage_request import RowSlice, StageRequest
 

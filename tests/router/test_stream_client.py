@@ -13,7 +13,7 @@ from aiohttp.streams import StreamReader
 from tests.router.chats import ChatReplica
 from trimtab_protocol import Tensor, rest
 from trimtab_protocol.chat.internal_wire import Chunk
-from trimtab_router.scheduling.batch_outcomes import BatchOutcome, Completed, ReplicaLost
+from trimtab_router.scheduling.replica_slots import BatchOutcome, Completed, ReplicaLost
 from trimtab_router.transport.stream_client import StreamClient, StreamRequest, _events
 
 OTHERS = 8

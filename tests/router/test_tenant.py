@@ -15,7 +15,12 @@ from trimtab_protocol import InferRequest, Tensor
 from trimtab_protocol.chat.internal_wire import bytes_tensor
 from trimtab_protocol.messages import TensorHeader
 from trimtab_protocol.tensors import SLOW_VALUES_BYTES
-from trimtab_router.admission.tenant import MAX_INLINE_ROWS, MAX_OPTIONS_BYTES, is_slow_to_rewrite, options_inputs
+from trimtab_router.admission.request_parsing import (
+    MAX_INLINE_ROWS,
+    MAX_OPTIONS_BYTES,
+    is_slow_to_rewrite,
+    options_inputs,
+)
 from trimtab_router.scheduling.stage_request import RowSlice, StageRequest
 from trimtab_router.transport.http_transport import _rows_with_deadline
 

@@ -11,9 +11,8 @@ from trimtab_pipelines.spec import InferencePipelineSpec
 from trimtab_pipelines.stages import EMBEDDINGS_INPUT, GENERATION_OUTPUTS, IMAGES_INPUT, MESSAGES_INPUT
 from trimtab_protocol.chat.internal_wire import Chunk, LastChunk, Usage, bytes_tensor
 from trimtab_protocol.tensors import Array
-from trimtab_router.scheduling.batch_outcomes import BatchOutcome, Cancelled, Completed
 from trimtab_router.scheduling.interfaces import OnChunk, OnEnd
-from trimtab_router.scheduling.replica_slots import Batch
+from trimtab_router.scheduling.replica_slots import Batch, BatchOutcome, Cancelled, Completed
 
 TOKEN_BYTES = 4
 """Bytes of text per token."""

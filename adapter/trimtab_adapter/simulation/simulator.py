@@ -49,10 +49,10 @@ from trimtab_router.observability.arrivals import ArrivalCounter, PerRequestMean
 from trimtab_router.observability.recent_outcomes import RecentOutcomes
 from trimtab_router.refusal import Refusal
 from trimtab_router.request import NO_OPTIONS, Call, RequestOptions
-from trimtab_router.scheduling.expiry import GRACE_SECONDS
 from trimtab_router.scheduling.interfaces import Clock
 from trimtab_router.scheduling.policies import POLICIES
 from trimtab_router.scheduling.policies.interface import Policy
+from trimtab_router.scheduling.queue_admission import GRACE_SECONDS
 from trimtab_router.scheduling.roles import scheduler_class
 from trimtab_router.scheduling.stage_scheduler import QueueSettings, StageScheduler
 

@@ -14,10 +14,9 @@ from trimtab_pipelines.escalation import TaskEscalation
 from trimtab_pipelines.replica_groups import ReplicaGroup
 from trimtab_pipelines.stages import EMBEDDINGS_INPUT, Stage
 from trimtab_protocol.tensors import Array
-from trimtab_router.scheduling.batch_outcomes import Completed, ReplicaLost
 from trimtab_router.scheduling.interfaces import Clock, OnChunk, OnEnd
 from trimtab_router.scheduling.policies.interface import Escalation, Point
-from trimtab_router.scheduling.replica_slots import NOTHING, Batch, ReplicaSlots
+from trimtab_router.scheduling.replica_slots import NOTHING, Batch, Completed, ReplicaLost, ReplicaSlots
 from trimtab_router.scheduling.service_time import Key
 from trimtab_router.scheduling.stage_request import RowSlice
 from trimtab_router.scheduling.stage_scheduler import StageScheduler

@@ -2,20 +2,140 @@
 
 import asyncio
 import gc
+import time
+from collections import deque
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 
 from trimtab_pipelines.spec import InferencePipeline
 from trimtab_protocol import PendingRequest
-from trimtab_router.admission.concurrency_controller import ConcurrencyController
-from trimtab_router.admission.concurrency_limit import ConcurrencyLimit, LimitBounds
-from trimtab_router.admission.entry_gate import EntryGate
+from trimtab_router.admission.concurrency_limit import FULL_SHARE, ConcurrencyLimit, LimitBounds, LoadSample
 from trimtab_router.admission.memory_budget import MemoryBudget, Reservation
-from trimtab_router.admission.request_parsing import decoded_bytes, decoding_bytes, parse_request, validate_header
-from trimtab_router.admission.tenant import is_slow_to_rewrite, options_inputs, set_tenant
+from trimtab_router.admission.request_parsing import (
+    decoded_bytes,
+    decoding_bytes,
+    is_slow_to_rewrite,
+    options_inputs,
+    parse_request,
+    set_tenant,
+    validate_header,
+)
 from trimtab_router.limits import Limits
-from trimtab_router.refusal import draining
+from trimtab_router.refusal import draining, overload
 from trimtab_router.request import Call
+
+SAMPLE_SECONDS = 0.1
+
+
+class ConcurrencyController:
+    """Concurrency limit, sampled only while requests are in flight. `bounds` returns None while they are unknown."""
+
+    def __init__(
+        self, concurrency_limit: ConcurrencyLimit, memory: MemoryBudget, bounds: Callable[[], LimitBounds | None]
+    ) -> None:
+        self.concurrency_limit = concurrency_limit
+        self._memory = memory
+        self._bounds = bounds
+        self._loop = asyncio.get_running_loop()
+        self.responses = 0
+        """Requests answered since the start."""
+        self._rejections = 0
+        self._due = 0.0
+        self._timer: asyncio.TimerHandle | None = None
+        self._nearly_full = asyncio.Event()
+
+    def check_capacity(self) -> None:
+        self._schedule_sample()
+        if self._memory.active_requests >= self.concurrency_limit.limit:
+            self.note_overload()
+            raise overload(f"{self._memory.active_requests} requests are in flight, as many as can be served in time")
+
+    def note_response(self) -> None:
+        self.responses += 1
+
+    def note_overload(self, requests: int = 1) -> None:
+        """Count requests rejected, by the router or by Envoy, because too many are in flight."""
+        self._rejections += requests
+
+    async def wait_until_nearly_full(self, max_seconds: float) -> None:
+        self._nearly_full.clear()
+        with suppress(TimeoutError):
+            await asyncio.wait_for(self._nearly_full.wait(), max_seconds)
+
+    def close(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+    def _schedule_sample(self) -> None:
+        if self._timer is None:
+            self._due = time.monotonic() + SAMPLE_SECONDS
+            self._timer = self._loop.call_later(SAMPLE_SECONDS, self._take_sample)
+
+    def _take_sample(self) -> None:
+        self._timer = None
+        now, in_flight = time.monotonic(), self._memory.active_requests
+        late_seconds = max(now - self._due, 0.0)
+        self.concurrency_limit.observe(
+            LoadSample(now, self.responses, self._rejections, in_flight, late_seconds), self._bounds()
+        )
+        if in_flight >= FULL_SHARE * self.concurrency_limit.limit:
+            self._nearly_full.set()
+        if in_flight:
+            self._schedule_sample()
+        else:
+            self.concurrency_limit.reset()
+
+
+PER_TURN = 8
+MAX_WAITING = 4096
+
+
+class EntryGate:
+    """FIFO queue of requests, of which a few enter per turn of the event loop, so that a flood delays no responses.
+
+    One that waited longer than `max_wait_seconds` is rejected before any work is spent on it.
+    """
+
+    def __init__(self, max_wait_seconds: float) -> None:
+        self._max_wait_seconds = max_wait_seconds
+        self._loop = asyncio.get_running_loop()
+        self._remaining = PER_TURN
+        self._scheduled = False
+        self._waiting: deque[asyncio.Future[None]] = deque()
+
+    async def enter(self, arrived_at: float) -> None:
+        """Wait until this request may start. Raises Refusal if too many requests wait, or this one waited too long."""
+        self._schedule()
+        if self._remaining and not self._waiting:
+            self._remaining -= 1
+            return
+        if len(self._waiting) >= MAX_WAITING:
+            raise overload(f"{MAX_WAITING} requests wait to be admitted")
+        slot = self._loop.create_future()
+        self._waiting.append(slot)
+        await slot
+        waited = time.monotonic() - arrived_at
+        if waited > self._max_wait_seconds:
+            raise overload(f"the request waited {waited:.3f} s to be admitted")
+
+    def _schedule(self) -> None:
+        if not self._scheduled:
+            self._scheduled = True
+            self._loop.call_soon(self._next_turn)
+
+    def _next_turn(self) -> None:
+        self._scheduled = False
+        self._remaining = PER_TURN
+        while self._remaining and self._waiting:
+            slot = self._waiting.popleft()
+            if not slot.done():
+                slot.set_result(None)
+                self._remaining -= 1
+        if self._waiting:
+            self._schedule()
+
 
 PATIENCE_SHARE = 0.2
 """Maximum time that a request may wait for admission, as a share of the SLO. The rest must suffice to serve it."""

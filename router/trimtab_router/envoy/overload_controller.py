@@ -4,14 +4,122 @@ In a flood Envoy rejects most requests before reading them.
 """
 
 import asyncio
+import json
 import logging
 import time
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
+import aiohttp
+
 from trimtab_pipelines.documents import write_atomically
-from trimtab_router.admission.concurrency_controller import ConcurrencyController
-from trimtab_router.envoy.admin_client import EnvoyAdmin, EnvoyUnavailable
+from trimtab_pipelines.error_codes import OVERLOAD
+from trimtab_router.admission.admission import ConcurrencyController
+from trimtab_router.envoy.bootstrap import LARGE, REQUESTS, circuit_breaker_limits, large_request_limits
 from trimtab_router.envoy.load_shedding import LoadShedder, ProxyCounters
+from trimtab_router.envoy.rejection_counters import STATS, parse_http2_requests, parse_local_replies, rejections_since
+
+log = logging.getLogger(__name__)
+
+TIMEOUT_SECONDS = 2.0
+
+
+class EnvoyUnavailable(Exception):
+    """Envoy did not respond on its admin socket."""
+
+
+class EnvoyAdmin:
+    """The Envoy in front of a router.
+
+    Args:
+        socket: its admin socket.
+        counters_file: last counters of this Envoy, which may outlive its router.
+        count: called with the requests rejected since the last call, by (HTTP status, reason).
+        heap: bytes that Envoy may allocate.
+    """
+
+    def __init__(
+        self, socket: Path, counters_file: Path, count: Callable[[Mapping[tuple[int, str], int]], None], heap: int
+    ) -> None:
+        self._session = aiohttp.ClientSession(
+            connector=aiohttp.UnixConnector(str(socket)), timeout=aiohttp.ClientTimeout(total=TIMEOUT_SECONDS)
+        )
+        self._count = count
+        self._heap = heap
+        self._counters_file = counters_file
+        self._counters = _read(counters_file)
+        self._counters_lock = asyncio.Lock()
+        self.overload_rejections = 0
+        """Requests rejected because too many were in flight, since this client was created."""
+        self.http2_requests = 0
+        """Requests received over HTTP/2 since Envoy started."""
+
+    async def sync_counters(self) -> None:
+        """Count the rejections since the last call. Does nothing while Envoy is unavailable."""
+        async with self._counters_lock:
+            try:
+                text = await self._request("GET", f"/stats?filter={STATS}")
+            except EnvoyUnavailable as error:
+                log.debug("%s", error)
+                return
+            stats, self.http2_requests = parse_local_replies(text), parse_http2_requests(text)
+            if stats == self._counters:
+                return
+            rejections = rejections_since(self._counters, stats)
+            self._counters = stats
+            self.overload_rejections += sum(count for (_, reason), count in rejections.items() if reason == OVERLOAD)
+            self._count(rejections)
+            await asyncio.to_thread(write_atomically, self._counters_file, json.dumps(stats))
+
+    async def set_limits(self, max_in_flight: int) -> None:
+        """Set the maximum number of requests in flight to the router. Raises EnvoyUnavailable."""
+        limits = {
+            REQUESTS: circuit_breaker_limits(max_in_flight),
+            LARGE: large_request_limits(max_in_flight, self._heap),
+        }
+        query = "&".join(
+            f"circuit_breakers.{cluster}.default.{name}={maximum}"
+            for cluster, cluster_limits in limits.items()
+            for name, maximum in cluster_limits.items()
+        )
+        await self._request("POST", f"/runtime_modify?{query}")
+
+    async def drain_gracefully(self) -> None:
+        await self._post("/drain_listeners?graceful&skip_exit")
+
+    async def stop_listening(self) -> None:
+        """Accept no more connections. Existing ones stay until their requests are answered."""
+        await self._post("/drain_listeners")
+
+    async def close(self) -> None:
+        await self._session.close()
+
+    async def _post(self, path: str) -> None:
+        try:
+            await self._request("POST", path)
+        except EnvoyUnavailable as error:
+            log.info("%s", error)
+
+    async def _request(self, method: str, path: str) -> str:
+        try:
+            async with self._session.request(method, f"http://envoy{path}") as response:
+                text = await response.text()
+                if response.status != 200:
+                    raise EnvoyUnavailable(f"envoy: {method} {path} returned {response.status}: {text[:200]}")
+                return text
+        except (aiohttp.ClientError, OSError, TimeoutError) as error:
+            raise EnvoyUnavailable(f"envoy: {method} {path}: {type(error).__name__} {error}") from error
+
+
+def _read(counters_file: Path) -> dict[str, int]:
+    try:
+        return {str(cause): int(count) for cause, count in json.loads(counters_file.read_text()).items()}
+    except FileNotFoundError:
+        return {}
+    except (OSError, ValueError, AttributeError, TypeError) as error:
+        log.warning("%s: %s; earlier rejections are counted again", counters_file, error)
+        return {}
+
 
 log = logging.getLogger(__name__)
 

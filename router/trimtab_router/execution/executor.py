@@ -19,8 +19,7 @@ from trimtab_protocol.tensors import Array
 from trimtab_router.execution import chat_images
 from trimtab_router.execution.chat_images import ImageSizeCache, PartialImages
 from trimtab_router.execution.graph import Graph, GraphCursor, ReadyStage
-from trimtab_router.execution.response_metadata import response_accuracy, response_parameters
-from trimtab_router.execution.stream_timing import StreamTiming
+from trimtab_router.execution.response_metadata import StreamTiming, response_accuracy, response_parameters
 from trimtab_router.refusal import Refusal, failure, invalid
 from trimtab_router.request import Call, RequestOptions
 from trimtab_router.scheduling.interfaces import Clock

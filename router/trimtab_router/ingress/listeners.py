@@ -7,8 +7,7 @@ from typing import Any
 from aiohttp import web
 
 from trimtab_pipelines.edge_settings import EdgeSettings
-from trimtab_router.envoy.admin_client import EnvoyAdmin
-from trimtab_router.envoy.overload_controller import OverloadController
+from trimtab_router.envoy.overload_controller import EnvoyAdmin, OverloadController
 from trimtab_router.envoy.sockets import Sockets
 from trimtab_router.ingress.admin import AdminIngress
 from trimtab_router.ingress.envoy_control import EnvoyControl

@@ -7,7 +7,7 @@ from trimtab_pipelines.error_codes import OVERLOAD, ErrorCode, code_of, is_clien
 from trimtab_pipelines.request_outcome import DROPPED, LATE, OK, REFUSED, RequestOutcome
 from trimtab_pipelines.spec import ServiceLevel
 from trimtab_router.execution.executor import RequestState
-from trimtab_router.execution.stream_timing import StreamTiming
+from trimtab_router.execution.response_metadata import StreamTiming
 from trimtab_router.observability.arrivals import ArrivalCounter, PerRequestMean
 from trimtab_router.observability.metrics import Metrics
 from trimtab_router.observability.recent_outcomes import RecentOutcomes

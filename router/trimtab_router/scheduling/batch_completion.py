@@ -20,7 +20,10 @@ from trimtab_pipelines.operating_point import OperatingPoint
 from trimtab_pipelines.stages import EMBEDDINGS_INPUT, Stage
 from trimtab_protocol.tensors import Array
 from trimtab_router.refusal import failure, invalid, oversize
-from trimtab_router.scheduling.batch_outcomes import (
+from trimtab_router.scheduling.interfaces import StatsSink
+from trimtab_router.scheduling.queue import DeadlineQueue
+from trimtab_router.scheduling.replica_slots import (
+    Batch,
     BatchFailed,
     BatchOutcome,
     Cancelled,
@@ -30,9 +33,6 @@ from trimtab_router.scheduling.batch_outcomes import (
     ReplicaLost,
     StreamCut,
 )
-from trimtab_router.scheduling.interfaces import StatsSink
-from trimtab_router.scheduling.queue import DeadlineQueue
-from trimtab_router.scheduling.replica_slots import Batch
 from trimtab_router.scheduling.stage_request import EscalationRule, RowSlice, ServedRows
 
 MAX_LOST_REPLICAS = 2

@@ -10,9 +10,8 @@ from trimtab_pipelines.plan import PointPlan, StagePlan, unmeasured_point_plan
 from trimtab_pipelines.profile import prefill_seconds
 from trimtab_pipelines.shadow_price import observed_shadow_price
 from trimtab_pipelines.stages import Stage
-from trimtab_router.scheduling.batch_outcomes import Completed
 from trimtab_router.scheduling.policies.interface import Escalation, Point, answerable_from, least_seconds
-from trimtab_router.scheduling.replica_slots import Batch
+from trimtab_router.scheduling.replica_slots import Batch, Completed
 from trimtab_router.scheduling.service_time import WEIGHT, Key, ServiceTimes, wait_for_others
 from trimtab_router.scheduling.stage_request import StageRequest
 

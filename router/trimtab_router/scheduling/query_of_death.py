@@ -11,9 +11,8 @@ from hashlib import blake2b
 from trimtab_protocol.tensors import encode_raw_array
 from trimtab_router.refusal import Refusal
 from trimtab_router.scheduling.batch_completion import MAX_LOST_REPLICAS
-from trimtab_router.scheduling.batch_outcomes import BatchOutcome, ReplicaLost
-from trimtab_router.scheduling.features import Feature
-from trimtab_router.scheduling.replica_slots import Batch
+from trimtab_router.scheduling.interfaces import Feature
+from trimtab_router.scheduling.replica_slots import Batch, BatchOutcome, ReplicaLost
 from trimtab_router.scheduling.stage_request import Signature, StageRequest
 
 MAX_SUSPECTS = 256

@@ -15,11 +15,10 @@ from trimtab_protocol.chat.internal_wire import Chunk, LastChunk
 from trimtab_protocol.tensors import Array
 from trimtab_router.refusal import Refusal
 from trimtab_router.scheduling.accuracy_monitor import AccuracyBaseline, AccuracyMonitor
-from trimtab_router.scheduling.batch_outcomes import BatchOutcome, Completed
-from trimtab_router.scheduling.features import Dispatcher, Feature
+from trimtab_router.scheduling.interfaces import Dispatcher, Feature
 from trimtab_router.scheduling.latency_model import LatencyModel
 from trimtab_router.scheduling.policies.interface import Dispatch, Point
-from trimtab_router.scheduling.replica_slots import Batch
+from trimtab_router.scheduling.replica_slots import Batch, BatchOutcome, Completed
 from trimtab_router.scheduling.service_time import Key
 from trimtab_router.scheduling.stage_request import RowSlice, ServedRows, StageRequest
 

@@ -12,11 +12,9 @@ from functools import partial
 
 from trimtab_protocol.tensors import Array
 from trimtab_router.scheduling.batch_completion import MAX_LOST_REPLICAS, BatchCompletion
-from trimtab_router.scheduling.batch_outcomes import BatchFailed, BatchOutcome, Completed, Rejected, ReplicaLost
-from trimtab_router.scheduling.features import Feature
-from trimtab_router.scheduling.interfaces import Clock, EmbeddingTransport, StatsSink
+from trimtab_router.scheduling.interfaces import Clock, EmbeddingTransport, Feature, StatsSink
 from trimtab_router.scheduling.queue import DeadlineQueue
-from trimtab_router.scheduling.replica_slots import Batch
+from trimtab_router.scheduling.replica_slots import Batch, BatchFailed, BatchOutcome, Completed, Rejected, ReplicaLost
 from trimtab_router.scheduling.stage_request import RowSlice, ServedRows
 
 MAX_PRODUCERS = 16_384

@@ -15,18 +15,15 @@ from trimtab_pipelines.stages import Stage
 from trimtab_router.refusal import Refusal
 from trimtab_router.scheduling.accuracy_monitor import AccuracyMonitor
 from trimtab_router.scheduling.batch_completion import BatchCompletion
-from trimtab_router.scheduling.batch_outcomes import BatchOutcome, Completed
-from trimtab_router.scheduling.expiry import Expiry
-from trimtab_router.scheduling.features import Feature
-from trimtab_router.scheduling.interfaces import Clock, StatsSink, Transport
+from trimtab_router.scheduling.interfaces import Clock, Feature, StatsSink, Transport
 from trimtab_router.scheduling.latency_model import LatencyModel, StageCapacity
 from trimtab_router.scheduling.policies import earliest_deadline_first
 from trimtab_router.scheduling.policies.interface import NEVER, Dispatch, DropPolicy, Policy, SchedulerView, WaitUntil
 from trimtab_router.scheduling.query_of_death import QueryOfDeathDetector
 from trimtab_router.scheduling.queue import DeadlineQueue
-from trimtab_router.scheduling.queue_admission import QueueAdmission, StageStatus
+from trimtab_router.scheduling.queue_admission import Expiry, QueueAdmission, StageStatus
 from trimtab_router.scheduling.replica_selection import ReplicaSelection
-from trimtab_router.scheduling.replica_slots import Batch, ReplicaSlots
+from trimtab_router.scheduling.replica_slots import Batch, BatchOutcome, Completed, ReplicaSlots
 from trimtab_router.scheduling.shadow_evaluation import ShadowEvaluation
 from trimtab_router.scheduling.stage_request import RowSlice, StageRequest
 

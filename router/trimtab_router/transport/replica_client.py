@@ -30,8 +30,14 @@ from trimtab_protocol.http_client import (
     request_head,
 )
 from trimtab_protocol.sanitize import printable
-from trimtab_router.scheduling.batch_outcomes import BatchFailed, BatchOutcome, NotReady, Rejected, ReplicaLost
-from trimtab_router.scheduling.replica_slots import ReplicaSlots
+from trimtab_router.scheduling.replica_slots import (
+    BatchFailed,
+    BatchOutcome,
+    NotReady,
+    Rejected,
+    ReplicaLost,
+    ReplicaSlots,
+)
 from trimtab_router.transport.batch_codec import BatchRequest, encode_binary, encode_json
 from trimtab_router.transport.stream_client import (
     BACKEND_IDLE_SECONDS,

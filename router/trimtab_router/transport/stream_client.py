@@ -31,7 +31,7 @@ from trimtab_protocol.rest import JSON_CONTENT_TYPE
 from trimtab_protocol.sanitize import printable
 from trimtab_protocol.sse import SseParser
 from trimtab_protocol.tensors import Array
-from trimtab_router.scheduling.batch_outcomes import (
+from trimtab_router.scheduling.replica_slots import (
     BatchFailed,
     BatchOutcome,
     Completed,

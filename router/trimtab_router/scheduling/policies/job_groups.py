@@ -10,8 +10,7 @@ from trimtab_pipelines.row_splits import UNIT, Integers
 from trimtab_pipelines.scheduling_policies import MAX_SPLIT_ROWS
 from trimtab_router.scheduling.policies.option_cache import OptionCache, ScaledSplits, undominated
 from trimtab_router.scheduling.policies.queue_plan import GroupOptions, RowGroup, group_rows, priority_utility
-from trimtab_router.scheduling.policies.serving_options import ServingOption
-from trimtab_router.scheduling.policies.split_table import SplitSet, SplitTable
+from trimtab_router.scheduling.policies.split_table import ServingOption, SplitSet, SplitTable
 from trimtab_router.scheduling.stage_request import RowSlice, Signature
 
 SMALL_SHARE = 4

@@ -15,8 +15,7 @@ import numpy as np
 from trimtab_pipelines.row_splits import UNIT, Floats, Integers
 from trimtab_pipelines.scheduling_policies import MAX_SPLIT_ROWS
 from trimtab_router.scheduling.policies.interface import Point, SchedulerView
-from trimtab_router.scheduling.policies.serving_options import profiled
-from trimtab_router.scheduling.policies.split_table import SplitSet, SplitTable, split_table
+from trimtab_router.scheduling.policies.split_table import SplitSet, SplitTable, profiled, split_table
 from trimtab_router.scheduling.stage_request import RowSlice, Signature
 
 SLOWDOWN_STEP = 0.02

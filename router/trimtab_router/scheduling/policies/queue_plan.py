@@ -19,7 +19,7 @@ from trimtab_router.scheduling.policies.deadline_schedule import (
     assign_to_servers,
 )
 from trimtab_router.scheduling.policies.interface import RESPONSE_MARGIN_SECONDS, Dispatch, Point, SchedulerView
-from trimtab_router.scheduling.policies.serving_options import ServingOption
+from trimtab_router.scheduling.policies.split_table import ServingOption
 from trimtab_router.scheduling.stage_request import RowSlice, Signature
 
 _PRIORITY_FACTOR = 30.0

@@ -26,10 +26,9 @@ from trimtab_router.scheduling.policies.queue_plan import (
     of_free_replica,
     spare_seconds,
 )
-from trimtab_router.scheduling.policies.serving_options import ServingOption
-from trimtab_router.scheduling.policies.shadow_price import shadow_price
+from trimtab_router.scheduling.policies.split_table import ServingOption
 from trimtab_router.scheduling.policies.token_batches import CandidateBatch, candidate_batches
-from trimtab_router.scheduling.policies.token_options import TokenOptions, increasing_value
+from trimtab_router.scheduling.policies.token_options import TokenOptions, increasing_value, shadow_price
 
 MAX_BATCHES = 40
 """Planning horizon."""

@@ -18,10 +18,7 @@ def a_tasked_pipeline(*, optional: bool = True, **variant: Any) -> InferencePipe
     task_input = {"name": "task", "from": "request.inputs.task", **may}
     reads = [{"name": "x", "from": "request.inputs.x"}, task_input]
     stage = a_stage("stage-0", inputs=reads, variants=[a_variant(**variant)])
-    given = [
-        {"name": "x", "datatype": "FP32", "shape": [4]},
-        {"name": "task", "datatype": "INT64", "shape": [], **may},
-    ]
+    given = [{"name": "x", "datatype": "FP32", "shape": [4]}, {"name": "task", "datatype": "INT64", "shape": [], **may}]
     return a_pipeline([stage], inputs=given)
 
 

@@ -263,22 +263,13 @@ def test_one_row_in_a_hundred_is_evaluated_when_idle():
     top.serve(12)
     assert len(top.sent) == 12
 
-    top.serve(1)
+    top.take(8, top.clock.now + 0.9).task = "cats"
+    top.settle()
+    top.answer(label=3)
     audit = top.sent[-1]
-    assert (audit.point.name, audit.rows) == ("default", 1)
+    assert (audit.point.name, audit.rows, audit.row_slices[0].request.task) == ("default", 1, "cats")
     top.answer(label=3)
     assert top.scheduler.accuracy_monitor.shadow_rows == {("small", "quick"): 1}
-
-
-def test_shadow_row_keeps_its_task():
-    top = Audited()
-    for _ in range(13):
-        top.take(8, top.clock.now + 0.9).task = "cats"
-        top.settle()
-        top.answer(label=3)
-
-    assert top.sent[-1].point.name == "default"
-    assert top.sent[-1].row_slices[0].request.task == "cats"
 
 
 def test_shadow_rows_delay_no_other_row():

@@ -52,54 +52,24 @@ def formed_rows(queue, now, given_terms):
     return sum(piece.rows for piece in formed.batch), len(formed.dropped)
 
 
-def test_full_batch_is_dispatched_if_all_rows_have_slack():
-    queue = a_queue(*(a_work(deadline=1.0) for _ in range(20)))
+@pytest.mark.parametrize(
+    ("deadlines", "changes", "formed"),
+    [
+        pytest.param([1.0] * 20, {}, (8, 0), id="all rows have slack"),
+        pytest.param([1.0], {}, (1, 0), id="a single row"),
+        pytest.param([0.045, *[1.0] * 7], {}, (3, 0), id="three rows fit the slack of the first"),
+        pytest.param([0.045, *[1.0] * 7], {"later": 0.020}, (1, 0), id="later stages reduce the slack"),
+        pytest.param([0.045, *[0.3] * 40], {}, (8, 1), id="overload drops the urgent row"),
+        pytest.param([0.045, *[0.3] * 40], {"replicas": 4}, (3, 0), id="more replicas carry the backlog"),
+        pytest.param([*[0.045] * 4, *[60.0] * 400], {}, (3, 0), id="patient rows are no overload"),
+        *(([*[0.05] * 8, *[0.4] * 60, *[86_400.0] * patient], {}, (8, 8)) for patient in (0, 1, 5, 20)),
+        pytest.param([-5.0] * 20, {"policy": "Never"}, (8, 0), id="late rows are served"),
+    ],
+)
+def test_most_urgent_row_limits_the_batch(deadlines, changes, formed):
+    queue = a_queue(*(a_work(deadline=deadline) for deadline in deadlines))
 
-    assert formed_rows(queue, 0.0, terms()) == (8, 0)
-
-
-def test_single_row_is_dispatched_at_once():
-    assert formed_rows(a_queue(a_work()), 0.0, terms()) == (1, 0)
-
-
-def test_most_urgent_row_limits_the_batch():
-    """0.045 s are left: 10 ms + 3 × 10 ms fit, 4 rows do not."""
-    queue = a_queue(a_work(deadline=0.045), *(a_work(deadline=1.0) for _ in range(7)))
-
-    assert formed_rows(queue, 0.0, terms()) == (3, 0)
-
-
-def test_downstream_seconds_reduce_the_slack():
-    queue = a_queue(a_work(deadline=0.045), *(a_work(deadline=1.0) for _ in range(7)))
-
-    assert formed_rows(queue, 0.0, terms(later=0.020)) == (1, 0)
-
-
-def test_in_overload_urgent_row_is_dropped_not_the_batch_shrunk():
-    queue = a_queue(a_work(deadline=0.045), *(a_work(deadline=0.3) for _ in range(40)))
-
-    assert formed_rows(queue, 0.0, terms()) == (8, 1)
-
-
-@pytest.mark.parametrize("patient", [0, 1, 5, 20])
-def test_patient_rows_do_not_hide_overload(patient):
-    urgent = [a_work(deadline=0.05) for _ in range(8)]
-    others = [a_work(deadline=0.4) for _ in range(60)]
-    very_patient = [a_work(deadline=86_400.0) for _ in range(patient)]
-
-    assert formed_rows(a_queue(*urgent, *others, *very_patient), 0.0, terms()) == (8, 8)
-
-
-def test_urgent_rows_are_served_before_many_patient_ones():
-    queue = a_queue(*(a_work(deadline=0.045) for _ in range(4)), *(a_work(deadline=60.0) for _ in range(400)))
-
-    assert formed_rows(queue, 0.0, terms()) == (3, 0)
-
-
-def test_more_replicas_carry_the_same_backlog():
-    queue = a_queue(a_work(deadline=0.045), *(a_work(deadline=0.3) for _ in range(40)))
-
-    assert formed_rows(queue, 0.0, terms(replicas=4)) == (3, 0)
+    assert formed_rows(queue, 0.0, terms(**changes)) == formed
 
 
 def test_predicted_policy_drops_only_unreachable_rows():
@@ -116,12 +86,6 @@ def test_expired_policy_drops_only_after_the_deadline():
 
     assert [piece.request for piece in formed.dropped] == [past]
     assert [piece.request for piece in formed.batch] == [nearly, fine]
-
-
-def test_never_policy_serves_all_rows_in_full_batches():
-    queue = a_queue(*(a_work(deadline=0.1) for _ in range(20)))
-
-    assert formed_rows(queue, 5.0, terms("Never")) == (8, 0)
 
 
 def test_drop_times():
@@ -177,15 +141,19 @@ def fitted(queue, now=0.0, **changes):
     return formed.point, sum(piece.rows for piece in formed.batch), len(formed.dropped)
 
 
-def test_with_slack_the_better_point_runs_a_full_batch():
-    assert fitted(a_queue(*(a_work(deadline=1.0) for _ in range(8)))) == ("full", 8, 0)
-
-
-def test_largest_batch_takes_precedence_over_better_point():
-    """0.045 s are left: three rows at the better point, all eight at the other."""
-    queue = a_queue(a_work(deadline=0.045), *(a_work(deadline=1.0) for _ in range(7)))
-
-    assert fitted(queue) == ("half", 8, 0)
+@pytest.mark.parametrize(
+    ("deadlines", "now", "changes", "result"),
+    [
+        pytest.param([1.0] * 8, 0.0, {}, ("full", 8, 0), id="the better point fits"),
+        pytest.param([0.045, *[1.0] * 7], 0.0, {}, ("half", 8, 0), id="the better point fits three rows"),
+        pytest.param([0.095] * 8 + [0.1] * 8, 0.0, {}, ("half", 8, 0), id="it would delay later rows"),
+        pytest.param([0.095] * 8 + [0.1] * 8, 0.021, {}, ("half", 8, 0), id="a little later"),
+        pytest.param([1.0] * 9, 1.0, {"policy": "Expired"}, ("half", 8, 0), id="late rows"),
+        pytest.param([1.0] * 9, 2.0, {"policy": "Never"}, ("full", 8, 0), id="late rows that are never dropped"),
+    ],
+)
+def test_best_point_of_the_largest_batch_runs(deadlines, now, changes, result):
+    assert fitted(a_queue(*(a_work(deadline=deadline) for deadline in deadlines)), now, **changes) == result
 
 
 def test_row_reachable_only_by_faster_point_is_kept():
@@ -195,24 +163,11 @@ def test_row_reachable_only_by_faster_point_is_kept():
     assert formed_rows(a_queue(hopeless_at_full), 0.0, terms(points=BOTH)) == (1, 0)
 
 
-def test_better_point_delays_no_later_row():
-    """The first eight would have time for 90 ms of it, the next eight not for what is left then."""
-    queue = a_queue(*(a_work(deadline=0.095) for _ in range(8)), *(a_work(deadline=0.1) for _ in range(8)))
-
-    assert fitted(queue) == ("half", 8, 0)
-    assert fitted(queue, 0.021) == ("half", 8, 0)
-
-
 def test_two_replicas_have_time_for_the_better_point():
     works = [a_work(deadline=0.095 + 0.03 * (n > 7)) for n in range(24)]
 
     assert fitted(a_queue(*works)) == ("half", 8, 0)
     assert fitted(a_queue(*works), replicas=4) == ("full", 8, 0)
-
-
-def test_late_rows_run_at_fastest_point_under_never_policy():
-    assert fitted(a_queue(*(a_work(deadline=1.0) for _ in range(9))), 1.0, policy="Expired") == ("half", 8, 0)
-    assert fitted(a_queue(*(a_work(deadline=1.0) for _ in range(9))), 2.0, policy="Never") == ("full", 8, 0)
 
 
 @given(

@@ -8,7 +8,7 @@ from functools import partial
 import pytest
 
 from tests.builders import a_plan, a_stage, a_variant
-from tests.router.fakes import FakeReplica, Rig, a_pipeline, a_request, a_rig, endpoints_of, until
+from tests.router.fakes import FakeReplica, a_pipeline, a_request, a_rig, endpoints_of, until
 from trimtab_pipelines.documents import write_json
 from trimtab_router.router import Router
 from trimtab_router.scheduling.policies import POLICIES
@@ -21,30 +21,6 @@ def two_variants():
     points = [{"accuracy": 0.95}, {"name": "half", "accuracy": 0.8}]
     variants = [a_variant("small"), a_variant("large", accuracy=0.95, operatingPoints=points)]
     return a_pipeline([a_stage("stage-0", variants=variants)])
-
-
-def rows_seen(rig: Rig, replica: FakeReplica) -> int:
-    """Rows that wait or have left for the replica."""
-    waiting: int = rig.router.state().stages["stage-0"].queue_rows
-    return waiting + sum(batch.rows for batch in replica.seen)
-
-
-async def test_batch_size_and_operating_point_apply_to_the_next_batch():
-    replica = FakeReplica(variants=("small", "large"))
-    pipeline = two_variants()
-    async with a_rig(pipeline, {"stage-0": [replica]}, variant="large", batchSize=4) as rig:
-        replica.gate.clear()
-        calls = [asyncio.ensure_future(rig.rest(a_request(parameters=PATIENT))) for _ in range(13)]
-        await rig.until(lambda: rows_seen(rig, replica) == 13)
-        rig.router.apply_plan(a_plan(pipeline, 2, variant="large", batchSize=2, operatingPoint="half"))
-        replica.gate.set()
-        answers = await asyncio.gather(*calls)
-
-        assert all(status == 200 for status, *_ in answers)
-        assert {batch.rows for batch in replica.seen[1:-1]} == {2}
-        assert [batch.parameters["operating_point"] for batch in replica.seen[1:]] == ["half"] * (len(replica.seen) - 1)
-        assert rig.router.state().plan_generation == 2
-        assert rig.value("trimtab_plan_generation") == 2
 
 
 async def test_plan_tables_are_precomputed_off_the_event_loop():

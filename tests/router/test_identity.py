@@ -28,10 +28,7 @@ def showing(holder: Holder, name: str, asked: str = "") -> FakeReplica:
         ("expired", "its certificate is refused: certificate has expired"),
         ("of another name", "elsewhere"),
         ("plain", "TLS"),
-        (
-            "taking others only",
-            "closed the connection",
-        ),
+        ("taking others only", "closed the connection"),
     ],
 )
 async def test_replica_with_wrong_identity_gets_no_batches(tmp_path, authority, caplog, kind, reason):

@@ -11,12 +11,7 @@ from trimtab_router.scheduling.input_faults import AccuracyEstimate, lower_estim
 
 PIPELINE = Path(__file__).parents[2] / "pipelines" / "digits-av" / "pipeline.yaml"
 HEARING = ("all", "audio-video", "audio-text", "audio")
-DEAF = {
-    "all": (0.825, 0.839),
-    "audio-video": (0.658, 0.707),
-    "audio-text": (0.423, 0.543),
-    "audio": (0.091, 0.254),
-}
+DEAF = {"all": (0.825, 0.839), "audio-video": (0.658, 0.707), "audio-text": (0.423, 0.543), "audio": (0.091, 0.254)}
 """Where sound is noise alone: how often `late` is right (1,500 rows), and how certain it then is."""
 BLIND = {"all": (0.577, 0.704), "audio-video": (0.275, 0.537), "video-text": (0.388, 0.636), "video": (0.090, 0.347)}
 SCRAMBLED = {"all": (0.793, 0.807), "audio-text": (0.340, 0.500), "video-text": (0.633, 0.739), "text": (0.103, 0.335)}
@@ -103,18 +98,12 @@ def planned_in_the_end(town, sense, fast):
 
 
 @pytest.mark.parametrize("fast", FAST, ids=" ".join)
-def test_plan_stays_accurate_if_an_input_breaks(town, fast):
-    planned = planned_in_the_end(town, "audio", fast)
-
-    assert town.believed(planned) == pytest.approx(town.truth(planned), abs=0.02)
-
-
-@pytest.mark.parametrize("fast", FAST, ids=" ".join)
 @pytest.mark.parametrize("sense", SENSES)
 def test_plan_is_close_to_best_whichever_input_breaks(town, sense, fast):
     planned = planned_in_the_end(town, sense, fast)
 
     assert town.truth(planned) >= max(map(town.truth, fast)) - 0.05
+    assert sense != "audio" or town.believed(planned) == pytest.approx(town.truth(planned), abs=0.02)
 
 
 def test_confirmed_point_clears_the_input(town):

@@ -4,15 +4,7 @@ import asyncio
 from contextlib import asynccontextmanager
 
 from tests.router.chats import ChatReplica, a_png
-from tests.router.disaggregated import (
-    PULLS,
-    WHOLE,
-    Encoder,
-    a_choosing_pipeline,
-    ask,
-    laid_out,
-    references,
-)
+from tests.router.disaggregated import PULLS, WHOLE, Encoder, a_choosing_pipeline, ask, laid_out, references
 from tests.router.fakes import a_rig, endpoints_of, until
 
 
@@ -42,6 +34,9 @@ async def test_without_encoders_images_go_to_colocated_replica():
         assert "references" not in writer.written[0].inputs
         assert (await ask(rig))[0] == 200
         assert rig.router.state().stages["encode"].rows_per_request == 1.0  # two images in two chats: plans know
+        writer.counts = {"prompt_tokens": 14, "text_tokens": 6, "image_tokens": [8]}
+        assert (await ask(rig, a_png(), dry_run=True))[1]["usage"]["prompt_tokens"] == 14
+        assert writer.counted == []
 
 
 async def test_colocated_replica_serves_until_encoders_are_ready():
@@ -104,13 +99,3 @@ async def test_disaggregated_replica_gets_no_unencoded_images():
 
         assert [status for status, _ in answers] == [200] * 4
         assert (len(whole.written), len(pulling.written)) == (4, 0)
-
-
-async def test_dry_run_asks_colocated_replica_and_no_encoder():
-    writer = both()
-    writer.counts = {"prompt_tokens": 14, "text_tokens": 6, "image_tokens": [8]}
-    async with serving([], [writer], apart=False) as rig:
-        status, answer = await ask(rig, a_png(), dry_run=True)
-
-        assert (status, answer["usage"]["prompt_tokens"]) == (200, 14)
-        assert writer.counted == []

@@ -71,19 +71,6 @@ async def test_disconnected_leader_keeps_joined_rows():
         await until(lambda: sum(len(encoder.kept) for encoder in encoders) == 3)
 
 
-async def test_invalid_image_is_rejected_for_each_chat():
-    encoders, writer = two_encoders(), ChatReplica(name="writer")
-    for encoder in encoders:
-        encoder.refuse = lambda inputs: (422, f"image {inputs['chat_images'][0][1]} is none")
-    async with reading(encoders, [writer]) as rig:
-        chats = await many(rig, 4, a_picture(1))
-        for encoder in encoders:
-            encoder.gate.set()
-        answers = [await chat for chat in chats]
-        assert [status for status, _ in answers] == [400] * 4
-        assert all("image 0 is none" in answer["error"]["message"] for _, answer in answers)
-
-
 async def test_row_is_encoded_by_itself_if_sharing_fails():
     encoders, writer = two_encoders(shares=False), ChatReplica(name="writer")
     async with reading(encoders, [writer]) as rig:

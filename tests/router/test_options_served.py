@@ -13,10 +13,7 @@ from trimtab_router.scheduling.policies import POLICIES
 from trimtab_router.scheduling.policies.interface import Policy
 
 OUTPUTS = [{"name": "y", "datatype": "FP32", "shape": [4]}, {"name": "sure", "datatype": "FP32"}]
-POINTS = [
-    {"name": "default", "accuracy": 0.9},
-    {"name": "quick", "accuracy": 0.7},
-]
+POINTS = [{"name": "default", "accuracy": 0.9}, {"name": "quick", "accuracy": 0.7}]
 PLAN: dict[str, Any] = {
     "serviceSeconds": {1: 0.02, 8: 0.04},
     "accuracyByTask": {"odd": 0.6},

@@ -38,11 +38,7 @@ def test_rise_is_followed_in_5_seconds_and_fall_in_20():
     assert before.expected(66.0) == {"encode": pytest.approx(3.0, rel=0.15)}
     assert after.expected(80.0) == {"encode": pytest.approx(3.0, rel=0.15)}
     assert 1 / 3 < rows.expected(100.0)["encode"] < 0.5
-
-
-def test_an_end_of_what_a_stage_was_brought_is_seen():
-    rows = brought({(0, 60): [3], (60, 81): [0]})
-    assert rows.expected(81.0)["encode"] < 0.25
+    assert brought({(0, 60): [3], (60, 81): [0]}).expected(81.0)["encode"] < 0.25
 
 
 def test_short_rise_is_followed_to_its_lower_bound():

@@ -70,27 +70,8 @@ def test_stage_ratio_weighs_points_by_their_seconds():
         times.observe(("small", "half"), 1, 0.001)
 
     assert times.stage_ratio == pytest.approx(21 / 11, rel=0.02)
-
-
-def test_one_pause_hardly_changes_the_stage_ratio():
-    times = ServiceTimes()
-    times.set_profile(KEY, {1: 0.010})
-    for _ in range(100):
-        times.observe(KEY, 1, 0.010)
-    times.observe(KEY, 1, 5.0)
-
-    assert 1.0 < times.stage_ratio < 1.1
-
-
-def test_predictions_follow_the_machine():
-    times = ServiceTimes()
-    times.set_profile(KEY, {1: 0.010, 8: 0.020})
-    assert times.predict(KEY, 8) == 0.020
-
-    for _ in range(60):
-        times.observe(KEY, 8, 0.030)
-    assert times.ratio(KEY) == pytest.approx(1.5, rel=0.02)
-    assert times.predict(KEY, 1) == pytest.approx(0.015, rel=0.05)
+    times.observe(KEY, 1, 5.0)  # a pause
+    assert times.stage_ratio < 1.2 * 21 / 11
 
 
 @pytest.mark.parametrize("new", [("large", "default"), ("small", "half")])
@@ -149,15 +130,6 @@ def test_without_profile_constant_slowness_is_trusted():
     assert times.predict(KEY, 1) > 0.9
 
 
-def test_wrong_estimate_before_idle_replica_fades():
-    times = ServiceTimes()
-    times.set_profile(KEY, {1: 0.500})
-    for _ in range(40):
-        times.relax([KEY])
-
-    assert times.predict(KEY, 1) < 0.100
-
-
 OTHER = ("small", "half")
 
 
@@ -199,13 +171,14 @@ def test_unobserved_point_approaches_the_observed_ones():
     assert times.predict(OTHER, 1) == pytest.approx(0.300, rel=0.05)
 
 
-def test_observed_slowness_that_drops_everything_fades():
+@pytest.mark.parametrize(("batches", "seconds"), [(0, 0.100), (60, 0.500)])
+def test_slowness_that_drops_everything_fades(batches, seconds):
     times = a_machine()
-    seen(times, ratio=10.0)
+    seen(times, ratio=10.0, batches=batches)
     for _ in range(60):
         times.relax([KEY, OTHER])
 
-    assert times.predict(KEY, 1) < 0.500
+    assert times.predict(KEY, 1) < seconds
 
 
 @pytest.mark.parametrize("ratio", [0.5, 0.25])
@@ -238,13 +211,8 @@ def test_arrivals_by_second():
     assert counter.history(5000.0, 10**9) == [2, 1, 0, 1, *[0] * 3996]
     assert len(counter.history(50_000.0, 10**9)) == KEPT_SECONDS
 
-
-def test_seconds_before_the_first_are_unknown_not_empty():
-    counter = ArrivalCounter(1000.0)
-
-    assert counter.history(1000.9) == []
-    assert counter.peak(1000.9) == 0
-    assert counter.history(1002.0) == [0, 0]
+    new = ArrivalCounter(1000.0)
+    assert (new.history(1000.9), new.peak(1000.9), new.history(1002.0)) == ([], 0, [0, 0])
 
 
 def test_clock_set_back_creates_no_peak():

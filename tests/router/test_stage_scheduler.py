@@ -160,6 +160,8 @@ def test_planned_points_are_listed_preferred_first(policy, names):
     points = model.points("small")
 
     assert [point.name for point in points] == names
+    unknown = SchedulerScenario(policy, fallbacks=[FAST]).scheduler.latency_model
+    assert [point.name for point in unknown.points("small")] == ["default"], "a point of unknown speed"
     assert model.key("small") == ("small", "default")
     described = {
         point.name: (point.accuracy_for("crops"), point.accuracy_for("faces"), point.inputs) for point in points
@@ -177,10 +179,16 @@ def test_task_of_most_urgent_row_orders_the_points(task, point):
     assert top.sent[0].point.name == point
 
 
-def test_fallback_of_unknown_speed_is_ignored():
-    assert [
-        point.name for point in SchedulerScenario("SlackFit", fallbacks=[FAST]).scheduler.latency_model.points("small")
-    ] == ["default"]
+def test_plan_applies_to_the_next_batch():
+    top = SchedulerScenario(batchSize=4)
+    for _ in range(7):
+        top.take()
+    top.settle()
+    plan = a_plan(a_pipeline(1), batchSize=2, operatingPoint="fast", serviceSeconds={1: 1.0, 8: 4.0})
+    top.scheduler.apply_plan(plan.spec.stages[0])
+    top.end(top.sent[0])
+
+    assert [(batch.point.name, batch.rows) for batch in top.sent] == [("default", 4), ("fast", 2)]
 
 
 def test_policy_may_wait_until_a_time():
@@ -391,10 +399,6 @@ def test_arrival_rate_forgets_old_arrivals():
     assert pace.rps(1.0) == pytest.approx(100.0, rel=0.03)
     assert pace.rps(1.25) == pytest.approx(50.0, rel=0.03)
     assert pace.rps(5.0) == 0.0
-
-
-def test_first_arrivals_are_no_burst():
-    pace = ArrivalRate(0.0)
-    pace.note(1, 0.001)
-
-    assert pace.rps(0.001) <= 4.0
+    first = ArrivalRate(0.0)
+    first.note(1, 0.001)
+    assert first.rps(0.001) <= 4.0, "the first arrivals are no burst"

@@ -198,9 +198,7 @@ async def test_load_and_state_as_the_adapter_reads_them():
     )
     reader = FakeReplica(model=lambda inputs: {"label": np.arange(len(inputs["crop"]))})
     pipeline = a_pipeline(
-        [locate(), read()],
-        inputs=[PAGE],
-        outputs=[output.model_dump(by_alias=True) for output in digits().outputs],
+        [locate(), read()], inputs=[PAGE], outputs=[output.model_dump(by_alias=True) for output in digits().outputs]
     )
     async with a_rig(pipeline, {"locate": [locator], "read": [reader]}, batchSize=4) as rig:
         _, answer, _ = await rig.rest(InferRequest("sample", (page,)))

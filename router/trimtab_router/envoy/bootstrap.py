@@ -234,9 +234,7 @@ def _overload(settings: EdgeSettings, pressure: Path) -> Json:
             above("shrink_heap", 0.7),
             {
                 "name": "envoy.overload_actions.reset_high_memory_stream",
-                "triggers": [
-                    {"name": heap, "scaled": {"scaling_threshold": 0.55, "saturation_threshold": 0.85}},
-                ],
+                "triggers": [{"name": heap, "scaled": {"scaling_threshold": 0.55, "saturation_threshold": 0.85}}],
             },
             above("stop_accepting_requests", 0.95),
             above("stop_accepting_connections", 0.98),
@@ -282,9 +280,7 @@ def _issuer_cluster(number: int, issuer: JwtIssuer) -> Json:
         _HTTP1,
         type="STRICT_DNS",
         transport_socket=typed(
-            "envoy.transport_sockets.tls",
-            "envoy.extensions.transport_sockets.tls.v3.UpstreamTlsContext",
-            **context,
+            "envoy.transport_sockets.tls", "envoy.extensions.transport_sockets.tls.v3.UpstreamTlsContext", **context
         ),
     )
 

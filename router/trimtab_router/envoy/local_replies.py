@@ -78,12 +78,7 @@ def _only_for(header: str, prefix: str, mapper: Json) -> Json:
 
 
 def _mapper(
-    condition: Json,
-    reason: str,
-    *,
-    text: str,
-    status: int | None = None,
-    retry_after_seconds: int | None = None,
+    condition: Json, reason: str, *, text: str, status: int | None = None, retry_after_seconds: int | None = None
 ) -> Json:
     headers = {REASON_HEADER: reason}
     if retry_after_seconds is not None:

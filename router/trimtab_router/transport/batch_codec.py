@@ -32,11 +32,7 @@ class BatchRequest:
 
 def encode_binary(batch: BatchRequest) -> tuple[list[Buffer], dict[str, str]]:
     body, header_length = rest.encode_batch(batch.inputs, batch.parameters, batch.id)
-    headers = {
-        "Content-Type": rest.BINARY_CONTENT_TYPE,
-        rest.HEADER_LENGTH: str(header_length),
-        **batch.headers,
-    }
+    headers = {"Content-Type": rest.BINARY_CONTENT_TYPE, rest.HEADER_LENGTH: str(header_length), **batch.headers}
     return body, headers
 
 

@@ -197,10 +197,7 @@ def dispatch_first_batch(
 
 
 def _extra_slices(
-    first: Group,
-    point: Point,
-    serving_option: ServingOption,
-    others: Iterable[tuple[PlannedGroup[Group], ProgramStep]],
+    first: Group, point: Point, serving_option: ServingOption, others: Iterable[tuple[PlannedGroup[Group], ProgramStep]]
 ) -> Iterator[RowSlice]:
     """Yield slices behind a group that are planned for the same serving option and may share its batch."""
     taken = set(first.slices)

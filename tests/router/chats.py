@@ -29,7 +29,6 @@ INPUTS = (
 
 
 def a_writer(*extra: dict[str, Any], **changes: Any) -> dict[str, Any]:
-    """A generation stage that reads the request's own tensors by default."""
     own = [
         {"name": i["name"], "from": f"request.inputs.{i['name']}", "optional": i.get("optional", False)} for i in INPUTS
     ]
@@ -43,7 +42,6 @@ def a_writer(*extra: dict[str, Any], **changes: Any) -> dict[str, Any]:
 
 
 def a_chat_pipeline(stages: Sequence[dict[str, Any]] = (), **changes: Any) -> InferencePipeline:
-    """A pipeline that answers chats."""
     outputs = [{"name": output["name"], "from": f"text.outputs.{output['name']}"} for output in ANSWER]
     spec = {"inputs": list(INPUTS), "outputs": outputs} | changes
     return a_pipeline(list(stages) or [a_writer()], **spec)
@@ -108,7 +106,6 @@ class ChatReplica(FakeReplica):
         return await self._counted(request, chat)
 
     async def _counted(self, request: web.BaseRequest, chat: Written) -> web.StreamResponse:
-        """Write an answer, under way until it ends or its caller leaves."""
         self.running += 1
         self.most_running = max(self.most_running, self.running)
         try:
@@ -169,26 +166,22 @@ def sse_event(body: Mapping[str, Any]) -> bytes:
 
 
 def last_words(messages: Sequence[dict[str, Any]]) -> str:
-    """The text of the last message."""
     content = messages[-1]["content"]
     parts = [{"type": "text", "text": content}] if isinstance(content, str) else content
     return "".join(part["text"] for part in parts if part["type"] == "text")
 
 
 def a_chat(text: str = "one two three", *images: bytes | str, **fields: Any) -> dict[str, Any]:
-    """A chat as a client writes it."""
     shown = [{"type": "image_url", "image_url": {"url": i if isinstance(i, str) else data_url(i)}} for i in images]
     content: Any = [{"type": "text", "text": text}, *shown] if shown else text
     return {"model": "sample", "messages": [{"role": "user", "content": content}]} | fields
 
 
 def data_url(file: bytes) -> str:
-    """A file as a data URL."""
     return "data:image/png;base64," + base64.b64encode(file).decode()
 
 
 def a_png(width: int = 8, height: int = 8) -> bytes:
-    """A small image."""
     from PIL import Image  # noqa: PLC0415  (only where it is installed)
 
     buffer = io.BytesIO()
@@ -203,6 +196,5 @@ def events(raw: bytes) -> list[Any]:
 
 
 def words_of(body: Sequence[Any], choice: int = 0) -> str:
-    """What a choice of a stream says, joined."""
     chosen = [each["choices"][0] for each in body if isinstance(each, dict) and each.get("choices")]
     return "".join(each["delta"].get("content", "") for each in chosen if each["index"] == choice)

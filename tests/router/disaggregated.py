@@ -31,19 +31,16 @@ ROWS = 4
 
 
 def reported_references(images: np.ndarray) -> np.ndarray:
-    """References that an encoder reports for the images it stores."""
     references = np.empty(len(images), dtype=object)
     references[:] = [json.dumps({"rows": ROWS, "digest": shown_by(row[0])}).encode() for row in images]
     return references
 
 
 def shown_by(file: bytes) -> str:
-    """Content id of an image, as the encoder reports it."""
     return content_id("fake:1", sha256(file).hexdigest(), ROWS)
 
 
 def a_picture(number: int) -> bytes:
-    """One of many images of the same size."""
     file = io.BytesIO()
     Image.new("L", (8, 8), number).save(file, "PNG")
     return file.getvalue()
@@ -57,17 +54,14 @@ class Turns:
         self._open = False
 
     async def wait(self) -> None:
-        """Wait for one's turn."""
         if not self._open:
             await self._turns.acquire()
 
     def let(self, count: int = 1) -> None:
-        """Let so many pass."""
         for _ in range(count):
             self._turns.release()
 
     def set(self) -> None:
-        """Let all pass."""
         self._open = True
         self.let(1000)
 
@@ -91,7 +85,6 @@ class Encoder(FakeReplica):
         self.model = self._encode
 
     def stepped(self) -> Turns:
-        """Let batches pass one by one from now on."""
         self.gate = turns = Turns()  # type: ignore[assignment]
         return turns
 
@@ -204,12 +197,10 @@ def a_choosing_writer(**changes: Any) -> dict[str, Any]:
 
 
 def a_choosing_pipeline(**changes: Any) -> InferencePipeline:
-    """An encoder, and a writer whose plan chooses."""
     return a_chat_pipeline([an_encoder(), a_choosing_writer()], **changes)
 
 
 def laid_out(pipeline: InferencePipeline, *, apart: bool, generation: int = 1) -> PipelinePlan:
-    """A plan of one layout."""
     stages = [
         {"name": "encode", "variant": "small", "batchSize": 8, "replicas": int(apart), "accuracy": 1.0},
         {"name": "text", "variant": PULLS if apart else WHOLE, "batchSize": 8, "replicas": 1, "accuracy": 0.9},

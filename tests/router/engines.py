@@ -17,12 +17,10 @@ CONTAINER = {"image": "vllm:1", "port": 8000, "protocol": "OpenAI", "readyPath":
 
 
 def a_served(name: str = "small", **changes: Any) -> dict[str, Any]:
-    """A variant that an engine serves."""
     return a_variant(name, family="", storageUri="", container=CONTAINER | changes)
 
 
 def an_engine_pipeline(**changes: Any) -> InferencePipeline:
-    """A pipeline whose whole stage that writes is an engine's."""
     return a_chat_pipeline([a_writer(variants=[a_served()])], **changes)
 
 

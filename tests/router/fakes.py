@@ -41,7 +41,6 @@ Model = Callable[[Mapping[str, np.ndarray]], Mapping[str, np.ndarray]]
 
 
 def plus_one(inputs: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
-    """Y = x + 1."""
     return {"y": (inputs["x"] + 1).astype(inputs["x"].dtype)}
 
 
@@ -57,7 +56,6 @@ class Seen:
 
 
 def unbounded_request(message: Any, payload: Any, protocol: Any, writer: Any, task: Any) -> web.BaseRequest:
-    """A request whose body may have any size."""
     loop = asyncio.get_running_loop()
     return web.BaseRequest(message, payload, protocol, writer, task, loop, client_max_size=0)
 
@@ -122,7 +120,6 @@ class FakeReplica:
         self._runner = None
 
     def cut(self) -> None:
-        """Cut all connections."""
         assert self._runner is not None
         assert self._runner.server is not None
         for connection in self._runner.server.connections:
@@ -181,14 +178,12 @@ class FakeReplica:
 
 
 def a_call(pipeline: InferencePipeline, request: InferRequest, arrived_at: float) -> Call:
-    """A request as ingress passes it to the router."""
     call = parse_request(pipeline.name, pipeline.spec, PendingRequest.of(request))
     call.arrived_at = arrived_at
     return call
 
 
 async def until(holds: Callable[[], bool]) -> None:
-    """Wait until something observable holds."""
     async with asyncio.timeout(60):
         while not holds():  # noqa: ASYNC110 - what is waited for has no event
             await asyncio.sleep(0.005)
@@ -221,14 +216,12 @@ class Rig:
         self._following: asyncio.Task[None] | None = None
 
     async def channel(self) -> grpc.aio.Channel:
-        """GRPC to Envoy."""
         ports = await self.proxy()
         if self._channel is None:
             self._channel = grpc.aio.insecure_channel(f"127.0.0.1:{ports.grpc_port}")
         return self._channel
 
     async def proxy(self) -> EnvoyPorts:
-        """Where Envoy takes callers of this router."""
         async with self._opening:
             if self._proxy_ports is None:
                 sockets = self.sockets = make_sockets()
@@ -254,14 +247,12 @@ class Rig:
         await self._stack.aclose()
 
     async def until(self, holds: Callable[[], bool]) -> None:
-        """Wait until something observable holds."""
         await until(holds)
 
     async def until_ready(self) -> None:
         await self.until(lambda: self.router.ready)
 
     def is_ready(self, stage: str, fakes: Sequence[FakeReplica]) -> bool:
-        """Whether all replicas of a stage are ready that will be."""
         willing = sum(bool(set(fake.variants) - fake.unready) for fake in fakes)
         return bool(self.router.state().stages[stage].ready_replicas == willing)
 
@@ -314,7 +305,6 @@ class Rig:
 async def an_envoy(
     pipeline: InferencePipeline, sockets: Sockets, settings: EdgeSettings | None = None, **socket_folder: Any
 ) -> AsyncIterator[EnvoyPorts]:
-    """A real Envoy in front of the router behind these sockets."""
     otlp = socket_folder.pop("otlp", None)
     settings = settings or EdgeSettings()
     step = SocketFolder(sockets, **socket_folder, chats=pipeline.spec.chat_settings is not None)
@@ -344,7 +334,6 @@ async def a_rig(
     registry: Callable[[Router], TaskApi] = TaskApi,
     **plan: Any,
 ) -> AsyncIterator[Rig]:
-    """A router over these fakes, by stage; they are started and stopped with it."""
     fakes = [fake for stage in replicas.values() for fake in stage]
     for fake in fakes:
         await fake.start()
@@ -381,7 +370,6 @@ def endpoints_of(replicas: Mapping[str, Sequence[FakeReplica]]) -> Endpoints:
 
 
 def a_request(rows: int = 1, value: float = 0.0, **changes: Any) -> InferRequest:
-    """A request for the sample pipeline."""
     x = np.full((rows, 4), value, np.float32)
     return InferRequest(**{"model_name": "sample", "inputs": (Tensor.of("x", x),)} | changes)
 

@@ -25,7 +25,6 @@ DRIFT_EVERY = 10
 
 
 def prepare_seconds() -> float:
-    """Return the processor seconds of the tables that are precomputed when a plan takes effect."""
     started = time.process_time()
     option_cache.precompute_tables(POINTS, FULL_ROWS)()
     return time.process_time() - started

@@ -87,7 +87,6 @@ def _rising(worths: Floats, values: Floats) -> NDArray[np.intp]:
 
 
 def brute_force(jobs: Sequence[Job], start: float = 0.0, *, strict: bool = False) -> float:
-    """The best value over every choice of every job."""
     best = 0.0
     for choice in itertools.product(*(range(-1, job.seconds.size) for job in jobs)):
         end, value = start, 0.0
@@ -104,13 +103,11 @@ def brute_force(jobs: Sequence[Job], start: float = 0.0, *, strict: bool = False
 
 
 def all_can_be_served(jobs: Sequence[Job], start: float = 0.0) -> bool:
-    """Whether the fastest option of every job is in time."""
     ends = start + np.cumsum([float(job.seconds.min()) for job in jobs])
     return bool((ends <= np.array([job.deadline for job in jobs])).all())
 
 
 def kept(jobs: Sequence[Job], schedule: Schedule, start: float = 0.0) -> float:
-    """The value of a schedule with true times; fails where it breaks a deadline."""
     end, value, place = start, 0.0, 0
     for step in schedule.steps:
         assert step.first_job == place

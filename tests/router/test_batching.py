@@ -37,7 +37,6 @@ class Formed:
 
 
 def form_batch(queue, now, given_terms, decide=earliest_deadline_first.decide):
-    """Apply a policy's decision as the scheduler does."""
     view = replace(given_terms, now=now, waiting=queue)
     dropped = drop_hopeless(queue, view)
     decision = decide(view)

@@ -88,7 +88,6 @@ async def test_prefill_waits_for_all_images_without_early_support(why):
 
 
 def a_partial_chat(top):
-    """An early prefill of the stage, more urgent than any other row."""
     early = StageRequest(cast("Any", Caller()), "text", 1, {}, deadline=50.0, now=0.0)
     top.scheduler.start_early_prefill(early)
     top.settle()

@@ -129,7 +129,6 @@ async def test_unpacked_bytes_count_while_they_are_unpacked():
 
 
 async def test_description_is_validated_before_decoding():
-    """The values cannot be decoded, so decoding would be reported instead."""
     tensor = {"name": "z", "shape": [1, 4], "datatype": "FP32", "data": ["no", "numbers", "at", "all"]}
     async with a_rig(a_pipeline(1), {"stage-0": [FakeReplica()]}) as rig:
         for model, status, message in (("no-such", 404, "unknown model 'no-such'"), ("sample", 400, "unknown input")):
@@ -158,7 +157,6 @@ async def test_internal_errors_leak_nothing_and_forge_no_log(caplog):
 
 
 def slow_to_decode() -> bytes:
-    """A request all in JSON that is decoded in a thread."""
     data = [0.123456789] * 4000
     return json.dumps({"inputs": [{"name": "x", "shape": [1000, 4], "datatype": "FP32", "data": data}]}).encode()
 

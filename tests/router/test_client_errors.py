@@ -68,7 +68,6 @@ async def test_disconnect_after_the_slo_is_a_server_error():
     ("parameters", "callers"), [({}, 0), ({"timeout": 200_000}, 0), ({"timeout": 199_999}, 20)], ids=str
 )
 async def test_drop_at_the_slo_is_a_server_error(parameters, callers):
-    """How sums of seconds are rounded depends on the power of two below them: a clock that runs long sees many."""
     now, pipeline = time.monotonic(), a_pipeline(1, slo={"latency": "200ms"})
     async with a_rig(pipeline, {"stage-0": [FakeReplica()]}) as rig:
         for n in range(20):

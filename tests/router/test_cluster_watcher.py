@@ -30,7 +30,6 @@ def as_object(plan: PipelinePlan, namespace: str, **metadata: Any) -> Object:
 
 
 def a_slice(namespace: str, *pods: dict[str, Any], name: str = "sample-first", port: int = 9000) -> Object:
-    """Object of the API server with endpoints of variant `small`."""
     described = endpoint_slice(*pods, name=name, stage="stage-0", variants=("small",), port=port)
     labels = described["metadata"]["labels"] | {"kubernetes.io/service-name": name}
     metadata = {"name": name, "namespace": namespace, "labels": labels}
@@ -99,7 +98,6 @@ async def test_replicas_come_drain_and_go(followed, cluster: Cluster, namespace:
 async def test_unavailable_api_server_does_not_disturb_requests(
     cluster: Cluster, namespace: str, kubeconfig: Path, tmp_path: Path
 ):
-    """It is away at first, comes, goes, and comes back with another plan and other replicas."""
     host, pipeline = own_address(), a_pipeline(1)
     replica = FakeReplica(host=host, name="one")
     async with (

@@ -40,7 +40,6 @@ class Server:
     def run(
         self, seconds: float, offered: float, *, late_seconds: float = 0.0, bounds: LimitBounds | None = None
     ) -> float:
-        """Offer so many requests a second for a while; return the answers within the SLO a second."""
         before = self.good
         for _ in range(round(seconds / STEP)):
             self.now += STEP

@@ -14,7 +14,6 @@ SECOND = 1_000_000
 
 
 async def blocked(rig, replica):
-    """Keep the only replica busy until its gate opens."""
     replica.gate.clear()
     first = asyncio.ensure_future(rig.rest(a_request(parameters={"timeout": 60 * SECOND})))
     await replica.arrived.wait()

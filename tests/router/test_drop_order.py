@@ -13,7 +13,6 @@ STRONG = Point("strong", 0.97, lambda rows: 0.020 + 0.020 * rows)
 
 
 def shed(works, **changes):
-    """Who is dropped until a batch leaves, in words of who they are."""
     queue, dropped = a_queue(*works), []
     while True:
         formed = form_batch(queue, 0.0, terms(**changes))

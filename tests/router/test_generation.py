@@ -144,7 +144,6 @@ def test_time_to_first_token_is_learned():
 
 
 def write_all(top, batch, seconds):
-    """Its first piece comes after so long, and with it the last."""
     top.settle(seconds)
     top.wrote(batch, Chunk("a "))
     top.wrote(batch, LAST)

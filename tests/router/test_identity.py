@@ -17,7 +17,6 @@ def authority(tmp_path):
 
 
 def showing(holder: Holder, name: str, asked: str = "") -> FakeReplica:
-    """A replica that takes who its authority vouches for."""
     return FakeReplica(name=name, tls=MutualTls(holder.identity(asked)).server_context())
 
 

@@ -19,7 +19,6 @@ from trimtab_router.ingress.image_fetcher import ImageFetcher
 
 @asynccontextmanager
 async def a_store(answer):
-    """A server on loopback, as an object store of our own is; and its address."""
     runner = web.ServerRunner(web.Server(answer, access_log=None), shutdown_timeout=0)
     await runner.setup()
     await web.TCPSite(runner, "127.0.0.1", 0).start()

@@ -41,7 +41,6 @@ class Town:
         return accuracies.get(("late", point, ""), self.points[point].accuracy)
 
     def best(self, points):
-        """What a plan would have first, were these fast enough."""
         return max(points, key=self.believed)
 
     def truth(self, point):

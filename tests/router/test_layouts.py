@@ -19,7 +19,6 @@ async def serving(encoders, writers, *, apart: bool):
 
 
 def both(name: str = "writer") -> ChatReplica:
-    """A replica that has both variants loaded."""
     return ChatReplica(name=name, variants=(PULLS, WHOLE))
 
 

@@ -23,7 +23,6 @@ BY_TASK = {
 
 
 def quick_first(view):
-    """All at the quick point, then the doubted ones at the other."""
     drops = []
     for head in view.waiting:
         points = view.points_for(head)
@@ -51,7 +50,6 @@ class Looking(SchedulerScenario):
         super().__init__(policy, slots=slots, stage=stage, fallbacks=[quick], **changes)
 
     def answer(self, batch, confidences):
-        """Give each row of a batch its place in the batch, plus 100 at the better point."""
         given, begin = [], 0
         for row_slice in batch.row_slices:
             own = np.array(confidences[begin : begin + row_slice.rows], np.float32)

@@ -22,7 +22,6 @@ def shown(encoders):
 
 
 def riding(rig):
-    """How many rows ride along."""
     return rig.router.schedulers["encode"].snapshot().joined_rows
 
 
@@ -34,7 +33,6 @@ async def many(rig, count, *pictures, **fields):
 
 
 async def leading(encoders):
-    """The encoder that has the image under way."""
     await until(lambda: any(encoder.running for encoder in encoders))
     return next(encoder for encoder in encoders if encoder.running)
 

@@ -95,14 +95,12 @@ def test_only_the_profiled_point_escalates():
 
 
 def doubted_rows(rows, deadline):
-    """Rows that go again, with the answer they have."""
     served = ServedRows("late", "audio-text", 64, 0.0, 0.0, rows, 0.33, 0.0)
     job = a_job(rows, 0.78, deadline)
     return whole(job, provisional_response=served, escalation=EscalationRule(0.43, "all", 0.7847, 0.1263))
 
 
 def test_escalations_wait_for_others_while_they_have_time():
-    """Behind the two rows that go again 24 wait for their first answer."""
     full_seconds = max(point.seconds(64) for point in a_view().points)
     found = []
     for deadline in (2.0 * full_seconds, 0.6 * full_seconds):

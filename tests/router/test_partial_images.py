@@ -22,7 +22,6 @@ def came(*files):
 
 
 def known():
-    """Sizes of pictures, learnt from one."""
     sizes = ImageSizeCache()
     PartialImages([a_picture(9)], sizes).add(0, came(a_picture(9)))
     return sizes

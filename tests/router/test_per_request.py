@@ -23,7 +23,6 @@ def test_what_requests_bring_on_average():
 
 
 def brought(rates: Mapping[tuple[int, int], Sequence[int]], per_second: int = 20) -> PerRequestMean:
-    """Requests of some spans of seconds; in each they bring these amounts in turn."""
     rows = PerRequestMean()
     for (begin, end), amounts in rates.items():
         for number in range((end - begin) * per_second):
@@ -57,7 +56,6 @@ def test_a_few_requests_are_no_rise(per_second):
 @pytest.mark.parametrize("per_second", [1, 2, 20])
 @pytest.mark.parametrize("rare", [0.002, 0.02])
 def test_wide_spread_is_not_taken_for_a_change(per_second, rare):
-    """As a real mix does: most show nothing, few show many."""
     shares = np.array([0.7, 0.3 - rare, rare])
     random, rows, strays = np.random.default_rng(7), PerRequestMean(), 0
     minute: deque[float] = deque(maxlen=60)

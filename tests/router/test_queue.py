@@ -66,7 +66,6 @@ def a_queue(*works, max_rows=1000):
 
 
 def take(queue, rows, reads=None):
-    """Remove what may leave with the most urgent slice, so many rows at most."""
     head = queue.head()
     batch = queue.batch_candidates(head, reads).first(rows) if head else []
     queue.remove(batch)

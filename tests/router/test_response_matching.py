@@ -39,7 +39,6 @@ class OneOff(FakeReplica):
 
 @asynccontextmanager
 async def a_server(answer: Callable[[asyncio.StreamWriter], Awaitable[None]]) -> AsyncIterator[HttpConnection]:
-    """A server that answers its one request as result, and a connection to it."""
     over = asyncio.Event()
 
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:

@@ -108,7 +108,6 @@ def test_without_profile_observations_are_averaged():
 
 @pytest.mark.parametrize("rows", [1, 8])
 def test_without_profile_a_pause_costs_one_rejection(rows):
-    """Neither of the size that met it nor of one that was never seen."""
     times = ServiceTimes()
     times.observe(KEY, 1, 10.0)
     times.relax([KEY])

@@ -158,7 +158,6 @@ def test_replica_without_cache_is_asked_only_now_and_then():
     sharing = a_single_flight(keeper, queue)
 
     def asked(*, has: bool) -> bool:
-        """Show an image that was made lately; tell whether its replica was asked for it."""
         batch = a_batch([a_slice("x")])
         batch.replica.set_ready_variants(frozenset({"v"}))
         sharing.on_dispatch(batch)

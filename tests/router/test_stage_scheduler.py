@@ -62,7 +62,6 @@ class SchedulerScenario:
         self.sent.append(batch)
 
     def __getattr__(self, name):
-        """Record the last value of each count and message."""
         if not name.startswith(("observe_", "count_", "record_")):
             raise AttributeError(name)
         if name.startswith("observe_") or name == "count_escalated_rows":
@@ -91,7 +90,6 @@ class SchedulerScenario:
 
 
 def why(work):
-    """Why the caller got nothing, so far."""
     return work.owner.refusal and work.owner.refusal.reason
 
 

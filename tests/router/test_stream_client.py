@@ -25,7 +25,6 @@ def written(text: str) -> bytes:
 
 
 def opened() -> StreamReader:
-    """A stream that nothing has come on yet."""
     loop = asyncio.get_running_loop()
     protocol = BaseProtocol(loop)
     protocol.connection_made(asyncio.Transport())
@@ -33,7 +32,6 @@ def opened() -> StreamReader:
 
 
 async def listen(stream: StreamReader, reply: "asyncio.Queue[str]") -> None:
-    """Record a chunk one turn of the event loop after it was read."""
     async with asyncio.timeout(30) as patience:
         async for piece in _events(cast("Any", SimpleNamespace(content=stream)), patience, 30.0):
             assert isinstance(piece, Chunk)
@@ -59,7 +57,6 @@ async def test_an_answer_that_begins_goes_ahead_of_those_that_go_on():
 
 
 async def generate_at(port: int, begin_seconds: float, messages: bytes = CHAT) -> BatchOutcome:
-    """Outcome of a chat at a replica there."""
     tensor = Tensor("messages", "BYTES", np.array([messages], object))
     body, length = rest.encode_batch([[tensor]], {}, "r")
     headers = {rest.HEADER_LENGTH: str(length)}

@@ -39,7 +39,6 @@ def asked(
 
 
 def left_seconds(replica, chat):
-    """Remove and return the seconds left until the response must start."""
     return replica.written[chat].options.pop("deadline_seconds")
 
 

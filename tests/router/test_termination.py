@@ -74,7 +74,6 @@ async def until_status(session: aiohttp.ClientSession, url: str, status: int) ->
 
 
 async def send_until_gone(wire: Client, codes: list[str]) -> None:
-    """Send one request after the other, until the port is closed; adds the codes of the answers."""
     request = a_request(parameters={"timeout": 20_000_000})
     encoded = wire.encode(request.inputs, ("y",), request.parameters)
     async with wire:

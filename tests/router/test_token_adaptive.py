@@ -18,7 +18,6 @@ from trimtab_router.scheduling.policies.token_options import TokenOptions, margi
 
 
 def left(view):
-    """Point and works of the next batch."""
     found = token_adaptive.decide(view)
     assert isinstance(found, Dispatch)
     return found.point.name, [piece.request for piece in found.row_slices]

@@ -16,7 +16,6 @@ ACCURACY = {"few": (0.60, 0.70), "some": (0.80, 0.85), "all": (0.90, 0.90), "mor
 
 
 def a_point(name: str, looks: Sequence[Escalation] = (), row_ms: float | None = None) -> Point:
-    """A point whose batches cost two rows however small."""
     row = (row_ms or ROW_MS[name]) / 1000
     seconds = tuple(row * (2 + rows) for rows in range(1, 33))
     accuracy = dict(zip(TASKS, ACCURACY[name], strict=True))
@@ -44,7 +43,6 @@ def a_view(
     arrivals_rps: float = 0.0,
     loaded: str = "",
 ) -> SchedulerView:
-    """All of them wait, for one replica and batches of 32 rows."""
     queue = DeadlineQueue(100_000)
     for work in works:
         queue.push(RowSlice(work, 0, work.rows))
@@ -54,7 +52,6 @@ def a_view(
 
 
 def a_random_view(rng: np.random.Generator, rows: int, points: Sequence[Point]) -> SchedulerView:
-    """Single rows, more than can be served well."""
     utilities = rng.choice([0.01, 0.2, 0.3, 1.0], rows)
     deadlines = np.sort(rng.uniform(0.05, 1.0, rows)) * rows * 0.0015
     works = [
@@ -65,6 +62,5 @@ def a_random_view(rng: np.random.Generator, rows: int, points: Sequence[Point]) 
 
 
 def eight_points() -> tuple[Point, ...]:
-    """From slow and accurate to fast."""
     names = ("few", "some", "all", "more")
     return tuple(replace(a_point(names[n // 2], row_ms=0.6 + 0.3 * n), name=f"point-{n}") for n in reversed(range(8)))

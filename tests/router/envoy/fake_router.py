@@ -24,7 +24,6 @@ async def a_fake_router(
     keys: Sequence[HashedKey] = (),
     sockets: Sockets | None = None,
 ) -> AsyncIterator[EnvoyPorts]:
-    """A real Envoy with our configuration, and this handler in the router's place."""
     settings, sockets = settings or EdgeSettings(), sockets or make_sockets()
     control = EnvoyControl(settings, namespace="default", pipeline="sample", max_seconds=60)
     control.use_keys(keys)

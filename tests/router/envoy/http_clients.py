@@ -47,7 +47,6 @@ async def post(
     tls: ssl.SSLContext | None = None,
     session: aiohttp.ClientSession | None = None,
 ) -> Reply:
-    """Send one REST request to the door."""
     url = f"{'http' if tls is None else 'https'}://127.0.0.1:{(await rig.proxy()).rest_port}{path}"
     sending = (session or rig.session).post(url, data=body, headers=headers, ssl=True if tls is None else tls)
     async with sending as answer:
@@ -66,5 +65,4 @@ async def call(rig: Rig, *metadata: tuple[str, str], channel: grpc.aio.Channel |
 
 
 async def code(rig: Rig, *metadata: tuple[str, str], channel: grpc.aio.Channel | None = None) -> str:
-    """The name of the status alone."""
     return (await call(rig, *metadata, channel=channel)).partition(":")[0]

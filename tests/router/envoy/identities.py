@@ -21,7 +21,6 @@ class Holder:
     def take(
         self, signer: Authority, trusts: Authority, names: str = "DNS:shared", *, expired: bool = False
     ) -> "Holder":
-        """Get a new certificate, and whom to trust."""
         made = self.folder.with_name(f"{self.folder.name}-made")
         made.mkdir(parents=True, exist_ok=True)
         signer.issue("one", made / "tls.crt", made / "tls.key", names)

@@ -11,7 +11,6 @@ from typing import Any
 
 
 def openssl(*arguments: str, data: bytes = b"") -> bytes:
-    """Run it; returns what it prints."""
     ran = subprocess.run(["openssl", *arguments], input=data, capture_output=True, check=False)
     assert ran.returncode == 0, ran.stderr.decode()
     return ran.stdout
@@ -36,14 +35,12 @@ class Authority:
         return self.folder / f"{self.name}.key"
 
     def begin(self) -> "Authority":
-        """Make its own certificate."""
         self.folder.mkdir(parents=True, exist_ok=True)
         made = ("-keyout", str(self.key), "-out", str(self.file), "-days", "2", "-subj", f"/CN={self.name}")
         openssl("req", "-x509", *_EC, *made)
         return self
 
     def issue(self, common_name: str, certificate: Path, key: Path, names: str = "IP:127.0.0.1,DNS:localhost") -> None:
-        """Make a certificate for these names, with its key."""
         made = ("-keyout", str(key), "-out", str(certificate), "-days", "2", "-subj", f"/CN={common_name}")
         openssl(
             "req",
@@ -91,7 +88,6 @@ class Signer:
 
     @property
     def jwk(self) -> dict[str, str]:
-        """The public key."""
         known = {"kid": self.name, "alg": self.algorithm, "use": "sig"}
         if self.algorithm == "RS256":
             modulus = openssl("rsa", "-noout", "-modulus", data=self.pem).decode().strip().partition("=")[2]
@@ -100,7 +96,6 @@ class Signer:
         return {**known, "kty": "EC", "crv": "P-256", "x": _encoded(point[:32]), "y": _encoded(point[32:])}
 
     def token(self, folder: Path, claims: Mapping[str, Any], **head: Any) -> str:
-        """A signed token with these claims."""
         signed = ".".join(map(_written, ({"alg": self.algorithm, "kid": self.name, "typ": "JWT"} | head, claims)))
         key = folder / f"{self.name}.pem"
         key.write_bytes(self.pem)
@@ -116,17 +111,14 @@ def _raw(signature: bytes) -> bytes:
 
 
 def unsigned(claims: Mapping[str, Any]) -> str:
-    """A token that declares itself unsigned."""
     return f"{_written({'alg': 'none', 'typ': 'JWT'})}.{_written(claims)}."
 
 
 def jwks(*signers: Signer) -> str:
-    """The document of these signers' public keys."""
     return json.dumps({"keys": [signer.jwk for signer in signers]})
 
 
 def replace(file: Path, content: str | bytes) -> None:
-    """Put another file in a file's place, in one step."""
     new = file.with_name(f".{file.name}.new")
     new.write_bytes(content if isinstance(content, bytes) else content.encode())
     new.replace(file)
@@ -146,5 +138,4 @@ def mount(folder: Path, files: Mapping[str, bytes], generation: int) -> None:
 
 
 def contents(folder: Path, names: Sequence[str]) -> dict[str, bytes]:
-    """The files of a folder by name."""
     return {name: (folder / name).read_bytes() for name in names}

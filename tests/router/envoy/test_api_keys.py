@@ -29,7 +29,6 @@ def settings(file: Path) -> EdgeSettings:
 
 
 async def until_status(rig: Rig, status: int, *headers: tuple[str, str]) -> None:
-    """Wait until a request with these headers is answered so."""
     async with asyncio.timeout(30):
         while (await post(rig, *headers)).status != status:  # noqa: ASYNC110 - there is no event
             await asyncio.sleep(0.05)

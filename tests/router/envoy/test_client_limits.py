@@ -30,7 +30,6 @@ def two_clients(tmp_path, **limits: Any) -> tuple[EdgeSettings, str, str]:
 
 
 async def connect(rig: Rig, sent: bytes) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
-    """A plain connection to the door's REST port on which this was sent."""
     reader, writer = await asyncio.open_connection("127.0.0.1", (await rig.proxy()).rest_port)
     writer.write(sent)
     return reader, writer

@@ -64,7 +64,6 @@ SETTINGS: dict[str, dict[str, Any]] = {
 
 
 def generated(name: str, folder: Path = Path("/sockets")) -> dict[str, Any]:
-    """All that is made of these settings."""
     return generated_of(SETTINGS[name], folder, otlp="collector:4317" if name == "everything" else None)
 
 

@@ -27,7 +27,6 @@ def test_as_many_are_read_as_fill_the_room_and_some_more(answered, refused, came
 
 
 def test_the_share_stays_where_it_is_while_the_flood_does():
-    """It follows from what came, however often that is counted, and whatever was refused unread of it."""
     shedding = LoadShedder(ProxyCounters(0.0, 0, 0, 0))
 
     assert {
@@ -36,7 +35,6 @@ def test_the_share_stays_where_it_is_while_the_flood_does():
 
 
 def test_short_response_gap_does_not_reject_everything():
-    """Answers come in batches, and a door that is behind brings few: what was answered of late says what can be."""
     shedding = LoadShedder(ProxyCounters(0.0, 0, 0, 0))
     assert shedding.share(ProxyCounters(0.1, 150, 1350, 1500)) == 0.87
 

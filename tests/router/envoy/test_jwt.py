@@ -22,7 +22,6 @@ ISSUER = "https://issuer.example"
 
 
 def claims(**changes: Any) -> dict[str, Any]:
-    """Good ones; None leaves one out."""
     found = {"iss": ISSUER, "aud": "trimtab", "sub": "alice", "exp": time.time() + 600} | changes
     return {name: value for name, value in found.items() if value is not None}
 
@@ -136,7 +135,6 @@ async def test_token_is_bound_to_the_pipelines_namespace(tmp_path, bare):
 
 @pytest.mark.parametrize("differ_in", ["issuer", "end of a long name"])
 async def test_clients_that_differ_in_part_are_two(tmp_path, differ_in):
-    """Each may have one request in flight, and neither's counts for the other."""
     names, hosts = ("a" * 127 + "b", "a" * 127 + "c"), ("one.example", "one.example")
     if differ_in == "issuer":
         names, hosts = ("alice", "alice"), ("one.example", "two.example")

@@ -30,7 +30,6 @@ async def ask(rig: Rig) -> Reply:
 
 
 async def set_limit(rig: Rig, most_under_way: int) -> None:
-    """Set the limit of requests in flight, and stop the controller."""
     await rig.proxy()
     assert rig.listeners.envoy is not None
     assert rig.listeners.overload_task is not None

@@ -27,7 +27,6 @@ PIPELINE = a_pipeline(1)
 
 
 def refused(rig: Rig) -> dict[tuple[str, str], int]:
-    """Refusals so far, by code and reason."""
     found = {}
     for family in rig.router.metrics.registry.collect():
         for sample in family.samples:

@@ -21,7 +21,6 @@ BIG = 16 * 2**20
 
 
 async def never_ending() -> AsyncIterator[bytes]:
-    """A caller's messages, none of which comes."""
     await asyncio.Event().wait()
     yield b""
 

@@ -34,7 +34,6 @@ def secure_channel(port: int, authority: Path, *pair: Path) -> grpc.aio.Channel:
 
 
 async def serial(port: int, trusts: ssl.SSLContext) -> str:
-    """The serial number of the certificate that is served there now."""
     _, writer = await asyncio.open_connection("127.0.0.1", port, ssl=trusts)
     found = writer.get_extra_info("peercert")["serialNumber"]
     writer.close()

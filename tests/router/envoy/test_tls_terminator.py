@@ -22,7 +22,6 @@ from trimtab_router.envoy.tls_terminator import certificate_files, terminator_bo
 
 @asynccontextmanager
 async def guarding(served: FakeReplica, identity: ReplicaIdentity, folder: Path) -> AsyncIterator[int]:
-    """Stand before a server; yields the port where routers come in."""
     for name, content in certificate_files(identity).items():
         (folder / name).write_text(json.dumps(content))
     with held_port() as port:
@@ -43,7 +42,6 @@ async def guarding(served: FakeReplica, identity: ReplicaIdentity, folder: Path)
 
 
 async def serial(port: int, holder: Holder) -> str:
-    """The serial number of the certificate that is shown there now."""
     shown = MutualTls(holder.identity()).client_context()
     _, writer = await asyncio.open_connection("127.0.0.1", port, ssl=shown)
     found = writer.get_extra_info("peercert")["serialNumber"]

@@ -15,12 +15,7 @@ from trimtab_router.refusal import Refusal
     ("status", "reason", "code", "callers"),
     [
         (400, "Malformed", "INVALID_ARGUMENT", True),
-        (401, "Unauthenticated", "UNAUTHENTICATED", True),
-        (403, "Forbidden", "PERMISSION_DENIED", True),
-        (408, "RequestTimeout", "REQUEST_TIMEOUT", True),
-        (413, "PayloadTooLarge", "PAYLOAD_TOO_LARGE", True),
         (429, "ClientRateLimited", "RESOURCE_EXHAUSTED", True),
-        (431, "HeadersTooLarge", "INVALID_ARGUMENT", True),
         (429, "Overload", "RESOURCE_EXHAUSTED", False),
         (502, "RouterUnavailable", "UNAVAILABLE", False),
         (503, "RouterUnavailable", "UNAVAILABLE", False),

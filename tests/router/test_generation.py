@@ -6,53 +6,36 @@ import numpy as np
 import pytest
 
 from tests.builders import a_plan
-from tests.clocks import FakeClock
 from tests.router.chats import a_chat_pipeline, a_writer
 from tests.router.test_queue import Caller
-from tests.router.test_stage_scheduler import READY
+from tests.router.test_stage_scheduler import Scenario, why
 from trimtab_protocol.chat.internal_wire import Chunk, LastChunk, Usage
 from trimtab_router.scheduling.policies import POLICIES
-from trimtab_router.scheduling.query_of_death import QueryOfDeathDetector
 from trimtab_router.scheduling.replica_slots import (
     BatchFailed,
     Cancelled,
     Completed,
     NotReady,
     ReplicaLost,
-    ReplicaSlots,
     StreamCut,
 )
 from trimtab_router.scheduling.roles import GenerationScheduler
 from trimtab_router.scheduling.stage_request import StageRequest
-from trimtab_router.scheduling.stage_scheduler import QueueSettings
 
 LAST = LastChunk("", "stop", Usage(3, 2, 0, 0, 3))
 OUTPUTS = {"text": np.array([b"a b"], object), "finish_reason": np.array([b"stop"], object), "usage": np.zeros((1, 5))}
 
 
-class Writers:
-    """Scheduler of a generation stage, with its clock, transport and statistics."""
+class Writers(Scenario):
+    """Scheduler of a generation stage."""
 
     def __init__(self, pipeline=None, *, slots=1, places=4, retryable=True, drop_policy="Predicted", **plan):
         pipeline = pipeline or a_chat_pipeline([a_writer(retryable=retryable)])
-        self.clock = FakeClock()
         self.under_way: dict[Any, Any] = {}
         self.wrote: Any = None
-        self.stats_calls = []
-        self.slots = [ReplicaSlots(f"slot-{n}") for n in range(slots)]
-        self.scheduler = GenerationScheduler(
-            pipeline.spec.stages[-1],
-            plan=a_plan(pipeline, batchSize=places, **plan).spec.stages[-1],
-            settings=QueueSettings(100, drop_policy, 10.0),
-            policy=POLICIES["EarliestDeadlineFirst"],
-            clock=self.clock,
-            transport=self,
-            stats=self,
-            query_of_death=QueryOfDeathDetector(),
-        )
-        for slot in self.slots:
-            slot.set_ready_variants(READY)
-        self.scheduler.set_replicas(self.slots)
+        planned, policy = a_plan(pipeline, batchSize=places, **plan), POLICIES["EarliestDeadlineFirst"]
+        stage, planned_stage = pipeline.spec.stages[-1], planned.spec.stages[-1]
+        self.begin(GenerationScheduler, stage, planned_stage, policy, drop_policy, slots)
 
     def send(self, batch, ended):  # noqa: ARG002 - a stage that writes carries nothing
         raise AssertionError(batch)
@@ -85,9 +68,6 @@ class Writers:
             self.settle()
         return refusal or work
 
-    def settle(self, seconds=0.0):
-        self.clock.run(self.clock.now + seconds)
-
     @property
     def sent(self):
         return list(self.under_way)
@@ -95,10 +75,6 @@ class Writers:
 
 def given(work) -> Any:
     return work.owner.outputs
-
-
-def why(work):
-    return work.owner.refusal and work.owner.refusal.reason
 
 
 def test_rows_are_dispatched_until_capacity_is_used():
@@ -153,12 +129,14 @@ def write_all(top, batch, seconds):
 
 def test_concurrent_prefills_are_part_of_the_prediction():
     top = Writers(places=4, serviceSeconds={1: 0.05, 4: 0.2})
+    assert top.scheduler.latency_model.typical_seconds() == pytest.approx(0.05)
     for _ in range(3):
         top.take()
-    for _ in range(30):
+    for _ in range(60):
         top.take()
         write_all(top, top.sent[-1], 0.2)
 
+    assert top.scheduler.latency_model.typical_seconds() == pytest.approx(0.2)
     assert top.scheduler.latency_model.service_ratio == pytest.approx(1.0)
     late = top.take(deadline=top.clock.now + 0.1)
     assert why(late) == "DeadlineUnreachable"
@@ -181,18 +159,6 @@ def test_decoding_rows_do_not_count_as_prefills():
     in_time = top.take(deadline=top.clock.now + 0.1)
     assert top.sent[-1].row_slices[0].request is in_time
     assert top.slots[0].concurrent_prefills == 1
-
-
-def test_upstream_stage_counts_on_typical_concurrency():
-    top = Writers(places=4, serviceSeconds={1: 0.05, 4: 0.2})
-    assert top.scheduler.latency_model.typical_seconds() == pytest.approx(0.05)
-    for _ in range(3):
-        top.take()
-    for _ in range(60):
-        top.take()
-        write_all(top, top.sent[-1], 0.2)
-
-    assert top.scheduler.latency_model.typical_seconds() == pytest.approx(0.2)
 
 
 def test_row_is_rejected_if_capacity_frees_too_late():

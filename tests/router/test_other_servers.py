@@ -26,27 +26,21 @@ PATIENT = {"timeout": 60_000_000}
 async def plain_mlserver(folder: Path) -> AsyncIterator[int]:
     """Stock MLServer with a runtime as a user would write it; yields its REST port."""
     with held_port() as http_port, held_port() as grpc_port:
-        async with _running(folder, http_port, grpc_port):
+        model = {"name": "their-name", "implementation": "benchmarks.router.mlserver_model.PlusOne"}
+        (folder / "model-settings.json").write_text(json.dumps(model))
+        settings = {"host": "127.0.0.1", "http_port": http_port, "grpc_port": grpc_port, "parallel_workers": 0}
+        (folder / "settings.json").write_text(json.dumps(settings | {"metrics_endpoint": None}))
+        process = await asyncio.create_subprocess_exec(
+            *(str(Path(sys.executable).parent / "mlserver"), "start", str(folder)),
+            env=os.environ | {"PYTHONPATH": str(REPOSITORY)},
+            stdout=asyncio.subprocess.DEVNULL,
+            stderr=asyncio.subprocess.DEVNULL,
+        )
+        try:
             yield http_port
-
-
-@asynccontextmanager
-async def _running(folder: Path, http_port: int, grpc_port: int) -> AsyncIterator[None]:
-    model = {"name": "their-name", "implementation": "benchmarks.router.mlserver_model.PlusOne"}
-    (folder / "model-settings.json").write_text(json.dumps(model))
-    settings = {"host": "127.0.0.1", "http_port": http_port, "grpc_port": grpc_port, "parallel_workers": 0}
-    (folder / "settings.json").write_text(json.dumps(settings | {"metrics_endpoint": None}))
-    process = await asyncio.create_subprocess_exec(
-        *(str(Path(sys.executable).parent / "mlserver"), "start", str(folder)),
-        env=os.environ | {"PYTHONPATH": str(REPOSITORY)},
-        stdout=asyncio.subprocess.DEVNULL,
-        stderr=asyncio.subprocess.DEVNULL,
-    )
-    try:
-        yield
-    finally:
-        process.terminate()
-        await process.wait()
+        finally:
+            process.terminate()
+            await process.wait()
 
 
 def at(port: int) -> Endpoints:

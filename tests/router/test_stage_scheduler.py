@@ -29,25 +29,18 @@ READY = frozenset({"small"})
 FAST = {"name": "fast", "accuracy": 0.5}
 
 
-class SchedulerScenario:
-    """Scheduler of one stage, with its clock, transport and statistics."""
+class Scenario:
+    """Scheduler of one stage, with its clock; the scenario is its transport and its statistics."""
 
-    def __init__(
-        self, policy="EarliestDeadlineFirst", *, drop_policy="Predicted", slots=1, repeatable=True, stage=None, **plan
-    ):
-        points = [{"name": "default", "accuracy": 0.9}, FAST]
-        pipeline = a_pipeline(1)
-        described = pipeline.spec.stages[0].model_dump(by_alias=True) | {"retryable": repeatable}
-        described |= {"variants": [a_variant(operatingPoints=points)]} | (stage or {})
+    def begin(self, role, stage, plan, policy, drop_policy, slots):
         self.clock = FakeClock()
-        self.sent = []
         self.stats_calls = []
         self.slots = [ReplicaSlots(f"slot-{n}") for n in range(slots)]
-        self.scheduler = StageScheduler(
-            Stage.model_validate(described),
-            plan=a_plan(pipeline, **{"serviceSeconds": {1: 1.0, 8: 4.0}} | plan).spec.stages[0],
+        self.scheduler = role(
+            stage,
+            plan=plan,
             settings=QueueSettings(1000, drop_policy, 10.0),
-            policy=POLICIES[policy] if isinstance(policy, str) else policy,
+            policy=policy,
             clock=self.clock,
             transport=cast("Any", self),
             stats=self,
@@ -56,6 +49,25 @@ class SchedulerScenario:
         for slot in self.slots:
             slot.set_ready_variants(READY)
         self.scheduler.set_replicas(self.slots)
+
+    def settle(self, seconds=0.0):
+        self.clock.run(self.clock.now + seconds)
+
+
+class SchedulerScenario(Scenario):
+    """Scheduler of a prediction stage."""
+
+    def __init__(
+        self, policy="EarliestDeadlineFirst", *, drop_policy="Predicted", slots=1, repeatable=True, stage=None, **plan
+    ):
+        points = [{"name": "default", "accuracy": 0.9}, FAST]
+        pipeline = a_pipeline(1)
+        described = pipeline.spec.stages[0].model_dump(by_alias=True) | {"retryable": repeatable}
+        described |= {"variants": [a_variant(operatingPoints=points)]} | (stage or {})
+        planned = a_plan(pipeline, **{"serviceSeconds": {1: 1.0, 8: 4.0}} | plan).spec.stages[0]
+        policy = POLICIES[policy] if isinstance(policy, str) else policy
+        self.sent = []
+        self.begin(StageScheduler, Stage.model_validate(described), planned, policy, drop_policy, slots)
 
     def send(self, batch, ended):
         assert ended == self.scheduler.on_batch_end
@@ -77,9 +89,6 @@ class SchedulerScenario:
         if refusal is None:
             self.scheduler.enqueue(work)
         return refusal or work
-
-    def settle(self):
-        self.clock.run(self.clock.now)
 
     def end(self, batch, ending=None):
         answers = [

@@ -42,15 +42,20 @@ def left_seconds(replica, chat):
     return replica.written[chat].options.pop("deadline_seconds")
 
 
-async def test_rest_options_carry_tenant_and_deadline():
+async def test_options_carry_tenant_and_deadline():
     replica = ChatReplica()
     async with chatting(replica, pipeline=a_chat_pipeline(slo=SLO)) as rig:
         status, answer, _ = await rig.rest(asked(STOLEN, b'{"seed": 3}', rows=2), **{"x-trimtab-client": "a"})
         assert status == 200, answer
         assert (await rig.rest(asked(), **{"x-trimtab-client": "a"}))[0] == 200
         assert (await rig.rest(asked(STOLEN)))[0] == 200
+        await rig.grpc(asked(STOLEN), metadata=(("x-trimtab-client", "b"),))
+        with pytest.raises(grpc.aio.AioRpcError) as refused:
+            await rig.grpc(asked(b"[]"))
 
-    assert all(0.0 < left_seconds(replica, chat) < 5.0 for chat in range(4))
+    assert all(0.0 < left_seconds(replica, chat) < 5.0 for chat in range(5))
+    assert replica.written[4].options == {"max_tokens": 1, "tenant": "127.0.0.1"}
+    assert refused.value.code() is grpc.StatusCode.INVALID_ARGUMENT
     ours = {"tenant": "a"}
     sent = sorted((written.options for written in replica.written[:2]), key=lambda options: "seed" in options)
     assert sent == [{"max_tokens": 1} | ours, {"seed": 3} | ours]
@@ -69,19 +74,6 @@ def test_queue_time_reduces_the_time_left():
     assert _rows_with_deadline(106.5, piece, "messages").tolist() == [HELLO, HELLO]
     piece.request.set_prefill_seconds(4.0)  # seconds that its prompt takes to be read: so much sooner it must begin
     assert json.loads(_rows_with_deadline(100.0, piece, "options")[0])["deadline_seconds"] == 3.0
-
-
-async def test_over_grpc_too():
-    replica = ChatReplica()
-    async with chatting(replica, pipeline=a_chat_pipeline(slo=SLO)) as rig:
-        await rig.grpc(asked(STOLEN), metadata=(("x-trimtab-client", "b"),))
-        with pytest.raises(grpc.aio.AioRpcError) as refused:
-            await rig.grpc(asked(b"[]"))
-
-    assert 0.0 < left_seconds(replica, 0) < 5.0
-    assert replica.written[0].options == {"max_tokens": 1, "tenant": "127.0.0.1"}
-    assert refused.value.code() is grpc.StatusCode.INVALID_ARGUMENT
-    assert len(replica.written) == 1
 
 
 async def test_options_rewritten_in_a_thread_carry_the_tenant():

@@ -12,6 +12,7 @@ import pytest
 from tests.ports import held_port
 from tests.router.envoy.identities import Holder
 from tests.router.envoy.openssl import Authority
+from tests.router.envoy.test_tls import serial
 from tests.router.fakes import FakeReplica, a_pipeline, a_request, a_rig, endpoints_of
 from trimtab_pipelines.edge_settings import EdgeSettings, ReplicaIdentity
 from trimtab_protocol.http_client import ConnectionLost, HttpConnection, request_head
@@ -41,14 +42,6 @@ async def guarding(served: FakeReplica, identity: ReplicaIdentity, folder: Path)
             await process.wait()
 
 
-async def serial(port: int, holder: Holder) -> str:
-    shown = MutualTls(holder.identity()).client_context()
-    _, writer = await asyncio.open_connection("127.0.0.1", port, ssl=shown)
-    found = writer.get_extra_info("peercert")["serialNumber"]
-    writer.close()
-    return str(found)
-
-
 async def test_terminator_admits_only_the_named_certificate(tmp_path):
     authority = Authority(tmp_path / "ca").begin()
     theirs = Holder(tmp_path / "theirs", mounted=True).take(authority, authority)
@@ -63,9 +56,10 @@ async def test_terminator_admits_only_the_named_certificate(tmp_path):
             rig.router.apply_endpoints(endpoints)
             await rig.until_ready()
             assert (await rig.rest(a_request()))[0] == 200
-            before = await serial(port, right)
+            shown = MutualTls(right.identity()).client_context()
+            before = await serial(port, shown)
             theirs.take(authority, authority)
-            while await serial(port, right) == before:  # noqa: ASYNC110 - Envoy does not say when it has them
+            while await serial(port, shown) == before:  # noqa: ASYNC110 - Envoy does not say when it has them
                 await asyncio.sleep(0.05)
             assert (await rig.rest(a_request()))[0] == 200
         probes = served.probes

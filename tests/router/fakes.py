@@ -246,8 +246,7 @@ class Rig:
         await self.listeners.close()
         await self._stack.aclose()
 
-    async def until(self, holds: Callable[[], bool]) -> None:
-        await until(holds)
+    until = staticmethod(until)
 
     async def until_ready(self) -> None:
         await self.until(lambda: self.router.ready)

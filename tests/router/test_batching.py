@@ -71,22 +71,6 @@ def test_most_urgent_row_limits_the_batch(deadlines, changes, formed):
     assert formed_rows(queue, 0.0, terms(**changes)) == formed
 
 
-def test_predicted_policy_drops_only_unreachable_rows():
-    hopeless, fine = a_work(deadline=0.015), a_work(deadline=1.0)
-    formed = form_batch(a_queue(hopeless, fine), 0.0, terms())
-
-    assert [piece.request for piece in formed.dropped] == [hopeless]
-    assert [piece.request for piece in formed.batch] == [fine]
-
-
-def test_expired_policy_drops_only_after_the_deadline():
-    past, nearly, fine = a_work(deadline=0.5), a_work(deadline=1.001), a_work(deadline=9.0)
-    formed = form_batch(a_queue(past, nearly, fine), 1.0, terms("Expired"))
-
-    assert [piece.request for piece in formed.dropped] == [past]
-    assert [piece.request for piece in formed.batch] == [nearly, fine]
-
-
 def test_drop_times():
     piece = a_queue(a_work(deadline=1.0)).pop()
 

@@ -30,20 +30,6 @@ async def test_proxy_rejections_are_client_or_server_errors(status, reason, code
         assert await rig.outcomes() == {"refused": 3}
 
 
-async def test_disconnect_before_the_slo_is_a_client_error():
-    replica = FakeReplica()
-    replica.gate.clear()
-    async with a_rig(a_pipeline(1), {"stage-0": [replica]}) as rig:
-        caller = asyncio.create_task(rig.rest(a_request()))
-        await replica.arrived.wait()
-        assert rig.value("trimtab_requests_in_flight") == 1
-        caller.cancel()
-        await rig.until(lambda: rig.value("trimtab_requests_total", outcome="dropped") == 1)
-
-        assert rig.value("trimtab_client_errors_total") == 1
-        assert rig.value("trimtab_requests_in_flight") == 0
-
-
 async def test_disconnect_after_the_slo_is_a_server_error():
     replica = FakeReplica()
     replica.gate.clear()

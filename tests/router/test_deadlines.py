@@ -113,6 +113,7 @@ async def test_disconnect_frees_queued_rows():
         assert sum(batch.rows for batch in replica.seen) == 1
         assert await rig.outcomes() == {"ok": 1, "dropped": 2}
         assert rig.value("trimtab_drops_total", reason="Cancelled") == 2
+        assert rig.value("trimtab_client_errors_total") == 2, "the SLO could still be met"
         assert rig.value("trimtab_bytes_in_flight") == 0
 
 

@@ -66,13 +66,9 @@ def test_what_has_no_known_size_is_not_announced(file):
     images = PartialImages([a_picture(1), file], known())
     images.add(0, came(a_picture(1)))
     assert images.references() is None
-
-
-def test_anonymous_encoder_announces_nothing():
-    sizes, files = known(), [a_picture(1), a_picture(2)]
-    images = PartialImages(files, sizes)
-    images.add(0, np.array([b'{"rows": 4}'], dtype=object))
-    assert images.references() is None
+    anonymous = PartialImages([a_picture(1), a_picture(2)], known())
+    anonymous.add(0, np.array([b'{"rows": 4}'], dtype=object))
+    assert anonymous.references() is None
 
 
 def test_sizes_that_were_seen_longest_ago_are_forgotten():

@@ -23,12 +23,6 @@ def settings(**changes: Any) -> EdgeSettings:
     return EdgeSettings.model_validate(changes)
 
 
-def two_clients(tmp_path, **limits: Any) -> tuple[EdgeSettings, str, str]:
-    keys, alice, bob = tmp_path / "keys", new_key(), new_key()
-    keys.write_text(line("alice", alice) + line("bob", bob))
-    return settings(keysFile=str(keys), clients=limits), alice, bob
-
-
 async def connect(rig: Rig, sent: bytes) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
     reader, writer = await asyncio.open_connection("127.0.0.1", (await rig.proxy()).rest_port)
     writer.write(sent)
@@ -41,7 +35,9 @@ async def all_of(reader: asyncio.StreamReader) -> bytes:
 
 
 async def test_rate_limit_applies_to_one_client_only(tmp_path):
-    edge, alice, bob = two_clients(tmp_path, requestsPerSecond=0.01, burst=3)
+    keys, alice, bob = tmp_path / "keys", new_key(), new_key()
+    keys.write_text(line("alice", alice) + line("bob", bob))
+    edge = settings(keysFile=str(keys), clients={"requestsPerSecond": 0.01, "burst": 3})
     async with a_rig(PIPELINE, {"stage-0": [FakeReplica()]}, edge=edge) as rig:
         assert [(await post(rig, ("x-api-key", alice))).status for _ in range(3)] == [200] * 3
         refused = await post(rig, ("x-api-key", alice))

@@ -15,14 +15,11 @@ LARGE_SHARE = 0.75
 JSON_MULTIPLE = 16
 """Memory of parsed JSON as a multiple of its text: a number of two characters becomes an object of 28 bytes and a
 pointer."""
-HEAP_SHARE = 0.7
-"""Share of Envoy's memory limit that its heap may use. The rest is for its program and its allocator."""
-PROGRAM_BYTES = 96 * MEBIBYTE
-"""Memory of a router without requests."""
+HEAP_SHARE = 0.7  # Share of Envoy's memory limit that its heap may use. The rest is for its program and its allocator.
+PROGRAM_BYTES = 96 * MEBIBYTE  # memory of a router without requests
 COPIES = 6
 """Memory of a request at worst, as a multiple of its size, while it is received, decoded, forwarded and answered."""
-PAYLOADS_IN_HEAP = 4
-"""Number of the largest requests that Envoy can buffer before it resets streams."""
+PAYLOADS_IN_HEAP = 4  # number of the largest requests that Envoy can buffer before it resets streams
 MAX_PAYLOAD_BYTES = 64 * MEBIBYTE
 
 
@@ -36,16 +33,11 @@ class Limits:
     """Bound on JSON bodies, JSON headers and typed gRPC contents, which need many times their size once parsed."""
     max_response_bytes: int = 0
     """Bound on a model server's response if the stage leaves its size open. 0: twice the largest payload."""
-    max_client_requests: int = 0
-    """Requests in flight per client. 0: no bound."""
-    max_client_bytes: int = 0
-    """Bytes in flight per client. 0: no bound."""
-    body_seconds: float = 0.0
-    """Time for a body to arrive. 0: the SLO, at least 10 s."""
-    grace_seconds: float = GRACE_SECONDS
-    """Time that rows stay queued while no replica of their stage is ready."""
-    hang_seconds: float = 5.0
-    """Minimum time after which a replica that does not respond counts as lost."""
+    max_client_requests: int = 0  # Requests in flight per client. 0: no bound.
+    max_client_bytes: int = 0  # Bytes in flight per client. 0: no bound.
+    body_seconds: float = 0.0  # Time for a body to arrive. 0: the SLO, at least 10 s.
+    grace_seconds: float = GRACE_SECONDS  # time that rows stay queued while no replica of their stage is ready
+    hang_seconds: float = 5.0  # minimum time after which a replica that does not respond counts as lost
 
     def with_client_limits(self, clients: ClientLimits) -> Self:
         return replace(self, max_client_requests=clients.concurrency, max_client_bytes=clients.in_flight)

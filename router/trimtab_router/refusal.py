@@ -10,8 +10,7 @@ from trimtab_protocol.sanitize import printable
 
 _OUTCOMES = {ErrorCode.INTERNAL: FAILED, ErrorCode.DEADLINE_EXCEEDED: DROPPED, ErrorCode.CANCELLED: DROPPED}
 _RETRYABLE = frozenset({ErrorCode.RESOURCE_EXHAUSTED, ErrorCode.UNAVAILABLE})
-RETRY_SECONDS = 1.0
-"""When a retry makes sense if nothing better is known."""
+RETRY_SECONDS = 1.0  # when a retry makes sense if nothing better is known
 
 
 class Refusal(Exception):

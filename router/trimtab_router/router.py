@@ -71,8 +71,7 @@ class Router:
         self.arrivals = ArrivalCounter(time.time())
         self.plan = plan
         self.plan_applied_at = time.time() if plan else None
-        self.terminating = False
-        """Whether clients should use another router. Requests are still accepted."""
+        self.terminating = False  # Whether clients should use another router. Requests are still accepted.
         self.admission = Admission(pipeline, self.limits, self._limit_bounds)
         self._tracer = tracer
         self._graph = Graph(pipeline.spec)

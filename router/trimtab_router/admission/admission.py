@@ -38,8 +38,7 @@ class ConcurrencyController:
         self._memory = memory
         self._bounds = bounds
         self._loop = asyncio.get_running_loop()
-        self.responses = 0
-        """Requests answered since the start."""
+        self.responses = 0  # requests answered since the start
         self._rejections = 0
         self._due = 0.0
         self._timer: asyncio.TimerHandle | None = None
@@ -148,8 +147,7 @@ class Admission:
 
     def __init__(self, pipeline: InferencePipeline, limits: Limits, bounds: Callable[[], LimitBounds | None]) -> None:
         slo = pipeline.spec.slo
-        self.draining = False
-        """Whether requests are rejected."""
+        self.draining = False  # whether requests are rejected
         self.memory = MemoryBudget(
             limits.max_bytes_in_flight, limits.max_client_requests, limits.max_client_bytes, self._collect_soon
         )

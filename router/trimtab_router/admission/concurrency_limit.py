@@ -21,8 +21,7 @@ MIN_SHARE = 0.1
 MIN_REQUESTS = 16
 BUSY_FACTOR = 2.0
 MAX_REQUESTS = 4096
-CAPACITY_FACTOR = 2.0
-"""Maximum limit, as a multiple of the requests that the stages can serve within one SLO."""
+CAPACITY_FACTOR = 2.0  # maximum limit, as a multiple of the requests that the stages can serve within one SLO
 MEASURED_SECONDS = 0.2
 MEASURED_SHARE = 0.2
 """Minimum measuring interval as a share of the SLO, longer while fewer than `MIN_RESPONSES` have completed."""
@@ -34,15 +33,13 @@ ASSUMED_RPS = 1000.0
 
 If a flood follows an idle time, requests admitted before the first measurement may be late.
 """
-RATE_DECAY = 0.99
-"""Factor by which the best rate decays with each measurement."""
+RATE_DECAY = 0.99  # factor by which the best rate decays with each measurement
 LATE_SHARE = 0.1
 """Lateness of the event loop, as a share of the SLO, that counts as overload if it persists for `LATE_SAMPLES`."""
 LATE_SAMPLES = 3
 AGREEING_SAMPLES = 2
 """Consecutive measurements that must agree before the limit falls, so that one pause of the machine rejects nothing."""
-OVERLOAD_FACTOR = 4.0
-"""Requests in flight, as a multiple of what can finish in time, at which one measurement suffices."""
+OVERLOAD_FACTOR = 4.0  # requests in flight, as a multiple of what can finish in time, at which one measurement suffices
 PAUSE_SHARE = 0.5
 """Lateness as a share of the interval beyond which a single late sample is a pause of the machine and is ignored."""
 FULL_SHARE = 0.9
@@ -54,26 +51,20 @@ nothing."""
 class LoadSample:
     """Load of the router at one moment. Counts are since the start."""
 
-    now: float
-    """Monotonic seconds."""
+    now: float  # monotonic seconds
     responses: int
-    rejections: int
-    """Requests rejected because the limit was reached."""
+    rejections: int  # requests rejected because the limit was reached
     in_flight: int
-    late_seconds: float
-    """Lateness of the event loop."""
+    late_seconds: float  # lateness of the event loop
 
 
 @dataclass(frozen=True, slots=True)
 class LimitBounds:
     """Bounds of the concurrency limit."""
 
-    minimum: int = MIN_REQUESTS
-    """Requests that keep every replica busy."""
-    maximum: int = MAX_REQUESTS
-    """Requests that the plan can serve in time."""
-    busy_seconds: float | None = None
-    """Time of full batches in all stages together, None if unknown."""
+    minimum: int = MIN_REQUESTS  # requests that keep every replica busy
+    maximum: int = MAX_REQUESTS  # requests that the plan can serve in time
+    busy_seconds: float | None = None  # time of full batches in all stages together, None if unknown
 
     @classmethod
     def of(cls, min_requests: float, max_requests: float | None, busy_seconds: float | None = None) -> "LimitBounds":

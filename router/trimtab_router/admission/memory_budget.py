@@ -32,12 +32,10 @@ class MemoryBudget:
         self._max_bytes = max_bytes
         self.clients = ClientQuotas(max_client_requests, max_client_bytes)
         self._held_bytes = 0
-        self.requested_bytes = 0
-        """Bytes that were reserved as they arrived."""
+        self.requested_bytes = 0  # bytes that were reserved as they arrived
         self._unread: dict[Reservation, Callable[[], None]] = {}
         self._unread_bytes = 0
-        self.requests = 0
-        """Requests admitted and not answered yet."""
+        self.requests = 0  # requests admitted and not answered yet
         self._receiving = 0
 
     @property

@@ -143,10 +143,8 @@ def _requested_outputs(pipeline: str, spec: InferencePipelineSpec, request: Infe
     return outputs
 
 
-MAX_OPTIONS_BYTES = 2**16
-"""Maximum bytes of options in one row. They are parsed on the event loop."""
-MAX_INLINE_ROWS = 128
-"""More rows take about a millisecond, and are rewritten in a thread."""
+MAX_OPTIONS_BYTES = 2**16  # Maximum bytes of options in one row. They are parsed on the event loop.
+MAX_INLINE_ROWS = 128  # more rows take about a millisecond, and are rewritten in a thread
 
 
 def options_inputs(spec: InferencePipelineSpec) -> tuple[str, ...]:

@@ -24,8 +24,7 @@ MAX_HEADERS = 100
 STREAM_WINDOW_BYTES = 2**18
 CONNECTION_WINDOW_BYTES = 2**20
 CONNECTION_BUFFER_BYTES = 2**18
-INITIAL_MAX_IN_FLIGHT = 128
-"""Maximum requests in flight until the router sets its concurrency limit."""
+INITIAL_MAX_IN_FLIGHT = 128  # maximum requests in flight until the router sets its concurrency limit
 MIN_LARGE_IN_FLIGHT = 32
 """Minimum limit of large requests, which Envoy does not buffer, whatever the concurrency limit.
 
@@ -36,8 +35,7 @@ LARGE_REQUEST_BYTES = 2 * CONNECTION_BUFFER_BYTES
 
 Each buffer may grow by one more read of 128 KiB.
 """
-LARGE_HEAP_SHARE = 0.5
-"""Share of Envoy's heap that large requests may use, below the share at which streams are reset."""
+LARGE_HEAP_SHARE = 0.5  # share of Envoy's heap that large requests may use, below the share at which streams are reset
 _COUNTED = (
     r"proxy\.answered.*"
     r"|http\.proxy\.(downstream_(rq|cx)_(http[12]_)?(total|active)|downstream_rq_rx_reset)"

@@ -8,10 +8,8 @@ be served. On HTTP/1.1 early rejection saves nothing: rejecting before the body 
 from collections import deque
 from dataclasses import dataclass
 
-FREE_REJECTIONS_RPS = 500.0
-"""Rejections per second that cost little: below this rate no request is rejected unread."""
-MAX_SHARE = 0.98
-"""Maximum share rejected unread. The others show when the flood ends."""
+FREE_REJECTIONS_RPS = 500.0  # rejections per second that cost little: below this rate no request is rejected unread
+MAX_SHARE = 0.98  # Maximum share rejected unread. The others show when the flood ends.
 STEPS = 100
 RATE_WINDOW_SECONDS = 1.0
 """Interval whose highest response rate determines how many requests are read.
@@ -24,14 +22,10 @@ Responses come in batches, and a low rate measured while Envoy lags behind would
 class ProxyCounters:
     """Counters at one moment."""
 
-    now: float
-    """Monotonic seconds."""
-    responses: int
-    """Requests answered by the router."""
-    rejections: int
-    """Requests rejected by Envoy for lack of capacity, read or unread."""
-    requests: int
-    """Requests received over HTTP/2."""
+    now: float  # monotonic seconds
+    responses: int  # requests answered by the router
+    rejections: int  # requests rejected by Envoy for lack of capacity, read or unread
+    requests: int  # requests received over HTTP/2
 
 
 class LoadShedder:
@@ -39,8 +33,7 @@ class LoadShedder:
 
     def __init__(self, first: ProxyCounters) -> None:
         self._previous = first
-        self._rates: deque[tuple[float, float]] = deque()
-        """(time, responses per second) of recent measurements."""
+        self._rates: deque[tuple[float, float]] = deque()  # (time, responses per second) of recent measurements
 
     def share(self, counters: ProxyCounters) -> float:
         """Share of all requests to reject unread, 0 to `MAX_SHARE`."""

@@ -49,10 +49,8 @@ class EnvoyAdmin:
         self._counters_file = counters_file
         self._counters = _read(counters_file)
         self._counters_lock = asyncio.Lock()
-        self.overload_rejections = 0
-        """Requests rejected because too many were in flight, since this client was created."""
-        self.http2_requests = 0
-        """Requests received over HTTP/2 since Envoy started."""
+        self.overload_rejections = 0  # requests rejected because too many were in flight, since this client was created
+        self.http2_requests = 0  # requests received over HTTP/2 since Envoy started
 
     async def sync_counters(self) -> None:
         """Count the rejections since the last call. Does nothing while Envoy is unavailable."""
@@ -124,8 +122,7 @@ def _read(counters_file: Path) -> dict[str, int]:
 log = logging.getLogger(__name__)
 
 CALM_SECONDS, CROWDED_SECONDS = 1.0, 0.1
-CALM_ITERATIONS = 20
-"""Iterations without a rejection for lack of capacity after which the load counts as calm."""
+CALM_ITERATIONS = 20  # iterations without a rejection for lack of capacity after which the load counts as calm
 LIMIT_REFRESH_SECONDS = 1.0
 """Interval after which the limit is set again: an Envoy that was replaced meanwhile starts with its own."""
 

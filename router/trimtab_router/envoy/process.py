@@ -11,8 +11,7 @@ from trimtab_router.envoy.bootstrap import bootstrap
 from trimtab_router.envoy.certificates import discovery_files
 from trimtab_router.envoy.sockets import SocketFolder
 
-WORKERS = 1
-"""Worker threads. One shares a core with its router, and its limits are exact."""
+WORKERS = 1  # Worker threads. One shares a core with its router, and its limits are exact.
 
 
 def find_binary() -> str:

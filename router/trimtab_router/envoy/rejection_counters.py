@@ -13,8 +13,7 @@ _STAT = re.compile(
     r"^proxy\.answered\.detail\.(?P<detail>.+)\.status\.(?P<status>\d+)\.reason\.(?P<reason>[^.]*): (?P<count>\d+)$"
 )
 _HTTP2_REQUESTS = re.compile(r"^http\.proxy\.downstream_rq_http2_total: (\d+)$", re.MULTILINE)
-STATS = r"^(proxy\.answered|http\.proxy\.downstream_rq_http2_total)"
-"""Envoy counters read here."""
+STATS = r"^(proxy\.answered|http\.proxy\.downstream_rq_http2_total)"  # Envoy counters read here
 _BY_DETAIL = {
     "jwt_authn": "Unauthenticated",
     "local_rate_limited": "ClientRateLimited",

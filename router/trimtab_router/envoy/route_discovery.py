@@ -24,12 +24,10 @@ METHODS = tuple(grpc_messages.method_path(name) for name in grpc_messages.METHOD
 """gRPC methods of the router, all unary."""
 SECRET_HEADERS = ("authorization", "cookie", "proxy-authorization", "x-api-key")
 """Headers that Envoy has checked, and that are not forwarded."""
-SERVICES_SECONDS = 300.0
-"""Maximum duration of a health watch or a reflection stream."""
+SERVICES_SECONDS = 300.0  # maximum duration of a health watch or a reflection stream
 
 
-MAX_BUFFERED_BYTES = 2**18
-"""Maximum size of a REST request that Envoy buffers until it is complete."""
+MAX_BUFFERED_BYTES = 2**18  # maximum size of a REST request that Envoy buffers until it is complete
 _SMALL: Json = {"name": "content-length", "range_match": {"start": "0", "end": str(MAX_BUFFERED_BYTES + 1)}}
 _HTTP1: Json = {"name": VERSION_HEADER, "string_match": {"exact": "HTTP/1.1"}}
 _GET: Json = {"name": ":method", "string_match": {"exact": "GET"}}

@@ -69,12 +69,9 @@ class StreamTiming:
 
     def __init__(self, arrived_at: float, images: int = 0) -> None:
         self.images = images
-        self.time_to_first_token: float | None = None
-        """Seconds from arrival to the first chunk, None before it."""
-        self.gaps = array("d")
-        """Seconds between consecutive chunks of a row."""
-        self.usage: dict[int, Usage] = {}
-        """Token counts of each completed row."""
+        self.time_to_first_token: float | None = None  # seconds from arrival to the first chunk, None before it
+        self.gaps = array("d")  # seconds between consecutive chunks of a row
+        self.usage: dict[int, Usage] = {}  # token counts of each completed row
         self._arrived_at = arrived_at
         self._first: dict[int, float] = {}
         self._latest: dict[int, float] = {}

@@ -28,8 +28,7 @@ class AdminCall:
     path: str
     client: str
     status: int
-    by: str = ""
-    """Client of the admin key, empty without a valid key."""
+    by: str = ""  # client of the admin key, empty without a valid key
 
     @property
     def changes(self) -> bool:

@@ -23,8 +23,7 @@ from trimtab_router.router import Router
 
 log = logging.getLogger(__name__)
 
-READ_SECONDS = 10.0
-"""Time limit for a client to read one write, of at most a megabyte, of its response."""
+READ_SECONDS = 10.0  # time limit for a client to read one write, of at most a megabyte, of its response
 _TRACE_PARENT = re.compile(r"[0-9a-f]{2}-[0-9a-f]{32}-[0-9a-f]{16}-[0-9a-f]{2}\Z")
 
 

@@ -19,11 +19,9 @@ from grpc_reflection.v1alpha import reflection, reflection_pb2, reflection_pb2_g
 from trimtab_protocol import grpc_messages
 from trimtab_router.router import Router
 
-MAX_STREAMS = 64
-"""Concurrent long-lived streams of each kind."""
+MAX_STREAMS = 64  # concurrent long-lived streams of each kind
 _POLL_SECONDS = 0.5
-_MAX_CALLS = 64
-"""Concurrent unary calls. Health watches and reflection streams have bounds of their own."""
+_MAX_CALLS = 64  # Concurrent unary calls. Health watches and reflection streams have bounds of their own.
 Context = grpc.aio.ServicerContext[Any, Any]
 
 

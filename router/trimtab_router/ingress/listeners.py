@@ -19,8 +19,7 @@ from trimtab_router.ingress.task_api import TaskApi
 from trimtab_router.limits import heap_bytes
 from trimtab_router.router import Router
 
-FAREWELL_SECONDS = 1.0
-"""Time that idle connections are kept after listening has stopped."""
+FAREWELL_SECONDS = 1.0  # time that idle connections are kept after listening has stopped
 BACKLOG = 4096
 
 

@@ -16,8 +16,7 @@ from trimtab_protocol import Buffer
 from trimtab_router.admission.memory_budget import Reservation
 from trimtab_router.refusal import Refusal, invalid, oversize
 
-_CHUNK_BYTES = 256 * 1024
-"""Bytes decompressed before other requests get a turn."""
+_CHUNK_BYTES = 256 * 1024  # bytes decompressed before other requests get a turn
 _ZLIB_METHOD = 8
 _IDENTITY = frozenset({"", "identity"})
 

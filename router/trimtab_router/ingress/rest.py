@@ -31,8 +31,7 @@ _MODEL_PATH = re.compile(r"^/v2/models/([^/]+)(?:/versions/([^/]+))?(/ready|/inf
 _JOIN_BELOW_BYTES = 64 * 2**10
 """Responses up to this size are sent as one buffer. Copying them costs less than another write."""
 _WRITE_BYTES = 2**20
-JSON_BYTES_A_NUMBER = 16
-"""Bytes that a number of a response counts against the bound on JSON."""
+JSON_BYTES_A_NUMBER = 16  # bytes that a number of a response counts against the bound on JSON
 _USE_BINARY = "use binary tensors (extension binary_tensor_data)"
 
 

@@ -19,11 +19,9 @@ from trimtab_router.refusal import Refusal
 from trimtab_router.request import Call
 from trimtab_router.router import Router
 
-ALIVE_SECONDS = 15.0
-"""Interval of keep-alive comments."""
+ALIVE_SECONDS = 15.0  # interval of keep-alive comments
 
-_INLINE_BYTES = 2**14
-"""Writes below this size do not fill an empty connection buffer."""
+_INLINE_BYTES = 2**14  # writes below this size do not fill an empty connection buffer
 
 Event = tuple[int, Chunk | LastChunk]
 

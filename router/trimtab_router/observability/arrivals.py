@@ -8,16 +8,13 @@ from typing import Generic, TypeVar
 from trimtab_pipelines.router_state import HISTORY_SECONDS
 
 Count = TypeVar("Count")
-SLACK_SECONDS = 2
-"""A clock set back by at most this much keeps counting in the newest second."""
+SLACK_SECONDS = 2  # a clock set back by at most this much keeps counting in the newest second
 KEPT_SECONDS = 22_000  # a little over six hours, the history of a forecast
 PEAK_SECONDS = 10
 RECENT_SECONDS = 60
 RISING_SECONDS, FALLING_SECONDS = 5, 20
-MIN_REQUESTS = 20
-"""Minimum number of requests from which a change can be distinguished from chance."""
-STANDARD_ERRORS = 3.0
-"""Confidence bound: chance moves a mean further than this once in a thousand samples."""
+MIN_REQUESTS = 20  # minimum number of requests from which a change can be distinguished from chance
+STANDARD_ERRORS = 3.0  # confidence bound: chance moves a mean further than this once in a thousand samples
 
 
 class RollingCounter(Generic[Count]):
@@ -87,8 +84,7 @@ class PerRequestMean:
 
     def __init__(self) -> None:
         self._amounts = RollingCounter[_Totals](RECENT_SECONDS, _Totals)
-        self._minute = _Totals()
-        """Totals of the whole seconds before the current one."""
+        self._minute = _Totals()  # totals of the whole seconds before the current one
         self._lower: dict[str, float] = {}
         self._upper: dict[str, float] = {}
         self._minute_second: int | None = None

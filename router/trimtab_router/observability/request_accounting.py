@@ -35,10 +35,8 @@ class RequestAccounting:
         self._arrivals = arrivals
         self._clock = clock
         self._overloaded = overloaded
-        self.rows_per_request = PerRequestMean()
-        """Rows per request and stage, of answered requests."""
-        self.prompt_tokens = PerRequestMean()
-        """Prompt tokens per row and stage, as known at arrival."""
+        self.rows_per_request = PerRequestMean()  # rows per request and stage, of answered requests
+        self.prompt_tokens = PerRequestMean()  # prompt tokens per row and stage, as known at arrival
         self.recent = RecentOutcomes()
 
     def count_received(self, now: float, requests: int = 1) -> None:

@@ -30,22 +30,17 @@ from trimtab_router.scheduling.service_time import Key
 
 DECAY_ROWS, DECAY_ESCALATED_ROWS, DECAY_SHADOW_ROWS = 200.0, 100.0, 300.0
 """Rows after which an observation weighs one third; of rows, escalated rows and shadow rows."""
-FORGET_SECONDS = 600.0
-"""Seconds without a row of a point after which its observations are forgotten."""
-PRIOR_ROWS, PRIOR_SHADOW_ROWS = 10.0, 200.0
-"""Pseudo-observations that agree with the profile; of rows and shadow rows."""
-MIN_ROWS, MIN_ESCALATED_ROWS = 100, 50
-"""Observations required before drift is reported."""
+FORGET_SECONDS = 600.0  # seconds without a row of a point after which its observations are forgotten
+PRIOR_ROWS, PRIOR_SHADOW_ROWS = 10.0, 200.0  # pseudo-observations that agree with the profile; of rows and shadow rows
+MIN_ROWS, MIN_ESCALATED_ROWS = 100, 50  # observations required before drift is reported
 MIN_DRIFT, MIN_ESCALATED_DRIFT = 0.04, 0.1
 """Smallest reported change of accuracy. Confidence estimates accuracy within five points on escalated rows, and within
 two on all rows."""
-MIN_STANDARD_ERRORS = 3.0
-"""Standard errors that a reported change must exceed."""
+MIN_STANDARD_ERRORS = 3.0  # standard errors that a reported change must exceed
 CALIBRATION_TOLERANCE = 0.03
 """Largest profiled difference of mean confidence and accuracy at which two points' confidences of a row are compared.
 """
-_VARIANCES = (0.06, 0.12)
-"""Upper bounds: of confidences, and of the difference of one comparison from its prediction."""
+_VARIANCES = (0.06, 0.12)  # upper bounds: of confidences, and of the difference of one comparison from its prediction
 
 
 @dataclass(slots=True)
@@ -76,8 +71,7 @@ class _Observations:
     def __init__(self) -> None:
         self.rows = self.escalated_rows = 0
         self.seen_at = 0.0
-        self.fell_at: float | None = None
-        """Since when a lower accuracy is reported; None if none is."""
+        self.fell_at: float | None = None  # since when a lower accuracy is reported; None if none is
         self.times = _Mean(DECAY_ROWS)
         self.confidence = _Mean(DECAY_ROWS)
         self.escalation_gain = _Mean(DECAY_ESCALATED_ROWS)
@@ -133,10 +127,8 @@ class AccuracyBaseline:
     """The first pass of escalated rows, with which their second is compared."""
 
     point: str
-    confidences: Array
-    """Shape [rows]."""
-    expected_gain: float
-    """Profiled gain of accuracy by the escalation."""
+    confidences: Array  # Shape [rows]
+    expected_gain: float  # profiled gain of accuracy by the escalation
 
 
 class AccuracyMonitor:
@@ -146,14 +138,12 @@ class AccuracyMonitor:
         self._measured = _measured(stage)
         self._accuracies = {(v.name, p.name, ""): p.accuracy for v in stage.variants for p in v.points}
         self._accuracies |= {key_and_task: accuracy.accuracy for key_and_task, accuracy in self._measured.items()}
-        self._suspected_inputs: dict[str, frozenset[str]] = defaultdict(frozenset)
-        """By variant."""
+        self._suspected_inputs: dict[str, frozenset[str]] = defaultdict(frozenset)  # by variant
         self._inputs_by_point = {v.name: _inputs_by_point(v, stage) for v in stage.variants}
         self._by_task = {(v.name, p.name) for v in stage.variants for p in v.points if p.accuracy_by_task}
         self._registered: dict[tuple[str, str], Mapping[str, Accuracy]] = {}
         self._observations: dict[tuple[str, str, str], _Observations] = {}
-        self.shadow_rows: dict[Key, int] = defaultdict(int)
-        """Rows that also ran at the best point."""
+        self.shadow_rows: dict[Key, int] = defaultdict(int)  # rows that also ran at the best point
 
     def register_task(self, variant: str, task: str, accuracies: Mapping[str, Accuracy]) -> None:
         if self._registered.get((variant, task)) == accuracies:

@@ -36,8 +36,7 @@ from trimtab_router.scheduling.replica_slots import (
 from trimtab_router.scheduling.stage_request import EscalationRule, RowSlice, ServedRows
 
 MAX_LOST_REPLICAS = 2
-MAX_LOST_CONCURRENT = 4
-"""For replicas with concurrent generations, where the row at fault is unknown."""
+MAX_LOST_CONCURRENT = 4  # for replicas with concurrent generations, where the row at fault is unknown
 MAX_FAILED_BATCHES = 3
 
 

@@ -12,8 +12,7 @@ from dataclasses import dataclass
 
 LEAST_LOST = 0.4
 """Share of an input's worth that must be lost if the input is broken. Models are overconfident on noise."""
-MISLED = 0.03
-"""Accuracy that a point loses by reading a broken input, compared with not reading it."""
+MISLED = 0.03  # accuracy that a point loses by reading a broken input, compared with not reading it
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,16 +21,11 @@ class AccuracyEstimate:
 
     point: str
     inputs: frozenset[str]
-    measured: float
-    """Profiled accuracy."""
-    observed: float | None = None
-    """Accuracy after an observed fall; None without one."""
-    escalated_only: bool = False
-    """Whether the fall was observed on escalated rows only; it is smaller over all rows."""
-    observed_at: float = 0.0
-    """Time of its last row, in seconds."""
-    confirmed: bool = False
-    """Whether it was observed to be unchanged after the others fell."""
+    measured: float  # profiled accuracy
+    observed: float | None = None  # accuracy after an observed fall; None without one
+    escalated_only: bool = False  # whether the fall was observed on escalated rows only; it is smaller over all rows
+    observed_at: float = 0.0  # time of its last row, in seconds
+    confirmed: bool = False  # whether it was observed to be unchanged after the others fell
 
     @property
     def believed(self) -> float:

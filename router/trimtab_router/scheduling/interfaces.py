@@ -15,8 +15,7 @@ from trimtab_router.scheduling.stage_request import RowSlice, StageRequest
 Callback = Callable[[], None]
 OnChunk = Callable[[Batch, Chunk | LastChunk], None]
 OnEnd = Callable[[Batch, BatchOutcome], None]
-PendingArrivals = Callable[[], int | None]
-"""Number of arrivals so far; None if dispatch need not wait for more."""
+PendingArrivals = Callable[[], int | None]  # number of arrivals so far; None if dispatch need not wait for more
 
 
 class Clock(Protocol):

@@ -49,11 +49,9 @@ class LatencyModel:
         """Variants and tasks that were registered again since the plan was made, which may describe the previous task.
         """
         self._basis: AccuracyBasis = "Expected"
-        self._unregistered: set[tuple[str, str]] = set()
-        """Variants and tasks that an older plan may still mention."""
+        self._unregistered: set[tuple[str, str]] = set()  # variants and tasks that an older plan may still mention
         self._max_batch_rows: dict[str, int] = {}
-        self._shadow_prices: dict[int, float] = {}
-        """By step of the service ratio."""
+        self._shadow_prices: dict[int, float] = {}  # by step of the service ratio
         self.service_times = ServiceTimes()
         self.downstream: tuple[LatencyModel, ...] = ()
         self.variant = plan.variant

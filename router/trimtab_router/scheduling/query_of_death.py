@@ -17,8 +17,7 @@ from trimtab_router.scheduling.stage_request import Signature, StageRequest
 
 MAX_SUSPECTS = 256
 REFUSED_SECONDS = 600.0
-MAX_DIGESTED_BYTES = 2**20
-"""Of each tensor, from its beginning, so that hashing does not block the event loop."""
+MAX_DIGESTED_BYTES = 2**20  # of each tensor, from its beginning, so that hashing does not block the event loop
 
 _Size = tuple[str, int, Signature]
 

@@ -14,8 +14,7 @@ from trimtab_router.scheduling.stage_request import RowSlice, Signature, StageRe
 
 _Entry = tuple[float, float, RowSlice]
 _STALE_BEFORE_SWEEP = 64
-MAX_SLICES = 4096
-"""Largest number of slices in a batch."""
+MAX_SLICES = 4096  # largest number of slices in a batch
 _SAMPLED_AT = (0.25, 0.4, 0.55, 0.7, 0.85, 1.0)
 
 
@@ -31,8 +30,7 @@ class DeadlineQueue:
     def __init__(self, max_rows: int) -> None:
         self.max_rows = max_rows
         self.rows = 0
-        self.special_rows = 0
-        """Rows that not every operating point may serve, or whose drop rank differs."""
+        self.special_rows = 0  # rows that not every operating point may serve, or whose drop rank differs
         self._lanes: dict[Signature, _Lane] = {}
         self._sequence = count()
         self._stale = 0

@@ -22,14 +22,11 @@ waits as long as the prediction allows, so without a margin each prediction erro
 class StageStatus(NamedTuple):
     """Current state of a stage."""
 
-    batch_rows: int
-    """Rows of a full batch; 1 if replicas serve rows concurrently."""
+    batch_rows: int  # rows of a full batch; 1 if replicas serve rows concurrently
     concurrent_batches: int
     """Full batches that the ready replicas serve at a time; those of one replica if none is ready."""
-    unready_since: float | None
-    """Time since when no replica is ready; None if one is."""
-    concurrent_prefills: int
-    """The least number of prompts in prefill on any ready replica."""
+    unready_since: float | None  # time since when no replica is ready; None if one is
+    concurrent_prefills: int  # the least number of prompts in prefill on any ready replica
 
 
 class QueueAdmission:
@@ -100,8 +97,7 @@ class QueueAdmission:
         )
 
 
-TIMER_SECONDS = 0.0005
-"""Delay of the timer, so that the drop time has passed when it fires."""
+TIMER_SECONDS = 0.0005  # delay of the timer, so that the drop time has passed when it fires
 GRACE_SECONDS = 10.0
 
 
@@ -118,8 +114,7 @@ class Expiry:
         dispatch: Callback,
         grace_seconds: float,
     ) -> None:
-        self.unready_since: float | None = clock.now
-        """Since when no replica is ready; None if one is."""
+        self.unready_since: float | None = clock.now  # since when no replica is ready; None if one is
         self._queue = queue
         self._latency_model = latency_model
         self._clock = clock

@@ -32,8 +32,7 @@ class ReplicaSelection:
         self._colocated = {
             variant.name: stage.excluded_input(variant.name) == EMBEDDINGS_INPUT for variant in stage.variants
         }
-        self._target = planned
-        """The variant that batches run as soon as a replica offers it."""
+        self._target = planned  # the variant that batches run as soon as a replica offers it
         self._had_replicas = False
 
     def effective_variant(self, replicas: Iterable[ReplicaSlots], planned: str, current: str) -> str:

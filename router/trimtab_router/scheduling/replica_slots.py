@@ -14,14 +14,10 @@ from trimtab_router.scheduling.stage_request import EscalationRule, RowSlice
 class Completed:
     """Every row slice has its outputs. Treat it as immutable."""
 
-    outputs: Sequence[Mapping[str, Array]]
-    """Of each row slice, in the order of the batch."""
-    point: str
-    """The operating point that ran."""
-    compute_seconds: float | None = None
-    """Reported by the replica; None if it reports none."""
-    replica_queue_seconds: float | None = None
-    """Time in the replica's queue, as reported; None if it reports none."""
+    outputs: Sequence[Mapping[str, Array]]  # of each row slice, in the order of the batch
+    point: str  # the operating point that ran
+    compute_seconds: float | None = None  # reported by the replica; None if it reports none
+    replica_queue_seconds: float | None = None  # time in the replica's queue, as reported; None if it reports none
     shared_outputs: Sequence[Mapping[str, Array] | None] = ()
     """Of each row that joined the batch; None if the embedding was not stored for it."""
 
@@ -72,10 +68,8 @@ BatchOutcome = Completed | ReplicaLost | NotReady | Rejected | BatchFailed | Str
 
 
 NOTHING: frozenset[str] = frozenset()
-MIN_COMPUTE_SECONDS = 0.002
-"""Shorter batches are not prefetched: nothing would be gained."""
-MARGIN_SECONDS = 0.0005
-"""Jitter of a timer on a busy event loop."""
+MIN_COMPUTE_SECONDS = 0.002  # shorter batches are not prefetched: nothing would be gained
+MARGIN_SECONDS = 0.0005  # jitter of a timer on a busy event loop
 
 
 @dataclass(slots=True, eq=False)  # frozen would double the cost of construction
@@ -84,20 +78,14 @@ class Batch:
 
     replica: "ReplicaSlots"
     variant: str
-    point: Point
-    """The requested operating point."""
+    point: Point  # the requested operating point
     row_slices: Sequence[RowSlice]
-    rows: int
-    """Of all slices."""
+    rows: int  # of all slices
     dispatched_at: float
-    found_idle: bool
-    """Whether its replica had no other batch."""
-    escalation: EscalationRule | None = None
-    """The rule by which low-confidence rows return to the queue; None for none."""
-    early_prefill: bool = False
-    """Whether it was dispatched before all of its images were encoded."""
-    concurrent_prefills: int = 0
-    """Prompts that its replica prefilled at dispatch; 0 outside generation stages."""
+    found_idle: bool  # whether its replica had no other batch
+    escalation: EscalationRule | None = None  # the rule by which low-confidence rows return to the queue; None for none
+    early_prefill: bool = False  # whether it was dispatched before all of its images were encoded
+    concurrent_prefills: int = 0  # prompts that its replica prefilled at dispatch; 0 outside generation stages
     joined_rows: list[RowSlice] = field(default_factory=list)
     """Rows with the same content as a row of the batch, in the order in which they joined."""
 
@@ -149,34 +137,23 @@ class ReplicaSlots:
 
     name: str = ""
     ready_variants: frozenset[str] = NOTHING
-    free: bool = False
-    """Whether it can take a batch now."""
+    free: bool = False  # whether it can take a batch now
     accepts_prefetch: bool = False
     """Whether a second batch may be sent, because the replica will be free when that arrives."""
-    inflight: int = 0
-    """Number of its batches."""
-    last_used: int = 0
-    """Sequence number of its last batch within the stage."""
-    completed_at: float = float("-inf")
-    """When its last batch ended."""
-    transfer_seconds: float = 0.0
-    """Recent round trip of a batch beyond its computation."""
-    computing: Batch | None = None
-    """The batch that it computes."""
-    prefetched: Batch | None = None
-    """The batch that waits at the replica."""
-    last_point: str = ""
-    """Operating point of its last batch."""
-    capacity: int = 0
-    """Concurrent rows of a generation stage; else 0."""
-    partial_prefill: frozenset[str] = NOTHING
-    """Variants that can start a prompt before all of its images have arrived."""
+    inflight: int = 0  # number of its batches
+    last_used: int = 0  # sequence number of its last batch within the stage
+    completed_at: float = float("-inf")  # when its last batch ended
+    transfer_seconds: float = 0.0  # recent round trip of a batch beyond its computation
+    computing: Batch | None = None  # the batch that it computes
+    prefetched: Batch | None = None  # the batch that waits at the replica
+    last_point: str = ""  # operating point of its last batch
+    capacity: int = 0  # concurrent rows of a generation stage; else 0
+    partial_prefill: frozenset[str] = NOTHING  # variants that can start a prompt before all of its images have arrived
     tasks: dict[str, Sequence[str]] = field(default_factory=dict)
     """Its tasks by variant; no entry until it has reported them."""
     task_accuracies: dict[str, Mapping[str, Mapping[str, Accuracy]]] = field(default_factory=dict)
     """Reported accuracies of registered tasks, by variant, task and point."""
-    awaiting_images: set[Batch] = field(default_factory=set)
-    """Batches that wait for images. They use no capacity."""
+    awaiting_images: set[Batch] = field(default_factory=set)  # Batches that wait for images. They use no capacity.
     prefilling: dict[Batch, float] = field(default_factory=dict)
     """Batches without a first token, and their prompt tokens."""
 

@@ -11,19 +11,15 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 
 Key = tuple[str, str]
-WEIGHT = 0.125
-"""Weight of the newest observation, as in TCP's round-trip estimate (RFC 6298)."""
+WEIGHT = 0.125  # weight of the newest observation, as in TCP's round-trip estimate (RFC 6298)
 PROFILE_WEIGHT = 0.5
 """Number of observations that the profile counts as if the first batches are faster. A pause makes no batch faster, so
 these outweigh it soon."""
 RATIO_BOUNDS = (0.05, 50.0)
 RELAX_FACTOR = 0.95
-MIN_WAIT_SECONDS = 0.001
-"""Shorter waits are jitter, not a batch of another router."""
-OUTLIER = 4.0
-"""Observations beyond this multiple of the estimate are clipped: one pause must not drop a whole queue."""
-STAGE_WEIGHT = 0.02
-"""Weight of the newest batch in the ratio of the whole stage, which must not follow single batches."""
+MIN_WAIT_SECONDS = 0.001  # shorter waits are jitter, not a batch of another router
+OUTLIER = 4.0  # observations beyond this multiple of the estimate are clipped: one pause must not drop a whole queue
+STAGE_WEIGHT = 0.02  # weight of the newest batch in the ratio of the whole stage, which must not follow single batches
 MIN_OBSERVATIONS = 3
 """Observations without a profile that are required before rows are dropped in front of an idle replica."""
 MAX_IDLE_DROPS = 4
@@ -38,8 +34,7 @@ class _Estimate:
     observations: int = 0
     ratio: float = 1.0
     spread: float = 0.0
-    idle_drops: int = 0
-    """Drops in front of an idle replica since the last observation."""
+    idle_drops: int = 0  # drops in front of an idle replica since the last observation
     cached: dict[int, float] = field(default_factory=dict)
 
     @property
@@ -66,10 +61,8 @@ class ServiceTimes:
 
     def __init__(self) -> None:
         self._estimates: dict[Key, _Estimate] = {}
-        self._latest: _Estimate | None = None
-        """The profiled estimate that was observed last."""
-        self._idle_drops = 0
-        """Drops in front of an idle replica since then."""
+        self._latest: _Estimate | None = None  # the profiled estimate that was observed last
+        self._idle_drops = 0  # drops in front of an idle replica since then
         self._profiled_seconds = self._observed_seconds = 0.0
         self._wait_seconds = 0.0
         self._wait_spread = 0.0

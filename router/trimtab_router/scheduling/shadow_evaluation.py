@@ -22,8 +22,7 @@ from trimtab_router.scheduling.replica_slots import Batch, BatchOutcome, Complet
 from trimtab_router.scheduling.service_time import Key
 from trimtab_router.scheduling.stage_request import RowSlice, ServedRows, StageRequest
 
-SHARE = 0.01
-"""Of the rows."""
+SHARE = 0.01  # of the rows
 MAX_WAITING = 16
 EXPIRY_SECONDS = 30.0
 

@@ -22,21 +22,14 @@ class ServedRows:
 
     variant: str
     operating_point: str
-    batch_rows: int
-    """Of their batch."""
-    queue_seconds: float
-    """Until dispatch."""
-    service_seconds: float
-    """From dispatch to the response."""
+    batch_rows: int  # of their batch
+    queue_seconds: float  # until dispatch
+    service_seconds: float  # from dispatch to the response
     rows: int
-    accuracy: float
-    """Expected."""
-    dispatched_at: float
-    """On the scheduler's clock."""
-    confidences: Array | None = None
-    """Shape [rows]; None if the stage has no confidence output."""
-    escalation_pending: bool = False
-    """Whether the rows should have been escalated and were not."""
+    accuracy: float  # expected
+    dispatched_at: float  # on the scheduler's clock
+    confidences: Array | None = None  # Shape [rows]; None if the stage has no confidence output
+    escalation_pending: bool = False  # whether the rows should have been escalated and were not
 
     def part(self, start: int, stop: int) -> "ServedRows":
         confidences = self.confidences
@@ -48,10 +41,8 @@ class RequestListener(Protocol):
 
     trace_parent: str
     request_id: str
-    has_listener: bool
-    """Whether chunks are sent to the client, so that no other response can replace them."""
-    has_client: bool
-    """Whether a client waits. Other rows are tried once, and their queueing time is not reported."""
+    has_listener: bool  # whether chunks are sent to the client, so that no other response can replace them
+    has_client: bool  # Whether a client waits. Other rows are tried once, and their queueing time is not reported.
 
     def on_chunk(self, request: "StageRequest", row: int, row_slice: Chunk | LastChunk, now: float) -> None: ...
 
@@ -76,8 +67,7 @@ class EscalationRule:
     to: str
     accuracy: float | None = None
     """Expected of all rows of the batch after the escalation; None if each row has the accuracy of its point."""
-    share: float | None = None
-    """Profiled share of rows below the threshold; None if unknown."""
+    share: float | None = None  # profiled share of rows below the threshold; None if unknown
     by_task: Mapping[str, TaskEscalation] = field(default_factory=dict, hash=False)
     """Rules of single tasks. If there are any, rows of other tasks are not escalated."""
 
@@ -179,10 +169,8 @@ class StageRequest:
         """Seconds of the longest prompt beyond the planned prompt length; negative for a short prompt."""
         self.prompt_features: Sequence[PromptFeatures | None] = ()
         """Of each row of a generation stage; empty if it is not a chat."""
-        self.prompt_tokens: Sequence[float] = ()
-        """Predicted for each row; empty if unknown."""
-        self.completion_deadline = deadline
-        """Of the last token."""
+        self.prompt_tokens: Sequence[float] = ()  # predicted for each row; empty if unknown
+        self.completion_deadline = deadline  # of the last token
         self.enqueued_at = now
         self.options = options
         self.task = ""
@@ -196,10 +184,8 @@ class StageRequest:
         self.identities: Sequence[Hashable] = ()
         """Content of each row: rows of equal identity have equal outputs. Empty if unknown."""
         self.queued_rows = 0
-        self.expected_correct = 0.0
-        """Expected number of correct rows among those dispatched."""
-        self.dispatched_rows = 0
-        """Number of these rows, rows that await escalation included."""
+        self.expected_correct = 0.0  # expected number of correct rows among those dispatched
+        self.dispatched_rows = 0  # number of these rows, rows that await escalation included
         self._missing = rows
         self._parts: list[_ResultPart] = []
 

@@ -37,11 +37,9 @@ class StageSnapshot:
     queue_rows: int
     inflight_batches: int
     waiting_partial_chats: int = 0
-    started_partial_chats: int = 0
-    """Chats in early prefill, until their last token."""
+    started_partial_chats: int = 0  # chats in early prefill, until their last token
     encodings_in_flight: int = 0
-    joined_rows: int = 0
-    """Rows that share an encoding in flight."""
+    joined_rows: int = 0  # rows that share an encoding in flight
 
 
 class QueueSettings(NamedTuple):
@@ -49,8 +47,7 @@ class QueueSettings(NamedTuple):
 
     max_rows: int
     drop_policy: DropPolicy
-    grace_seconds: float
-    """Time that rows stay queued while no replica is ready."""
+    grace_seconds: float  # time that rows stay queued while no replica is ready
 
 
 class ArrivalRate:
@@ -83,8 +80,7 @@ class ArrivalRate:
 class StageScheduler:
     """Scheduler of a prediction stage, whose replicas compute one batch at a time; base class of the other roles."""
 
-    concurrent_rows = False
-    """Whether a replica serves rows concurrently, each as a batch of its own."""
+    concurrent_rows = False  # whether a replica serves rows concurrently, each as a batch of its own
 
     def __init__(
         self,
@@ -107,8 +103,7 @@ class StageScheduler:
         )
         self.replicas: list[ReplicaSlots] = []
         self.ready_replicas = 0
-        self.had_replica = False
-        """Whether a replica was ever ready."""
+        self.had_replica = False  # whether a replica was ever ready
         self.replica_selection = ReplicaSelection(stage, plan.variant)
         self.accuracy_monitor = AccuracyMonitor(stage)
         self.completion = BatchCompletion(stage, self.queue, stats)

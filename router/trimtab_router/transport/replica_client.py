@@ -53,15 +53,12 @@ log = logging.getLogger(__name__)
 
 PROBE_INTERVAL_SECONDS = 1.0
 PROBE_TIMEOUT_SECONDS = 1.5
-FETCH_SECONDS = 0.5
-"""Time limit of asking a replica for a stored embedding before the image is encoded again."""
+FETCH_SECONDS = 0.5  # time limit of asking a replica for a stored embedding before the image is encoded again
 FIRST_BACKOFF_SECONDS = 0.05
 MAX_PROBE_BYTES = 2**20
-JSON_MULTIPLE = 16
-"""Maximum size of a tensor in JSON, as a multiple of its binary size."""
+JSON_MULTIPLE = 16  # maximum size of a tensor in JSON, as a multiple of its binary size
 BINARY_EXTENSION = "binary_tensor_data"
-_PROBED = ("variants", "model_names", "ready_path")
-"""Endpoint fields that affect the probe."""
+_PROBED = ("variants", "model_names", "ready_path")  # endpoint fields that affect the probe
 
 
 class ReplicaClient:
@@ -81,10 +78,8 @@ class ReplicaClient:
         tasked: bool = False,
     ) -> None:
         self.endpoint = endpoint
-        self.identity_error = ""
-        """Why the replica's TLS identity is rejected, empty if it is not."""
-        self.slots = ReplicaSlots(endpoint.name)
-        """The scheduler's view of the replica."""
+        self.identity_error = ""  # why the replica's TLS identity is rejected, empty if it is not
+        self.slots = ReplicaSlots(endpoint.name)  # the scheduler's view of the replica
         self._generates = generates
         self._reports_tasks = tasked and not endpoint.model_names
         self._request_numbers = count(1)

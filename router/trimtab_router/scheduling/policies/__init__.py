@@ -16,8 +16,7 @@ _policies: dict[str, Policy] = {
     "ModalityMix": modality_mix.POLICY,
     "TokenAdaptive": token_adaptive.POLICY,
 }
-POLICIES: Mapping[str, Policy] = _policies
-"""By their names in a pipeline's `schedulingPolicy`."""
+POLICIES: Mapping[str, Policy] = _policies  # by their names in a pipeline's `schedulingPolicy`
 
 
 def register(name: str, policy: Policy, *, max_batch_rows: int | None = None) -> None:

@@ -23,28 +23,21 @@ from numpy.typing import NDArray
 Floats = NDArray[np.float64]
 Integers = NDArray[np.int64]
 DROPPED = -1
-CELLS = (256, 4096)
-"""Bounds of the number of cells."""
-MAX_CELL_OPTIONS = 400_000
-"""Bound of cells times options."""
+CELLS = (256, 4096)  # bounds of the number of cells
+MAX_CELL_OPTIONS = 400_000  # bound of cells times options
 MIN_STEP_SECONDS = 0.00002
 _SPARE_TIME_ROUNDS = 12
-_SECONDS_ROUNDING = 1e-12
-"""Tolerance for sums of seconds."""
-_CELLS_ROUNDING = 1e-9
-"""Tolerance for sums of seconds at a cell's edge, in cells."""
+_SECONDS_ROUNDING = 1e-12  # tolerance for sums of seconds
+_CELLS_ROUNDING = 1e-9  # tolerance for sums of seconds at a cell's edge, in cells
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class JointOption:
     """Options of a job and the jobs after it as one batch, due by the deadline of the first."""
 
-    jobs: int
-    """At least 2."""
-    seconds: Floats
-    """By option, ascending. Shape (options,)."""
-    values: Floats
-    """Of all jobs together, by option, ascending. Shape (options,)."""
+    jobs: int  # at least 2
+    seconds: Floats  # By option, ascending. Shape (options,).
+    values: Floats  # Of all jobs together, by option, ascending. Shape (options,).
     first_share: float = 1.0
     """Share of the jobs' `value` that the first option earns; every other option earns all of it."""
 
@@ -54,16 +47,12 @@ class Job:
     """A job to schedule and its options."""
 
     deadline: float
-    seconds: Floats
-    """By option, ascending. Shape (options,), at least one."""
-    values: Floats
-    """By option, ascending. Shape (options,)."""
+    seconds: Floats  # By option, ascending. Shape (options,), at least one.
+    values: Floats  # By option, ascending. Shape (options,).
     value: float = 0.0
     """Value of serving the job at all; it outweighs all option values. 0 if the option values are all that counts."""
-    joint_options: Sequence[JointOption] = ()
-    """Options that also serve the jobs after it."""
-    first_share: float = 1.0
-    """Share of `value` that the first option earns; every other option earns all of it."""
+    joint_options: Sequence[JointOption] = ()  # options that also serve the jobs after it
+    first_share: float = 1.0  # share of `value` that the first option earns; every other option earns all of it
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,8 +12,7 @@ from trimtab_router.scheduling.policies.interface import SchedulerView, least_se
 from trimtab_router.scheduling.queue import MAX_SLICES
 from trimtab_router.scheduling.stage_request import RowSlice, StageRequest
 
-DropRank = tuple[int, float]
-"""A greater rank is dropped later."""
+DropRank = tuple[int, float]  # a greater rank is dropped later
 _LOWEST: DropRank = (-1_000_000, 0.0)
 
 

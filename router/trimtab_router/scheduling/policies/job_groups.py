@@ -13,27 +13,21 @@ from trimtab_router.scheduling.policies.queue_plan import GroupOptions, RowGroup
 from trimtab_router.scheduling.policies.split_table import ServingOption, SplitSet, SplitTable
 from trimtab_router.scheduling.stage_request import RowSlice, Signature
 
-SMALL_SHARE = 4
-"""Jobs below this part of a batch are grouped; larger jobs may be split over several points."""
-MAX_PLANNED_SLICES = 256
-"""Later slices are not planned: they are dispatched long after this batch."""
-FLOOR_VALUE = 0.5
-"""Share of a response's value that depends on keeping the floor."""
+SMALL_SHARE = 4  # jobs below this part of a batch are grouped; larger jobs may be split over several points
+MAX_PLANNED_SLICES = 256  # later slices are not planned: they are dispatched long after this batch
+FLOOR_VALUE = 0.5  # share of a response's value that depends on keeping the floor
 
 
 @dataclass(slots=True, eq=False)
 class JobGroup(RowGroup):
     """Rows of one task that are scheduled as one."""
 
-    floor: float = 0.0
-    """The highest mean accuracy that a slice requires."""
+    floor: float = 0.0  # the highest mean accuracy that a slice requires
     value: float = 0.0
     """Value of any response to these rows, apart from its accuracy. Rows with a provisional response count
     `FLOOR_VALUE` of theirs if that response misses their floor, else nothing."""
-    correct_value: float = 0.0
-    """Value of correct responses to all rows."""
-    provisional_correct: float = 0.0
-    """Expected correct rows among the provisional responses."""
+    correct_value: float = 0.0  # value of correct responses to all rows
+    provisional_correct: float = 0.0  # expected correct rows among the provisional responses
 
     @property
     def provisional_accuracy(self) -> float:

@@ -33,12 +33,10 @@ class ServingOption:
     """A way to serve rows: all at `point`; with an escalation, its low-confidence rows again at `escalation.to`."""
 
     point: str
-    accuracy: float
-    """Expected over all rows, after the escalation."""
+    accuracy: float  # expected over all rows, after the escalation
     point_index: int
     escalation: Escalation | None = None
-    escalation_index: int = -1
-    """Index of the point that serves escalated rows; -1 without an escalation."""
+    escalation_index: int = -1  # index of the point that serves escalated rows; -1 without an escalation
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,8 +66,7 @@ def profiled(point: Point, max_rows: int) -> tuple[float, ...]:
     return point.profiled[:max_rows] or tuple(point.seconds(rows) for rows in range(1, max_rows + 1))
 
 
-ESCALATION_FILL_ROWS = 8
-"""Assumed rows of an escalation batch, which rows of several jobs fill."""
+ESCALATION_FILL_ROWS = 8  # assumed rows of an escalation batch, which rows of several jobs fill
 NONE = -1
 NEGLIGIBLE_ACCURACY = 0.0025
 """Difference that a held-out set of thousands of samples cannot resolve. It is worth no extra time."""
@@ -81,18 +78,13 @@ _FIRST_MIXED_ROWS = 8
 class SplitSet:
     """Splits of a number of rows that no other beats while all points slow down alike, the fastest first."""
 
-    accuracy: Floats
-    """Expected mean over the rows, ascending. Shape (splits,)."""
-    point_seconds: Floats
-    """Profiled seconds at each point. Shape (splits, points)."""
-    rows: Integers
-    """Rows of each serving option. Shape (splits, options)."""
-    sole_point: Integers
-    """Point of all rows if they run at one point without escalation; else NONE. Shape (splits,)."""
+    accuracy: Floats  # Expected mean over the rows, ascending. Shape (splits,).
+    point_seconds: Floats  # Profiled seconds at each point. Shape (splits, points).
+    rows: Integers  # Rows of each serving option. Shape (splits, options).
+    sole_point: Integers  # Point of all rows if they run at one point without escalation; else NONE. Shape (splits,).
     first_pass_point: Integers
     """First point of all rows if they share one escalating option; else NONE. Shape (splits,)."""
-    escalates: Booleans
-    """Whether any row may be escalated. Shape (splits,)."""
+    escalates: Booleans  # Whether any row may be escalated. Shape (splits,).
 
     def seconds(self, ratios: Floats) -> Floats:
         """Return the seconds of each split; `ratios` (points,) are current over profiled seconds. Shape (splits,)."""
@@ -119,8 +111,7 @@ class SplitTable:
         self._escalating = np.array([option.escalation is not None for option in self.options])
         self._first_points = np.array([option.point_index for option in self.options])
         self._mixed: list[SplitSet] = []
-        self.building = False
-        """Whether another thread builds the splits of all sizes, so that no decision should."""
+        self.building = False  # whether another thread builds the splits of all sizes, so that no decision should
         self._plain: dict[int, SplitSet] = {}
 
     @property

@@ -30,10 +30,8 @@ from trimtab_router.scheduling.policies.split_table import ServingOption
 from trimtab_router.scheduling.policies.token_batches import CandidateBatch, candidate_batches
 from trimtab_router.scheduling.policies.token_options import TokenOptions, increasing_value, shadow_price
 
-MAX_BATCHES = 40
-"""Planning horizon."""
-_LEADERS, _MAX_JOINED = 3, 5
-"""The first batches that later ones may join, and the most batches joined."""
+MAX_BATCHES = 40  # planning horizon
+_LEADERS, _MAX_JOINED = 3, 5  # the first batches that later ones may join, and the most batches joined
 _TIME_TIE_BREAK = 1e-3
 """Fraction of the average value of a second: among plans of equal value, the faster one is better."""
 
@@ -43,8 +41,7 @@ class BatchOptions(GroupOptions):
     """Options of a batch: indices into `TokenOptions`."""
 
     token_options: TokenOptions
-    rows: int
-    """Of the batch."""
+    rows: int  # of the batch
 
     def serving_options(self, option: int) -> list[tuple[ServingOption, int]]:
         return [(self.token_options.options[self.indices[option]], self.rows)]

@@ -68,7 +68,6 @@ def create_executor(
 
 
 def _drifted_points(scheduler: StageScheduler, clock: Clock) -> int:
-    """Number of a stage's operating points whose observed accuracy differs from the profiled one."""
     return len({(variant, point) for variant, point, _ in scheduler.accuracy_monitor.drifted_accuracies(clock.now)})
 
 

@@ -19,7 +19,6 @@ class FileStamps:
         self._stamps: dict[Path, tuple[int, int, int]] = {}
 
     def changed(self, path: Path) -> bool:
-        """Whether the file exists and differs from the last check."""
         try:
             status = path.stat()
         except OSError:

@@ -54,7 +54,6 @@ class Limits:
 
 
 def heap_bytes(settings: EdgeSettings) -> int:
-    """Bytes that Envoy may allocate."""
     return int(HEAP_SHARE * settings.memory)
 
 

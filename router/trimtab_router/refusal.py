@@ -5,7 +5,6 @@ Ingress maps the code to an HTTP or gRPC status. No other part of the router kno
 
 from trimtab_pipelines.error_codes import OVERLOAD, ROUTER_REASONS, ErrorCode, is_client_error
 from trimtab_pipelines.request_outcome import DROPPED, FAILED, REFUSED, RequestOutcome
-from trimtab_protocol import ProtocolError
 from trimtab_protocol.sanitize import printable
 
 _OUTCOMES = {ErrorCode.INTERNAL: FAILED, ErrorCode.DEADLINE_EXCEEDED: DROPPED, ErrorCode.CANCELLED: DROPPED}
@@ -35,7 +34,6 @@ class Refusal(Exception):
 
     @property
     def outcome(self) -> RequestOutcome:
-        """Outcome that the request counts as: dropped, refused or failed."""
         return _OUTCOMES.get(self.code, REFUSED)
 
     @property
@@ -46,22 +44,6 @@ class Refusal(Exception):
 
 def invalid(message: str) -> Refusal:
     return Refusal("InvalidArgument", message)
-
-
-def malformed(error: ProtocolError) -> Refusal:
-    return invalid(str(error))
-
-
-def oversize(message: str) -> Refusal:
-    return Refusal("PayloadTooLarge", message)
-
-
-def not_found(message: str) -> Refusal:
-    return Refusal("NotFound", message)
-
-
-def wrong_method(message: str) -> Refusal:
-    return Refusal("MethodNotAllowed", message)
 
 
 def unknown_model(name: str, pipeline: str) -> Refusal:
@@ -75,46 +57,8 @@ def failure(reason: str, message: str, request_id: str, *, stage: str = "") -> R
 
 
 def overload(cause: str) -> Refusal:
-    """A request rejected because the router cannot serve it in time."""
     return Refusal(OVERLOAD, f"the router is overloaded: {cause}; try again later")
 
 
 def draining() -> Refusal:
     return Refusal("Draining", "this router is shutting down; try another")
-
-
-def too_many_rows(stage: str, rows: int, most: int) -> Refusal:
-    return invalid(f"stage {stage}: {rows} rows in one request; send at most {most}")
-
-
-def queue_full(stage: str, rows: int, most: int, wait_seconds: float) -> Refusal:
-    message = f"stage {stage}: its queue holds {rows} rows of at most {most}; try again later"
-    return Refusal("QueueFull", message, stage=stage, retry_after_seconds=max(wait_seconds, RETRY_SECONDS))
-
-
-def no_replica(stage: str, waited_seconds: float) -> Refusal:
-    message = f"stage {stage}: no replica became ready while the request waited {waited_seconds:.3f} s"
-    return Refusal("NoReplica", message, stage=stage)
-
-
-def deadline_passed(stage: str, waited_seconds: float) -> Refusal:
-    message = f"dropped at stage {stage}: its deadline passed after {waited_seconds:.3f} s in the queue"
-    return Refusal("DeadlineExpired", message, stage=stage)
-
-
-def deadline_unreachable(
-    stage: str, left_seconds: float, *, wait_seconds: float, service_seconds: float, later_seconds: float
-) -> Refusal:
-    message = (
-        f"dropped at stage {stage}: {left_seconds:.3f} s are left to its deadline, but it needs "
-        f"{wait_seconds:.3f} s in the queue, {service_seconds:.3f} s in this stage and {later_seconds:.3f} s after it"
-    )
-    return Refusal("DeadlineUnreachable", message, stage=stage)
-
-
-def too_inaccurate(stage: str, floor: float, best: float) -> Refusal:
-    message = (
-        f"stage {stage}: its accuracy must be {floor:.4f} for the floor that the request wishes, but no operating "
-        f"point of the plan in force gives more than {best:.4f}; lower the floor"
-    )
-    return Refusal("AccuracyFloor", message, stage=stage)

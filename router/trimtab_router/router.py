@@ -214,7 +214,6 @@ class Router:
         return RouterLoad(now=now, rps=self.arrivals.history(now, seconds))
 
     async def drain(self, timeout_seconds: float) -> None:
-        """Reject new requests, wait for those in flight, and close all connections."""
         self.admission.draining = True
         if self._pending:
             await asyncio.wait(self._pending, timeout=timeout_seconds)

@@ -85,7 +85,6 @@ def _create_task_api(router: Router, options: RouterOptions) -> TaskApi:
 
 
 def _create_limits(options: RouterOptions, pipeline: InferencePipeline) -> Limits:
-    """Bounds from the pipeline's memory and the edge settings."""
     sized = replace(
         options.limits,
         max_bytes_in_flight=in_flight_bytes(pipeline, options.edge),

@@ -74,11 +74,10 @@ class LimitBounds:
         return cls(minimum, max(minimum, maximum), busy_seconds)
 
     def floor(self, rate: float) -> float:
-        """Minimum limit at a response rate in requests per second.
+        """Minimum limit at a rate of responses per second.
 
-        If the replicas are the bottleneck, they need full batches, both queued and running. If the router is, batches
-        are not full and more requests would only wait: twice what the stages hold at that rate is enough for the rate
-        to grow.
+        If replicas are the bottleneck, they need full batches, queued and running. If the router is, batches are not full:
+        twice what the stages hold at that rate is enough for the rate to grow.
         """
         if self.busy_seconds is None:
             return self.minimum

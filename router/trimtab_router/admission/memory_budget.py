@@ -78,7 +78,6 @@ class MemoryBudget:
         self.requested_bytes += size_bytes
 
     def record(self, client: str, size_bytes: int) -> None:
-        """Count bytes that exist already, whatever the bounds."""
         self.clients.record(client, size_bytes)
         self._held_bytes += size_bytes
 

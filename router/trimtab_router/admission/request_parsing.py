@@ -156,7 +156,6 @@ def options_inputs(spec: InferencePipelineSpec) -> tuple[str, ...]:
 
 
 def is_slow_to_rewrite(names: tuple[str, ...], inputs: Iterable[TensorHeader]) -> bool:
-    """Whether rewriting this many rows of options would delay other requests."""
     return any(tensor.name in names and prod(tensor.shape) > MAX_INLINE_ROWS for tensor in inputs)
 
 

@@ -94,10 +94,9 @@ def circuit_breaker_limits(max_in_flight: int) -> dict[str, int]:
 
 
 def large_request_limits(max_in_flight: int, heap: int) -> dict[str, int]:
-    """Circuit breaker limits of large requests. An excess request is rejected instead of queued.
+    """Circuit breaker limits of large requests, such as chats; an excess one is rejected instead of queued.
 
-    A chat with images is large and in flight until its last token. A limit below the router's concurrency limit would
-    leave replicas idle. While the router does not read, each request fills its buffers in Envoy, whose heap is bounded.
+    Below the concurrency limit replicas would idle. While the router does not read, requests fill Envoy's bounded heap.
     """
     affordable = int(LARGE_HEAP_SHARE * heap / LARGE_REQUEST_BYTES)
     maximum = max(MIN_LARGE_IN_FLIGHT, min(max_in_flight, affordable))

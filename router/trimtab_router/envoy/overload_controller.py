@@ -31,11 +31,8 @@ class EnvoyUnavailable(Exception):
 class EnvoyAdmin:
     """The Envoy in front of a router.
 
-    Args:
-        socket: its admin socket.
-        counters_file: last counters of this Envoy, which may outlive its router.
-        count: called with the requests rejected since the last call, by (HTTP status, reason).
-        heap: bytes that Envoy may allocate.
+    `counters_file` keeps its last counters: it may outlive the router. `count` is called with the requests rejected
+    since the last call, by (HTTP status, reason). `heap`: bytes that Envoy may allocate.
     """
 
     def __init__(

@@ -36,7 +36,6 @@ _COUNTED_BY_ROUTER = ("via_upstream", "downstream", "response_timeout", "duratio
 
 
 def parse_local_replies(text: str) -> dict[str, int]:
-    """Parse `proxy.answered` counters: responses by status, reason and detail."""
     matches = (_STAT.match(line) for line in text.splitlines())
     return {f"{match['status']} {match['reason']} {match['detail']}": int(match["count"]) for match in matches if match}
 

@@ -121,7 +121,6 @@ class ImageSizeCache:
                 self._results.popitem(last=False)
 
     def lookup(self, encoder: str, file: bytes) -> EncodedImage | None:
-        """Result for the last image of the same size, None if there was none."""
         size = _size(file)
         return None if size is None else self._results.get((encoder, *size))
 

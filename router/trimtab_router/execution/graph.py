@@ -96,7 +96,6 @@ class Graph:
         return tuple(node for name, node in self._nodes.items() if name in needed)
 
     def datatype_of(self, source: str) -> str:
-        """Datatype of `request.inputs.NAME` or `STAGE.outputs.NAME`."""
         owner, name = split_reference(source)
         tensors = self._spec.inputs if owner == REQUEST else self._spec.stage(owner).outputs
         return next(tensor.datatype for tensor in tensors if tensor.name == name)
@@ -201,7 +200,6 @@ class GraphCursor:
         return {*encoders, stage}
 
     def outputs(self) -> dict[str, Array]:
-        """Requested pipeline outputs that are not absent, in the requested order."""
         values = {name: self._value(self._graph.outputs[name]) for name in self._requested_outputs}
         return {name: value for name, value in values.items() if value is not None}
 
@@ -226,5 +224,4 @@ class GraphCursor:
 
 
 def empty_array(output: StageOutput) -> Array:
-    """Array of no rows in the output's shape. Free dimensions are 0."""
     return np.empty((0, *(max(size, 0) for size in output.shape)), DTYPES[output.datatype])

@@ -71,7 +71,6 @@ class RequestResolver:
         return self._start_seconds if requested is None else min(requested, self.max_timeout_seconds)
 
     def _refusal_of(self, options: RequestOptions, cursor: GraphCursor, task_stages: Collection[str]) -> Refusal | None:
-        """Refusal of options that the current plan cannot grant, None if it can."""
         if options is NO_OPTIONS or options.only_latency:
             return None
         names = self.tasks.names()
@@ -96,7 +95,6 @@ class RequestResolver:
 
 
 def _apply_task_terms(options: RequestOptions, task: TaskTerms | None) -> RequestOptions:
-    """Options with those of the task applied: its utility as a factor, and its deadline if the request has none."""
     if task is None:
         return options
     timeout_seconds = options.timeout_seconds

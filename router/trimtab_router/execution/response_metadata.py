@@ -45,7 +45,6 @@ def response_parameters(
 
 
 def _row_by_row(keys: StageParameters, results: Sequence[ServedRows]) -> dict[str, str]:
-    """Values that differ between the rows of a stage: operating point, confidence, pending escalation."""
     parameters: dict[str, str] = {}
     if len({rows.operating_point for rows in results}) > 1:
         parameters[keys.operating_points] = _repeat((rows.operating_point, rows.rows) for rows in results)

@@ -57,7 +57,6 @@ class AdminAuditLog:
         self._repeats: OrderedDict[AdminCall, _Repeats] = OrderedDict()
 
     def line(self, call: AdminCall, now: float) -> str | None:
-        """Log line of a call, None if the call is not logged."""
         if call.routine:
             return None
         call = replace(call, method=printable(call.method, _TEXT_BYTES), path=printable(call.path, _TEXT_BYTES))

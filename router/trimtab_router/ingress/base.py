@@ -17,7 +17,7 @@ from trimtab_protocol import Buffer, InferResponse, PendingRequest, ProtocolErro
 from trimtab_protocol.extensions import CLIENT_HEADER, REASON_HEADER, STAGE_HEADER
 from trimtab_protocol.sanitize import MAX_HEADER_CHARACTERS, header_value, printable
 from trimtab_router.admission.memory_budget import Reservation
-from trimtab_router.refusal import Refusal, failure, malformed
+from trimtab_router.refusal import Refusal, failure, invalid
 from trimtab_router.request import Call
 from trimtab_router.router import Router
 
@@ -66,7 +66,7 @@ class Ingress(ABC):
         try:
             yield
         except ProtocolError as error:
-            raise count(malformed(error)) from error
+            raise count(invalid(str(error))) from error
         except Refusal as refusal:
             count(refusal)
             raise
@@ -166,7 +166,6 @@ def request_id(request: web.BaseRequest) -> str:
 
 
 def request_client(request: web.BaseRequest) -> str:
-    """Name of the client, empty if unknown."""
     return client_name(request.headers.get(CLIENT_HEADER, ""))
 
 

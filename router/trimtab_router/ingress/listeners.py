@@ -33,7 +33,6 @@ class HttpServer:
         self._grpc = GrpcIngress(router) if serves_grpc else None
 
     def server(self) -> web.Server:
-        """Server that cancels a request when its client disconnects."""
         return web.Server(
             self._respond,
             request_factory=self._make_request,
@@ -147,10 +146,7 @@ class Listeners:
         await asyncio.sleep(linger_seconds)
 
     async def close(self) -> None:
-        """Stop listening, answer accepted requests within the time limit of the SLO, and close.
-
-        Requests of connections accepted last are still read, and refused with a hint to try another router.
-        """
+        """Stop listening, answer accepted requests within the SLO's time limit, even those still unread, and close."""
         if self.envoy is not None:
             await self.envoy.stop_listening()
         else:

@@ -43,7 +43,7 @@ from trimtab_router.ingress.base import (
 from trimtab_router.ingress.image_fetcher import ImageFetcher
 from trimtab_router.ingress.request_body import read_body
 from trimtab_router.ingress.sse import SseWriter, sse_error
-from trimtab_router.refusal import Refusal, invalid, not_found, unknown_model, wrong_method
+from trimtab_router.refusal import Refusal, invalid, unknown_model
 from trimtab_router.request import Call
 from trimtab_router.router import Router
 
@@ -84,7 +84,7 @@ class OpenAiIngress(Ingress):
         name = self._router.pipeline.name
         if path == _CHAT:
             if request.method != "POST":
-                raise self._router.accounting.count_rejection(wrong_method(f"{_CHAT} takes POST"))
+                raise self._router.accounting.count_rejection(Refusal("MethodNotAllowed", f"{_CHAT} takes POST"))
             return await self._chat(request)
         model = openai_responses.model_entry(name, self._created)
         if path == _MODELS:
@@ -93,7 +93,8 @@ class OpenAiIngress(Ingress):
             return json_response(model)
         if path.startswith(f"{_MODELS}/"):
             raise unknown_model(path.rpartition("/")[2], name)
-        raise self._router.accounting.count_rejection(not_found(f"unknown path {printable(path, 100)}; try {_CHAT}"))
+        refusal = Refusal("NotFound", f"unknown path {printable(path, 100)}; try {_CHAT}")
+        raise self._router.accounting.count_rejection(refusal)
 
     async def _chat(self, request: web.BaseRequest) -> web.StreamResponse:
         router, arrived_at = self._router, time.monotonic()

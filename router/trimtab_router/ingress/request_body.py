@@ -14,7 +14,7 @@ from aiohttp.http_exceptions import HttpProcessingError
 
 from trimtab_protocol import Buffer
 from trimtab_router.admission.memory_budget import Reservation
-from trimtab_router.refusal import Refusal, invalid, oversize
+from trimtab_router.refusal import Refusal, invalid
 
 _CHUNK_BYTES = 256 * 1024  # bytes decompressed before other requests get a turn
 _ZLIB_METHOD = 8
@@ -108,7 +108,7 @@ class Decompression:
 
 def too_large(subject: str, max_bytes: int, advice: str = "") -> Refusal:
     message = f"{subject}; at most {max_bytes} bytes are accepted{'; ' + advice if advice else ''}"
-    return oversize(message)
+    return Refusal("PayloadTooLarge", message)
 
 
 async def _send_continue(request: web.BaseRequest) -> None:

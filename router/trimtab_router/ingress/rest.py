@@ -23,7 +23,7 @@ from trimtab_router.ingress.base import (
     size_bytes,
 )
 from trimtab_router.ingress.request_body import read_body, too_large
-from trimtab_router.refusal import Refusal, invalid, malformed, not_found, wrong_method
+from trimtab_router.refusal import Refusal, invalid
 from trimtab_router.request import Call
 from trimtab_router.router import Router
 
@@ -56,7 +56,7 @@ class RestIngress(V2Ingress):
         name, version, action = match[1], match[2] or "", match[3]
         if action == "/infer":
             if request.method != "POST":
-                refusal = wrong_method(f"{request.method} {request.path}: infer takes POST")
+                refusal = Refusal("MethodNotAllowed", f"{request.method} {request.path}: infer takes POST")
                 raise self._router.accounting.count_rejection(refusal)
             return await self.infer(request, partial(self._read, request, name, version))
         check_model(self._router.pipeline.name, name, version)
@@ -68,7 +68,8 @@ class RestIngress(V2Ingress):
     def _server_route(self, request: web.BaseRequest) -> web.Response:
         route = self._server_routes.get(request.path.rstrip("/"))
         if route is None:
-            refusal = not_found(f"unknown path {request.path}; try /v2/models/{self._router.pipeline.name}/infer")
+            message = f"unknown path {request.path}; try /v2/models/{self._router.pipeline.name}/infer"
+            refusal = Refusal("NotFound", message)
             raise self._router.accounting.count_rejection(refusal)
         return route(request)
 
@@ -78,7 +79,6 @@ class RestIngress(V2Ingress):
     async def _read(
         self, request: web.BaseRequest, name: str, version: str, reservation: Reservation
     ) -> PendingRequest:
-        """Read a request: all JSON, or JSON followed by binary tensors."""
         check_model(self._router.pipeline.name, name, version)
         limits, seconds = self._router.limits, self._router.body_seconds
         header_length = request.headers.get(rest.HEADER_LENGTH)
@@ -102,7 +102,7 @@ class RestIngress(V2Ingress):
                 )
             buffers, header_length = rest.encode_response(response, binary)
         except ProtocolError as error:
-            raise malformed(error) from error
+            raise invalid(str(error)) from error
         headers = {"Content-Type": rest.JSON_CONTENT_TYPE}
         if header_length is not None:
             headers = {"Content-Type": rest.BINARY_CONTENT_TYPE, rest.HEADER_LENGTH: str(header_length)}

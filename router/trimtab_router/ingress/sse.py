@@ -128,7 +128,6 @@ def _is_drained(request: web.BaseRequest) -> bool:
 
 
 def sse_error(refusal: Refusal) -> openai_responses.Json:
-    """A refusal as an OpenAI error."""
     cause = refusal.__cause__
     param, code = (cause.param, cause.code) if isinstance(cause, InvalidChat) else (None, None)
     return openai_responses.error_body(

@@ -66,7 +66,6 @@ class ArrivalCounter:
         self._arrivals[now] += arrivals
 
     def history(self, now: float, seconds: int = HISTORY_SECONDS) -> list[int]:
-        """Arrivals of the last whole seconds, oldest first. Shorter if the counter is younger."""
         return self._arrivals.complete_seconds(now, seconds)
 
     def peak(self, now: float) -> int:

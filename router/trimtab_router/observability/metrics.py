@@ -25,7 +25,6 @@ _IMAGES_BUCKETS = (0, 1, 2, 4, 8, 16, 32, 64)
 
 
 def buckets_around(buckets: Iterable[float], target_seconds: float | None) -> list[float]:
-    """Histogram buckets that include fractions and multiples of a target."""
     targets = [target_seconds * factor for factor in (0.5, 1.0, 2.0)] if target_seconds else []
     return sorted({*buckets, *targets})
 

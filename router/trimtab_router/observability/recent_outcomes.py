@@ -62,7 +62,6 @@ class RecentOutcomes:
 
 
 def _quantile(buckets: Counter[int], quantile: float) -> float | None:
-    """Middle of the bucket that holds the quantile."""
     below, rank = 0, quantile * buckets.total()
     for bucket in sorted(buckets):
         below += buckets[bucket]

@@ -54,11 +54,10 @@ def record_request(
     stages: Mapping[str, Sequence[ServedRows]],
     refusal: Refusal | None = None,
 ) -> None:
-    """Write the span of a finished request, with a child span for each stage that served it.
+    """Write the span of a finished request, an error unless the client is the cause, and one for each stage.
 
-    Without a result, the span names the stage and the reason. It is an error unless the client alone is the cause.
-    Times are in monotonic seconds, read after the wall clock, so that a pause between the two readings moves no span
-    past its end.
+    Times are in monotonic seconds, read after the wall clock, so that a pause between both readings moves no span past
+    its end.
     """
     ended_at, now = time.time_ns(), time.monotonic()
     context = extract({"traceparent": trace_parent}) if trace_parent else None

@@ -203,12 +203,10 @@ class AccuracyMonitor:
         self.shadow_rows[key] += 1
 
     def drifted_accuracies(self, now: float) -> dict[tuple[str, str, str], float]:
-        """Return the current accuracy of what is no longer as accurate as profiled.
+        """Return the accuracies of points and tasks (empty: all rows) that are no longer as profiled.
 
-        Returns:
-            By variant, operating point and task; the empty task stands for all rows. Tasks of a drifted point that were
-                observed to be unchanged are listed with their profiled accuracy; all others drift with the point.
-                Points that read a broken input are listed until observations confirm them.
+        Tasks of a drifted point that were observed unchanged are listed with their profiled accuracy; all others drift
+        with the point. Points that read a broken input are listed until observations confirm them.
         """
         self._observations = {
             key_and_task: observations
@@ -240,7 +238,6 @@ class AccuracyMonitor:
         drifted: Mapping[tuple[str, str, str], float],
         now: float,
     ) -> list[AccuracyEstimate]:
-        """Return the estimates of a variant's points, and record since when each has fallen."""
         estimates: list[AccuracyEstimate] = []
         fall_times: list[float] = []
         for point, own in inputs_by_point.items():

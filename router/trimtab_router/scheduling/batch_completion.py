@@ -19,7 +19,7 @@ from trimtab_pipelines.error_codes import ErrorCode
 from trimtab_pipelines.operating_point import OperatingPoint
 from trimtab_pipelines.stages import EMBEDDINGS_INPUT, Stage
 from trimtab_protocol.tensors import Array
-from trimtab_router.refusal import failure, invalid, oversize
+from trimtab_router.refusal import Refusal, failure, invalid
 from trimtab_router.scheduling.interfaces import StatsSink
 from trimtab_router.scheduling.queue import DeadlineQueue
 from trimtab_router.scheduling.replica_slots import (
@@ -106,10 +106,9 @@ class BatchCompletion:
                 row_slice.request.add_result(row_slice.start, row_slice.rows, outputs, served)
 
     def _accuracy(self, batch: Batch, point: OperatingPoint, row_slice: RowSlice) -> float:
-        """Return the expected accuracy of these rows.
+        """Return the expected accuracy of these rows, for their task; of escalated rows, that of the escalation.
 
-        It is the point's for their task; for escalated rows, that of a profiled escalation. Rows that lack an input of
-        the point have the accuracy of the point that reads only what they have.
+        Rows that lack an input of the point have the accuracy of the point that reads only what they have.
         """
         if (
             row_slice.escalation is not None
@@ -206,7 +205,7 @@ class BatchCompletion:
         elif not row_slice.request.closed:
             message = f"stage {self._stage.name}: {rejected.message}"
             too_large = rejected.code == ErrorCode.PAYLOAD_TOO_LARGE.value
-            row_slice.request.owner.on_refused(oversize(message) if too_large else invalid(message))
+            row_slice.request.owner.on_refused(Refusal("PayloadTooLarge", message) if too_large else invalid(message))
 
     def _retry_failed(self, batch: Batch, broken: BatchFailed) -> None:
         self._stats.record_replica_error(broken.message)

@@ -33,10 +33,7 @@ class AccuracyEstimate:
 
 
 def suspect_inputs(beliefs: Sequence[AccuracyEstimate], before: Collection[str] = ()) -> frozenset[str]:
-    """Return the inputs of which one must be broken; recent observations take precedence.
-
-    `before`: the inputs suspected before. Half the loss keeps them suspected, since an unused point is not observed.
-    """
+    """Return the inputs of which one must be broken; those of `before` are kept by half the loss."""
     cleared = frozenset().union(*(belief.inputs for belief in beliefs if belief.confirmed))
     found: frozenset[str] = frozenset()
     for belief in sorted(beliefs, key=lambda one: -one.observed_at):
@@ -59,7 +56,6 @@ def lower_estimates(beliefs: Sequence[AccuracyEstimate], failing: Collection[str
 def _explaining(
     beliefs: Sequence[AccuracyEstimate], fallen: AccuracyEstimate, now: float, before: Collection[str]
 ) -> Iterator[str]:
-    """Yield the inputs whose failure explains a fall."""
     for name in fallen.inputs:
         rest = fallen.inputs - {name}
         if rest and not any(other.inputs == rest for other in beliefs):
@@ -78,6 +74,5 @@ def _reading(beliefs: Sequence[AccuracyEstimate], belief: AccuracyEstimate, name
 
 
 def _without(beliefs: Sequence[AccuracyEstimate], belief: AccuracyEstimate, name: str) -> float:
-    """Return the accuracy of the best point that reads no more than the other inputs; 0 if there is none."""
     rest = belief.inputs - {name}
     return max((other.believed for other in beliefs if other.inputs <= rest), default=0.0)

@@ -120,11 +120,9 @@ class Feature:
         return False
 
     def refusal_of(self, request: StageRequest, now: float) -> Refusal | None:  # noqa: ARG002 - a hook
-        """Return why a request is rejected; None if this feature admits it."""
         return None
 
     def on_enqueue(self, row_slice: RowSlice) -> Sequence[RowSlice]:
-        """Return the rows that remain to be queued."""
         return (row_slice,)
 
     def on_dispatch(self, batch: Batch) -> None:

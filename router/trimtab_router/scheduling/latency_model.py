@@ -30,13 +30,7 @@ class StageCapacity:
 
 
 class LatencyModel:
-    """Operating points and service times of one stage under its plan.
-
-    Args:
-        uses_fallbacks: whether batches may run at less accurate points of the plan; more accurate ones may always be
-            needed.
-        concurrent_rows: whether a replica serves rows concurrently, each as a batch of its own.
-    """
+    """Operating points and service times of one stage. `uses_fallbacks`: less accurate points than planned may run."""
 
     def __init__(self, stage: Stage, plan: StagePlan, *, uses_fallbacks: bool, concurrent_rows: bool) -> None:
         self.stage = stage
@@ -124,7 +118,6 @@ class LatencyModel:
         return self._residence_seconds if self._concurrent_rows else self.service_seconds(self.plan.batch_size)
 
     def observe_residence(self, seconds: float) -> None:
-        """Learn how long a concurrent row occupied capacity."""
         weight = WEIGHT if self._residence_seconds else 1.0
         self._residence_seconds += weight * (seconds - self._residence_seconds)
 
@@ -158,7 +151,6 @@ class LatencyModel:
             )
 
     def _accuracies(self, variant: str, point: PointPlan) -> dict[str, float]:
-        """Return a point's accuracies by task: planned, and those of tasks registered since."""
         other = self._unregistered | self._reregistered
         planned = {task: one for task, one in point.accuracy_by_task.items() if (variant, task) not in other}
         joined = self._registered.get(variant, {}).items()
@@ -167,11 +159,7 @@ class LatencyModel:
         } | planned
 
     def _known_points(self) -> tuple[PointPlan, ...]:
-        """Return the planned points with known service times; a point without one would look free.
-
-        Without fallbacks, the planned point comes first and then the better ones, the least accurate first, for rows
-        that need them.
-        """
+        """Return the planned points with known service times; without fallbacks, the better ones ascend in accuracy."""
         own = self.plan.operating_point
         if self._falls_back:
             return tuple(point for point in self.plan.points if point.service_seconds or point.name == own)
@@ -292,7 +280,6 @@ class LatencyModel:
         return seconds, self.service_times.ratio(key)
 
     def relax(self, variant: str) -> None:
-        """Lower the predictions after all rows were dropped in front of an idle replica."""
         self.service_times.relax([(variant, point.name) for point in self.points(variant)])
         for stage in self.downstream:
             stage.relax(stage.variant)

@@ -57,7 +57,6 @@ class DeadlineQueue:
         return sum([lane.rows * (bisect(lane, (due_at, inf)) / len(lane)) for lane in self._lanes.values() if lane])
 
     def __iter__(self) -> Iterator[RowSlice]:
-        """Yield the slices by deadline."""
         lanes = [lane for lane in self._lanes.values() if lane]
         entries: Iterable[_Entry] = lanes[0] if len(lanes) == 1 else merge(*lanes)
         return (entry[2] for entry in entries if not entry[2].request.closed)
@@ -101,7 +100,6 @@ class DeadlineQueue:
             self._account(lane, request, -row_slice.rows)
 
     def postpone(self, request: StageRequest, deadline: float) -> None:
-        """Change the deadline of a request, queued rows included."""
         request.set_deadline(deadline)
         if request.queued_rows:
             lane = self._lanes[request.signature]
@@ -142,7 +140,6 @@ class DeadlineQueue:
         self._stale = max(0, self._stale - 1)
 
     def _sweep(self) -> None:
-        """Remove discarded slices, so that the lanes stay short."""
         for lane in self._lanes.values():
             lane[:] = [entry for entry in lane if not entry[2].request.closed]
         self._stale = 0
@@ -183,10 +180,9 @@ class BatchCandidates:
         return row_slices
 
     def due(self) -> Iterator[tuple[float, float]]:
-        """Yield deadlines at several positions of the queue, with the rows due up to each.
+        """Yield deadlines at several positions, with the rows due up to each, so that patient rows hide no late ones.
 
-        Several positions, so that patient rows at the end do not hide late ones before them. The first rows are left
-        out: if they are late, they are dropped anyway.
+        The first rows are left out: if they are late, they are dropped anyway.
         """
         rest = len(self._entries) - self._first
         for share in _SAMPLED_AT:

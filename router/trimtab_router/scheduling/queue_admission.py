@@ -4,8 +4,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import NamedTuple
 
-from trimtab_router import refusal
-from trimtab_router.refusal import Refusal
+from trimtab_router.refusal import RETRY_SECONDS, Refusal, invalid
 from trimtab_router.scheduling.interfaces import Callback, Clock
 from trimtab_router.scheduling.latency_model import LatencyModel
 from trimtab_router.scheduling.policies.drop_order import rows_ahead_of
@@ -43,24 +42,33 @@ class QueueAdmission:
         if request.accuracy_floor and not self._latency_model.reaches(request):
             return self._too_inaccurate(request)
         if request.rows > queue.max_rows:
-            return refusal.too_many_rows(self._stage, request.rows, queue.max_rows)
+            return invalid(f"stage {self._stage}: {request.rows} rows in one request; send at most {queue.max_rows}")
         if not queue.has_room(request.rows):
-            return refusal.queue_full(self._stage, queue.rows, queue.max_rows, self._wait_seconds(queue.rows, status))
+            held = f"its queue holds {queue.rows} rows of at most {queue.max_rows}"
+            seconds = max(self._wait_seconds(queue.rows, status), RETRY_SECONDS)
+            message = f"stage {self._stage}: {held}; try again later"
+            return Refusal("QueueFull", message, stage=self._stage, retry_after_seconds=seconds)
         return self._predicted_refusal(request, now, status)
 
     def drop_reason(self, request: StageRequest, now: float, status: StageStatus) -> Refusal:
         waited_seconds = now - request.enqueued_at
         if status.unready_since is not None:
-            return refusal.no_replica(self._stage, waited_seconds)
+            message = f"stage {self._stage}: no replica became ready while the request waited {waited_seconds:.3f} s"
+            return Refusal("NoReplica", message, stage=self._stage)
         if not self._latency_model.reaches(request):
             return self._too_inaccurate(request)
         if request.deadline <= now:
-            return refusal.deadline_passed(self._stage, waited_seconds)
+            message = f"dropped at stage {self._stage}: its deadline passed after {waited_seconds:.3f} s in the queue"
+            return Refusal("DeadlineExpired", message, stage=self._stage)
         return self._predicted_late(request, now, 0.0, status)
 
     def _too_inaccurate(self, request: StageRequest) -> Refusal:
         best = self._latency_model.best_accuracy(request.options.task, request.inputs)
-        return refusal.too_inaccurate(self._stage, request.accuracy_floor, best)
+        message = (
+            f"stage {self._stage}: its accuracy must be {request.accuracy_floor:.4f} for the floor that the request "
+            f"wishes, but no operating point of the plan in force gives more than {best:.4f}; lower the floor"
+        )
+        return Refusal("AccuracyFloor", message, stage=self._stage)
 
     def _wait_seconds(self, rows_ahead: float, status: StageStatus) -> float:
         return rows_ahead // status.batch_rows * self._latency_model.occupancy_seconds() / status.concurrent_batches
@@ -68,8 +76,7 @@ class QueueAdmission:
     def _predicted_refusal(self, request: StageRequest, now: float, status: StageStatus) -> Refusal | None:
         """Return why a request would be dropped later; None if its deadline is within reach.
 
-        A request that would time out in the queue costs its client time and the queue room. Only rows that are
-        dispatched before it, and are not dropped for it, count.
+        It would cost its client time and the queue room. Only rows dispatched before it, and not dropped for it, count.
         """
         if self._drop_policy != "Predicted" or status.unready_since is not None:
             return None
@@ -88,13 +95,12 @@ class QueueAdmission:
         return self._latency_model.least_seconds(request, rows, status.concurrent_prefills) + request.prefill_seconds
 
     def _predicted_late(self, request: StageRequest, now: float, wait_seconds: float, status: StageStatus) -> Refusal:
-        return refusal.deadline_unreachable(
-            self._stage,
-            request.deadline - now,
-            wait_seconds=wait_seconds,
-            service_seconds=self._service_seconds(request, status),
-            later_seconds=self._latency_model.later_seconds(),
+        message = (
+            f"dropped at stage {self._stage}: {request.deadline - now:.3f} s are left to its deadline, but it needs "
+            f"{wait_seconds:.3f} s in the queue, {self._service_seconds(request, status):.3f} s in this stage and "
+            f"{self._latency_model.later_seconds():.3f} s after it"
         )
+        return Refusal("DeadlineUnreachable", message, stage=self._stage)
 
 
 TIMER_SECONDS = 0.0005  # delay of the timer, so that the drop time has passed when it fires
@@ -165,7 +171,6 @@ class Expiry:
         return max(self.unready_since, head.request.enqueued_at) + self._grace_seconds
 
     def set_response_timers(self, batch: Batch) -> None:
-        """Set timers that return the provisional responses of a batch in time."""
         later_seconds = self._latency_model.later_seconds()
         for request in dict.fromkeys(
             row_slice.request for row_slice in batch.row_slices if not row_slice.request.closed

@@ -44,23 +44,18 @@ class ReplicaSelection:
         return _ready_variant(ready, self._target, current) or current
 
     def variant_for(self, replica: ReplicaSlots, current: str) -> str | None:
-        """Return the variant that a replica would run; None if it may not serve the queued rows.
-
-        While the stage is colocated, only colocated variants may. Afterwards all may, also for rows with embeddings.
-        """
+        """Return a replica's variant; None if it may not serve. Of a colocated stage, only colocated ones may."""
         ready = replica.ready_variants
         if self._chooses and self._colocated[current]:
             ready = frozenset(variant for variant in ready if self._colocated[variant])
         return _ready_variant(ready, self._target, current)
 
     def free_replica(self, replicas: Iterable[ReplicaSlots], current: str) -> ReplicaSlots | None:
-        """Return the free replica for the next batch; None if none is free."""
         if self._chooses:
             replicas = [replica for replica in replicas if self.variant_for(replica, current)]
         return _least_loaded([replica for replica in replicas if replica.free], self._target)
 
     def early_prefill_replica(self, replicas: Iterable[ReplicaSlots], current: str) -> tuple[ReplicaSlots, str] | None:
-        """Return a replica with spare capacity whose variant pulls embeddings and supports partial prefill."""
         variants = {replica: self.variant_for(replica, current) for replica in replicas if replica.has_spare_capacity}
         fitting = {
             replica: variant

@@ -119,7 +119,6 @@ class Batch:
             row_slice.request.dispatched_rows += sign * row_slice.rows
 
     def _expected_correct(self, row_slice: RowSlice) -> float:
-        """Return the expected correct rows that serving a slice adds to its request."""
         before = row_slice.provisional_response.accuracy if row_slice.provisional_response is not None else 0.0
         if row_slice.escalation is not None and row_slice.escalation.accuracy is not None:
             return 0.0  # counted at the first dispatch
@@ -130,10 +129,7 @@ class Batch:
 
 @dataclass(slots=True, eq=False)
 class ReplicaSlots:
-    """One replica: it computes one batch at a time, and may hold a second, full one shortly before it is free.
-
-    `free` is stored and not computed, because it is read far more often than it changes.
-    """
+    """One replica: it computes one batch, and may hold another shortly before. `free` is stored for speed."""
 
     name: str = ""
     ready_variants: frozenset[str] = NOTHING

@@ -152,7 +152,6 @@ class GenerationScheduler(StageScheduler):
         return any(replica.partial_prefill for replica in self.replicas)
 
     def start_early_prefill(self, request: StageRequest) -> None:
-        """Add a chat whose images are not all encoded. It starts on idle capacity and is not in the queue."""
         self._early_prefill.add(request)
         self.wake()
 

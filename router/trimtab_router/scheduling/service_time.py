@@ -68,11 +68,7 @@ class ServiceTimes:
         self._wait_spread = 0.0
 
     def set_profile(self, key: Key, seconds_by_rows: Mapping[int, float]) -> None:
-        """Set the profile of a variant and point.
-
-        The learned ratio stays. A point that never ran starts with the ratio of the last one, since a machine that is
-        slow for one model is most likely slow for the next.
-        """
+        """Set a point's profile. Its learned ratio stays, or is that of the last point: of the same, slow machine."""
         if not seconds_by_rows:
             return
         estimate = self._estimates.setdefault(key, _Estimate())
@@ -137,7 +133,6 @@ class ServiceTimes:
                 estimate.ratio, estimate.spread = share * estimate.ratio, share * estimate.spread
 
     def observe_wait(self, seconds: float) -> None:
-        """Learn how long a batch waited for batches of other routers."""
         self._wait_spread += WEIGHT * (abs(seconds - self._wait_seconds) - self._wait_spread)
         self._wait_seconds += WEIGHT * (seconds - self._wait_seconds)
 
@@ -175,10 +170,7 @@ class ServiceTimes:
 
 
 def wait_for_others(waited_seconds: float, dispatched_at: float, completed_at: float, transfer_seconds: float) -> float:
-    """Return the seconds that a batch waited at its replica for batches of other routers.
-
-    `completed_at`: of this router's previous batch. `transfer_seconds`: to the replica and back.
-    """
+    """Return the seconds that a batch waited for other routers' batches; `completed_at`: of this router's last."""
     ours = max(completed_at - dispatched_at - transfer_seconds, 0.0)
     others = waited_seconds - ours
     return others if others > MIN_WAIT_SECONDS else 0.0

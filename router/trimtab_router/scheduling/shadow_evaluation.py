@@ -98,7 +98,6 @@ class ShadowEvaluation(Feature):
                 self._add_sample(batch, row_slice, outputs, now)
 
     def on_idle(self, dispatcher: Dispatcher, now: float) -> None:
-        """Dispatch one batch of shadow rows if a replica is free."""
         replica = dispatcher.replica_selection.free_replica(dispatcher.replicas, dispatcher.variant)
         if replica is None:
             return
@@ -127,7 +126,6 @@ class ShadowEvaluation(Feature):
         self._waiting.append((now + EXPIRY_SECONDS, request))
 
     def _next_batch(self, now: float, most_rows: int) -> list[RowSlice]:
-        """Return the rows of one shadow batch, oldest first and of one shape."""
         while self._waiting and self._waiting[0][0] <= now:
             self._waiting.popleft()
         row_slices: list[RowSlice] = []

@@ -201,7 +201,6 @@ class StageRequest:
         return self._missing == sum(row_slice.stop - row_slice.start for row_slice in self._parts if row_slice.open)
 
     def set_prefill_seconds(self, prefill_seconds: float) -> None:
-        """Set the seconds of the longest prompt beyond the planned prompt length."""
         self.prefill_seconds = prefill_seconds
         self.due_at = self.deadline - prefill_seconds
 
@@ -217,10 +216,7 @@ class StageRequest:
         self._parts = []
 
     def add_result(self, start: int, rows: int, outputs: Mapping[str, Array], served: ServedRows) -> None:
-        """Store the outputs of the rows from `start` on; complete the request once no row is missing.
-
-        A provisional result is stored until a better one arrives or it is accepted.
-        """
+        """Store outputs from row `start` on, provisional ones until better ones arrive; complete the request."""
         if self.closed:
             return
         if rows == self.rows and not served.escalation_pending:  # the common case
@@ -314,7 +310,6 @@ class RowSlice:
         return replace(self, start=start, stop=stop, provisional_response=known)
 
     def array(self, name: str) -> Array:
-        """Return these rows of an input."""
         return self.request.inputs[name][self.start : self.stop]
 
 

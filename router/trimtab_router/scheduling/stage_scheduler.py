@@ -129,8 +129,7 @@ class StageScheduler:
         self._wake_pending = False
         self.set_up_role()
 
-    def set_up_role(self) -> None:
-        """Set up what only a role needs, and add its features."""
+    def set_up_role(self) -> None: ...
 
     @property
     def variant(self) -> str:
@@ -149,7 +148,6 @@ class StageScheduler:
         self.refresh_replicas()
 
     def set_replicas(self, replicas: Sequence[ReplicaSlots]) -> None:
-        """Set the replicas that receive batches; others finish what they hold."""
         self.replicas = list(replicas)
         self.refresh_replicas()
 
@@ -178,11 +176,9 @@ class StageScheduler:
         )
 
     def concurrent_prefills(self) -> int:
-        """Return the least number of prompts in prefill on any ready replica."""
         return 0
 
     def refusal_of(self, request: StageRequest, now: float) -> Refusal | None:
-        """Return why a request is rejected; None if it may be enqueued."""
         for feature in self.features:
             refusal = feature.refusal_of(request, now)
             if refusal is not None:
@@ -232,7 +228,6 @@ class StageScheduler:
             self._stats.observe_batch(batch.key, batch.rows, *self.latency_model.observe(batch, outcome, now))
 
     def wake(self) -> None:
-        """Dispatch batches once everything that happens now has happened."""
         if self._wake_pending or not (self.queue.rows or any(feature.has_waiting for feature in self.features)):
             return
         self._wake_pending = True

@@ -34,7 +34,6 @@ def encode_binary(batch: BatchRequest) -> tuple[list[Buffer], dict[str, str]]:
 
 
 def encode_json(batch: BatchRequest) -> tuple[list[Buffer], dict[str, str]]:
-    """Body and headers for a server that does not read binary tensors."""
     inputs = [_concatenate(tensors) for tensors in batch.inputs]
     body = rest.encode_json(inputs, batch.parameters, batch.id)
     return [body], {"Content-Type": rest.JSON_CONTENT_TYPE, **batch.headers}
@@ -96,7 +95,6 @@ def _checked_array(stage: str, output: StageOutput, tensors: Mapping[str, Tensor
 
 
 def _counted_edges(stage: str, count: str, tensors: Mapping[str, Tensor], edges: Array) -> Array:
-    """Row boundaries of each member in a counted output."""
     tensor = tensors.get(count)
     if tensor is None or tensor.array.shape != (edges[-1],) or (tensor.array < 0).any():
         raise MalformedResponse(

@@ -186,7 +186,6 @@ class HttpTransport:
     async def _fetch_stored(
         self, replica: ReplicaClient, variant: str, row_slice: RowSlice
     ) -> Mapping[str, Array] | None:
-        """Embedding that a replica has stored for a row, None if it has none."""
         if not row_slice.request.identities:
             return None
         url = replica.embedding_url(variant, embedding_id(secrets.token_hex(8), 0))

@@ -308,7 +308,6 @@ class ReplicaClient:
             self._on_change()
 
     def _offer(self) -> None:
-        """Set what the scheduler may dispatch: nothing while the replica drains."""
         self.slots.set_ready_variants(frozenset() if self.endpoint.draining else self._ready)
 
     async def _pause(self, seconds: float) -> bool:
@@ -371,7 +370,6 @@ class ReplicaClient:
         return (await self._get(connection, path)).status == 200
 
     async def _reads_ahead(self, connection: HttpConnection, variant: str) -> bool:
-        """Whether a model starts a prompt before all of its images are encoded."""
         return (await self._fetch_metadata(connection, variant) or {}).get(PARTIAL_PREFILL) is True
 
     async def _offers_binary(self, connection: HttpConnection) -> bool:

@@ -73,7 +73,6 @@ def _first_row(stage: Stage, inputs: Mapping[str, Array]) -> dict[str, Array]:
 
 
 def _blank_images(body: bytes) -> Array:
-    """References to images with as many rows as the encoder reports, without content."""
     return bytes_tensor([dump_refs(EmbeddingCounts.model_validate_json(body).blanks())])
 
 

@@ -35,9 +35,8 @@ def rows_ahead_of(request: StageRequest, waiting: Iterable[RowSlice]) -> int:
 def first_to_drop(view: SchedulerView) -> list[RowSlice]:
     """Return the slices to drop so that all others can be served in time; none if all have the same rank.
 
-    In the order of deadlines, whenever full batches at the fastest suitable points would miss a deadline, the slice of
-    the lowest rank goes (as Moore and Hodgson drop the longest job). A slice with a provisional response goes first,
-    because its request keeps that response.
+    In the order of deadlines, if full batches would miss one, the slice of the lowest rank goes (as Moore and Hodgson
+    drop the longest job). A slice with a provisional response goes first, because its request keeps that response.
     """
     if not view.waiting.special_rows or view.drop_policy != "Predicted":
         return []

@@ -137,10 +137,7 @@ class SchedulerView:
         return row_slice.request.due_at - self.now - self.later_seconds
 
     def drop_time(self, row_slice: RowSlice) -> float:
-        """Return the time after which an undispatched slice is dropped.
-
-        A slice with a provisional response is dropped in time for that response, whatever the pipeline's drop policy.
-        """
+        """Return when an undispatched slice is dropped: in time for a provisional response, if it has one."""
         points = self.points_for(row_slice) if row_slice.request.special and not self.mixes_points else self.points
         if not points:
             return -NEVER
@@ -214,7 +211,6 @@ class Policy:
 
 
 def overloaded(view: SchedulerView, candidates: BatchCandidates, point: Point) -> bool:
-    """Return whether full batches of all replicas at this point would miss the deadline of a candidate."""
     row_seconds = point.seconds(view.max_batch_rows) / view.max_batch_rows / max(view.ready_replicas, 1)
     start = view.now + view.later_seconds
     return any(start + rows * row_seconds > deadline for deadline, rows in candidates.due())

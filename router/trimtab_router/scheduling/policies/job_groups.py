@@ -139,7 +139,6 @@ def _group_key(option_cache: OptionCache, row_slice: RowSlice) -> Hashable | Non
 def job_options(
     option_cache: OptionCache, group: JobGroup, *, mixed: bool, escalates: bool = True
 ) -> JobOptions | None:
-    """Return the options of a group; None if none reaches its floor."""
     point_options = option_cache.point_options(group.slices)
     first_responses = not group.provisional_correct
     splits = point_options.scaled_splits(
@@ -181,8 +180,7 @@ def _with_first_pass(group: JobGroup, options: JobOptions, splits: ScaledSplits,
 def _improving_options(group: JobGroup, split_table: SplitTable, splits: ScaledSplits) -> JobOptions | None:
     """Return the options that improve on the provisional responses of a group, with the accuracy they add.
 
-    A profiled escalation has its profiled accuracy. Any other point is less accurate on escalated rows than on all
-    rows, by an unknown amount, so it is not an option of a profiled escalation.
+    A point without a profiled escalation is less accurate on escalated rows, by an unknown amount, and is no option.
     """
     accuracy, escalation = splits.accuracy, group.head.escalation
     if escalation is not None and escalation.accuracy is not None:

@@ -64,10 +64,9 @@ def decide(view: SchedulerView, *, splits: bool = True) -> Dispatch | WaitUntil:
 def _order_steps(
     view: SchedulerView, planned: _PlannedJobs, steps: list[ProgramStep], start: float
 ) -> tuple[list[ProgramStep], float]:
-    """Order the steps, and return by how many seconds all may be delayed; negative if a deadline is missed.
+    """Order the steps by deadline, and return by how many seconds all may be delayed; negative if one is missed.
 
-    Steps are in the order of deadlines, except that escalations in front let the first group without a response go
-    before them while no escalation becomes late.
+    Escalations in front let the first group without a response go before them while none becomes late.
     """
     first_unanswered = next(
         (index for index, step in enumerate(steps) if not planned[step.first_job].group.provisional_correct), 0
@@ -99,7 +98,6 @@ def _plan_groups(option_cache: OptionCache, start: float, *, splits: bool) -> tu
 
 
 def _add_joined(option_cache: OptionCache, planned: _PlannedJobs) -> None:
-    """Add the options of joining the first group with groups behind it in one batch."""
     view = option_cache.view
     for group, count in joined_groups(planned, view.max_batch_rows):
         options = job_options(option_cache, group, mixed=False)

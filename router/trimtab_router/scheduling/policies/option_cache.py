@@ -184,7 +184,6 @@ _cached_split_table = lru_cache(maxsize=256)(_build_split_table)
 
 
 def _slowdown(point: Point, most_rows: int) -> float:
-    """Return the current over the profiled service time of a point, rounded to steps."""
     before = profiled(point, most_rows)[-1]
     now = point.seconds(most_rows)
     if before <= 0 or now <= 0:

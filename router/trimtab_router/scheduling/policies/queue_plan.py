@@ -192,7 +192,6 @@ def dispatch_first_batch(
 def _extra_slices(
     first: Group, point: Point, serving_option: ServingOption, others: Iterable[tuple[PlannedGroup[Group], ProgramStep]]
 ) -> Iterator[RowSlice]:
-    """Yield slices behind a group that are planned for the same serving option and may share its batch."""
     taken = set(first.slices)
     for planned, step in others:
         rows = sum(
@@ -228,7 +227,6 @@ def first_rows(slices: Iterable[RowSlice], rows: int) -> list[RowSlice]:
 
 
 def remaining_capacity(view: SchedulerView, point: Point, size: int, spare: float) -> int:
-    """Return how many rows may be added to a batch without exceeding `spare` seconds."""
     limit = point.seconds(size) + spare
     low, high = size, view.max_batch_rows
     if point.seconds(high) <= limit:

@@ -46,7 +46,6 @@ def decide(view: SchedulerView) -> Dispatch | WaitUntil:
 
 
 def _preferred(points: Sequence[Point], task: str) -> Sequence[Point]:
-    """Return the points in the plan's order, or by their accuracy for the task of the most urgent row."""
     return sorted(points, key=lambda point: -point.accuracy_for(task)) if task else points
 
 

@@ -123,7 +123,6 @@ class SplitTable:
         return not self.building or rows <= self.max_mixed_rows
 
     def mixed(self, rows: int) -> SplitSet:
-        """Return the splits of the rows of one job over several options."""
         split_sets = self._mixed
         if len(split_sets) <= rows:
             max_rows = min(max(2 * len(split_sets), _FIRST_MIXED_ROWS, rows), MAX_SPLIT_ROWS)
@@ -134,7 +133,6 @@ class SplitTable:
         return split_sets[rows]
 
     def plain(self, rows: int) -> SplitSet:
-        """Return the unsplit options of a number of rows, the fastest first."""
         split_set = self._plain.get(rows)
         if split_set is None:
             every = np.eye(len(self.options), dtype=np.int64) * rows
@@ -167,7 +165,6 @@ class SplitTable:
         )
 
     def _split_option(self, option: ServingOption) -> SplitOption:
-        """Return the seconds of an option by rows, under a name that equal options share."""
         seconds, escalation = self.batches[option.point_index].seconds, option.escalation
         if escalation is None:
             return SplitOption(option.point, option.accuracy, seconds)
@@ -188,7 +185,6 @@ def _select_options(
 
 
 def undominated_options(options: Sequence[SplitOption]) -> list[SplitOption]:
-    """Return the options that no other beats by more than a negligible accuracy."""
     candidates = undominated(options)
     accuracy = np.array([option.accuracy for option in candidates])
     negligibly_less = (accuracy[:, None] < accuracy) & (accuracy[:, None] >= accuracy - NEGLIGIBLE_ACCURACY)
@@ -197,10 +193,9 @@ def undominated_options(options: Sequence[SplitOption]) -> list[SplitOption]:
 
 
 def escalation_seconds(batches: BatchSplit, escalation: Escalation, rows: Integers) -> Floats:
-    """Return the expected seconds of escalating a number of rows, in batches that rows of other jobs fill up.
+    """Return the expected seconds of escalating some rows, in batches that rows of other jobs fill up.
 
-    Escalated rows of one job rarely run alone. Charging them a batch of their own would double their cost and make
-    dearer options look as cheap.
+    A batch of their own would double their cost and make dearer options look as cheap.
     """
     alone = np.array(batches.seconds)
     counts = np.arange(alone.size)

@@ -48,11 +48,7 @@ class BatchOptions(GroupOptions):
 
 
 def decide(view: SchedulerView, *, uses_shadow_price: bool = True, joins_batches: bool = True) -> Dispatch | WaitUntil:
-    """Dispatch the first batch of the plan.
-
-    `uses_shadow_price`: whether time costs its value to other rows.
-    `joins_batches`: whether the size of a batch is chosen with its point; else batches are as large as possible.
-    """
+    """Dispatch the first batch. `joins_batches`: its size is chosen with its point, else it is as large as possible."""
     if view.drop_policy == "Never":
         return slack_fit.decide(view)
     start = max(view.now, min(view.free_at(), default=view.now))
@@ -74,7 +70,6 @@ def decide(view: SchedulerView, *, uses_shadow_price: bool = True, joins_batches
 def plan_batches(
     view: SchedulerView, token_options: TokenOptions, *, uses_shadow_price: bool = True, joins_batches: bool = True
 ) -> list[PlannedGroup[CandidateBatch]]:
-    """Return the first batches that the free replica should serve, with their options."""
     batches = candidate_batches(view, MAX_BATCHES, small_first=joins_batches)
     price = shadow_price(view, batches, token_options) if uses_shadow_price else 0.0
     priced = _price_batches(token_options, [(batch, 1) for batch in batches], price)

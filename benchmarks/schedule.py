@@ -23,7 +23,7 @@ from trimtab_router.scheduling.policies import token_adaptive
 from trimtab_router.scheduling.policies.deadline_schedule import Job, solve
 from trimtab_router.scheduling.policies.interface import SchedulerView
 from trimtab_router.scheduling.policies.token_adaptive import MAX_BATCHES
-from trimtab_router.scheduling.policies.token_batches import candidate_batches
+from trimtab_router.scheduling.policies.token_options import candidate_batches
 
 CASES, TIMED, COMPARED = 10_000, 400, 40
 DECIDED, DECIDED_ROWS = 100, 1_400

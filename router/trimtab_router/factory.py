@@ -12,9 +12,9 @@ from trimtab_router.execution.executor import PipelineExecutor
 from trimtab_router.execution.graph import Graph
 from trimtab_router.limits import Limits
 from trimtab_router.observability.metrics import Metrics
+from trimtab_router.scheduling.batch_completion import QueryOfDeathDetector
 from trimtab_router.scheduling.interfaces import Callback, Clock, PendingArrivals, Transport
 from trimtab_router.scheduling.policies.interface import Policy
-from trimtab_router.scheduling.query_of_death import QueryOfDeathDetector
 from trimtab_router.scheduling.roles import scheduler_class
 from trimtab_router.scheduling.stage_scheduler import QueueSettings, StageScheduler
 from trimtab_router.transport.http_transport import HttpTransport

@@ -26,8 +26,8 @@ from trimtab_protocol import InferRequest, Tensor
 from trimtab_router.refusal import Refusal
 from trimtab_router.request import NO_OPTIONS, RequestOptions
 from trimtab_router.router import Router
+from trimtab_router.scheduling.batch_completion import QueryOfDeathDetector
 from trimtab_router.scheduling.policies.interface import Dispatch, Policy, WaitUntil
-from trimtab_router.scheduling.query_of_death import QueryOfDeathDetector
 from trimtab_router.scheduling.queue_admission import GRACE_SECONDS
 from trimtab_router.scheduling.stage_request import EscalationRule
 

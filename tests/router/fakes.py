@@ -29,8 +29,7 @@ from trimtab_router.admission.request_parsing import parse_request
 from trimtab_router.envoy.key_watcher import watch_keys
 from trimtab_router.envoy.process import command, find_binary, write_config
 from trimtab_router.envoy.sockets import SocketFolder, Sockets
-from trimtab_router.ingress.envoy_control import EnvoyControl
-from trimtab_router.ingress.listeners import Listeners
+from trimtab_router.ingress.listeners import EnvoyControl, Listeners
 from trimtab_router.ingress.task_api import TaskApi
 from trimtab_router.limits import Limits
 from trimtab_router.request import Call

@@ -5,8 +5,7 @@ import pytest
 from tests.router.test_batching import FULL, HALF, form_batch, terms
 from tests.router.test_queue import a_queue, a_work, whole
 from trimtab_router.scheduling.policies import slack_fit
-from trimtab_router.scheduling.policies.drop_order import rows_ahead_of
-from trimtab_router.scheduling.policies.interface import Point
+from trimtab_router.scheduling.policies.interface import Point, rows_ahead_of
 
 HIGH, LOW = {"priority": 1}, {"priority": 5}
 STRONG = Point("strong", 0.97, lambda rows: 0.020 + 0.020 * rows)

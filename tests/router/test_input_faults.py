@@ -6,8 +6,14 @@ import numpy as np
 import pytest
 
 from trimtab_pipelines.documents import load_pipeline
-from trimtab_router.scheduling.accuracy_monitor import MIN_ROWS, AccuracyBaseline, AccuracyMonitor
-from trimtab_router.scheduling.input_faults import AccuracyEstimate, lower_estimates, suspect_inputs
+from trimtab_router.scheduling.accuracy_monitor import (
+    MIN_ROWS,
+    AccuracyBaseline,
+    AccuracyEstimate,
+    AccuracyMonitor,
+    lower_estimates,
+    suspect_inputs,
+)
 
 PIPELINE = Path(__file__).parents[2] / "pipelines" / "digits-av" / "pipeline.yaml"
 HEARING = ("all", "audio-video", "audio-text", "audio")

@@ -216,7 +216,7 @@ LARGE_QUEUES = {
 @pytest.mark.parametrize("name", POLICIES)
 def test_batch_above_the_split_limit_leaves_by_every_policy(name, jobs):
     points = list(points_of(130))
-    precompute_tables(points, 130)
+    precompute_tables(points, 130)()
     view = replace(a_view(*map(whole, jobs)), points=points, max_batch_rows=130)
     assert OptionCache(view).point_options([whole(a_job(9))]).split_table.max_mixed_rows == MAX_SPLIT_ROWS
 

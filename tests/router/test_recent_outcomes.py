@@ -5,7 +5,7 @@ import pytest
 
 from trimtab_pipelines.request_outcome import RequestOutcome
 from trimtab_pipelines.router_state import RecentRequests
-from trimtab_router.observability.recent_outcomes import RecentOutcomes
+from trimtab_router.observability.arrivals import RecentOutcomes
 
 
 def test_nothing_happened():

@@ -10,9 +10,9 @@ from tests.clocks import FakeClock
 from tests.router.test_queue import Caller, a_work
 from trimtab_pipelines.stages import Stage
 from trimtab_router.request import NO_OPTIONS, RequestOptions
+from trimtab_router.scheduling.batch_completion import QueryOfDeathDetector
 from trimtab_router.scheduling.policies import POLICIES
 from trimtab_router.scheduling.policies.interface import Dispatch, Policy, WaitUntil
-from trimtab_router.scheduling.query_of_death import QueryOfDeathDetector
 from trimtab_router.scheduling.replica_slots import (
     NOTHING,
     BatchFailed,

@@ -13,8 +13,7 @@ from trimtab_router.scheduling.policies import token_adaptive
 from trimtab_router.scheduling.policies.deadline_schedule import DROPPED, solve
 from trimtab_router.scheduling.policies.interface import Dispatch, Escalation
 from trimtab_router.scheduling.policies.split_table import split_table
-from trimtab_router.scheduling.policies.token_batches import candidate_batches
-from trimtab_router.scheduling.policies.token_options import TokenOptions, marginal_utility
+from trimtab_router.scheduling.policies.token_options import TokenOptions, candidate_batches, marginal_utility
 
 
 def left(view):

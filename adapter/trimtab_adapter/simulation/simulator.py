@@ -45,8 +45,7 @@ from trimtab_protocol.tensors import Array
 from trimtab_router.execution.executor import PipelineExecutor, RequestState
 from trimtab_router.execution.graph import Graph
 from trimtab_router.execution.request_resolver import RequestResolver
-from trimtab_router.observability.arrivals import ArrivalCounter, PerRequestMean
-from trimtab_router.observability.recent_outcomes import RecentOutcomes
+from trimtab_router.observability.arrivals import ArrivalCounter, PerRequestMean, RecentOutcomes
 from trimtab_router.refusal import Refusal
 from trimtab_router.request import NO_OPTIONS, Call, RequestOptions
 from trimtab_router.scheduling.interfaces import Clock

@@ -12,8 +12,8 @@ from trimtab_operator.settings import Settings
 from trimtab_pipelines.kubernetes_names import HEALTH_PORT, TLS_SIDECAR_PORT, router_name
 from trimtab_pipelines.spec import InferencePipeline
 from trimtab_pipelines.variants import Container
+from trimtab_router.envoy.certificates import certificate_files, terminator_bootstrap
 from trimtab_router.envoy.process import command
-from trimtab_router.envoy.tls_terminator import certificate_files, terminator_bootstrap
 
 FOLDER = "/etc/trimtab-replicas"
 TLS_SIDECAR = "tls-sidecar"

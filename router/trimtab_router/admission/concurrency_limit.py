@@ -76,8 +76,8 @@ class LimitBounds:
     def floor(self, rate: float) -> float:
         """Minimum limit at a rate of responses per second.
 
-        If replicas are the bottleneck, they need full batches, queued and running. If the router is, batches are not full:
-        twice what the stages hold at that rate is enough for the rate to grow.
+        If replicas are the bottleneck, they need full batches, queued and running. If the router is, batches are
+        partial: twice what the stages hold at that rate is enough for the rate to grow.
         """
         if self.busy_seconds is None:
             return self.minimum

@@ -16,8 +16,14 @@ from trimtab_pipelines.documents import write_atomically
 from trimtab_pipelines.error_codes import OVERLOAD
 from trimtab_router.admission.admission import ConcurrencyController
 from trimtab_router.envoy.bootstrap import LARGE, REQUESTS, circuit_breaker_limits, large_request_limits
-from trimtab_router.envoy.load_shedding import LoadShedder, ProxyCounters
-from trimtab_router.envoy.rejection_counters import STATS, parse_http2_requests, parse_local_replies, rejections_since
+from trimtab_router.envoy.rejection_counters import (
+    STATS,
+    LoadShedder,
+    ProxyCounters,
+    parse_http2_requests,
+    parse_local_replies,
+    rejections_since,
+)
 
 log = logging.getLogger(__name__)
 
@@ -115,8 +121,6 @@ def _read(counters_file: Path) -> dict[str, int]:
         log.warning("%s: %s; earlier rejections are counted again", counters_file, error)
         return {}
 
-
-log = logging.getLogger(__name__)
 
 CALM_SECONDS, CROWDED_SECONDS = 1.0, 0.1
 CALM_ITERATIONS = 20  # iterations without a rejection for lack of capacity after which the load counts as calm

@@ -1,16 +1,20 @@
 """`Listeners`: the router's servers for requests (behind Envoy or direct), administration, and Envoy's control."""
 
 import asyncio
+import json
+import logging
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from aiohttp import web
 
 from trimtab_pipelines.edge_settings import EdgeSettings
+from trimtab_router.envoy.api_keys import HashedKey
 from trimtab_router.envoy.overload_controller import EnvoyAdmin, OverloadController
+from trimtab_router.envoy.route_discovery import envoy_routes, route_discovery_response
 from trimtab_router.envoy.sockets import Sockets
 from trimtab_router.ingress.admin import AdminIngress
-from trimtab_router.ingress.envoy_control import EnvoyControl
 from trimtab_router.ingress.grpc import GrpcIngress, is_call
 from trimtab_router.ingress.grpc_services import GrpcServices
 from trimtab_router.ingress.openai import PREFIX, OpenAiIngress
@@ -18,6 +22,55 @@ from trimtab_router.ingress.rest import RestIngress
 from trimtab_router.ingress.task_api import TaskApi
 from trimtab_router.limits import heap_bytes
 from trimtab_router.router import Router
+
+log = logging.getLogger(__name__)
+
+_JWKS = "/jwks/"
+_MAX_JWKS_BYTES = 2**20
+
+
+class EnvoyControl:
+    """HTTP handler of the control socket: no routes before the keys are read; requests end within `max_seconds`."""
+
+    def __init__(self, settings: EdgeSettings, *, namespace: str, pipeline: str, max_seconds: float) -> None:
+        self.settings = settings
+        self._labels = {"namespace": namespace, "pipeline": pipeline}
+        self._max_seconds = max_seconds
+        self.routes = b""
+        if not (settings.keys_file or settings.keys_secret):
+            self.use_keys(())
+
+    def use_keys(self, keys: Sequence[HashedKey]) -> None:
+        """Accept these keys, and no others, from Envoy's next poll on."""
+        routes = envoy_routes(self.settings, keys, **self._labels, max_seconds=self._max_seconds)
+        self.routes = route_discovery_response(routes)
+
+    def server(self) -> web.Server:
+        return web.Server(self._respond, access_log=None)
+
+    async def _respond(self, request: web.BaseRequest) -> web.Response:
+        if request.path == "/v3/discovery:routes":
+            await request.read()
+            if not self.routes:
+                return web.Response(status=503)  # keys are not read yet; Envoy keeps its current routes
+            return web.Response(body=self.routes, content_type="application/json")
+        number = request.path.removeprefix(_JWKS)
+        if request.path.startswith(_JWKS) and number.isdecimal() and int(number) < len(self.settings.jwt):
+            return _jwks_response(Path(self.settings.jwt[int(number)].jwks))
+        return web.Response(status=404)
+
+
+def _jwks_response(path: Path) -> web.Response:
+    """Read a key set for each request. An invalid one is logged, and Envoy keeps the previous one."""
+    try:
+        with path.open("rb") as file:
+            content = file.read(_MAX_JWKS_BYTES)  # a longer file is truncated, and so invalid JSON
+        json.loads(content)
+    except (OSError, ValueError) as error:
+        log.warning("token issuer's keys %s: %s; the last valid keys stay in use", path, error)
+        return web.Response(status=503)
+    return web.Response(body=content, content_type="application/json")
+
 
 FAREWELL_SECONDS = 1.0  # time that idle connections are kept after listening has stopped
 BACKLOG = 4096

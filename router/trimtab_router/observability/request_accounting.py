@@ -8,9 +8,8 @@ from trimtab_pipelines.request_outcome import DROPPED, LATE, OK, REFUSED, Reques
 from trimtab_pipelines.spec import ServiceLevel
 from trimtab_router.execution.executor import RequestState
 from trimtab_router.execution.response_metadata import StreamTiming
-from trimtab_router.observability.arrivals import ArrivalCounter, PerRequestMean
+from trimtab_router.observability.arrivals import ArrivalCounter, PerRequestMean, RecentOutcomes
 from trimtab_router.observability.metrics import Metrics
-from trimtab_router.observability.recent_outcomes import RecentOutcomes
 from trimtab_router.refusal import Refusal
 from trimtab_router.scheduling.interfaces import Clock
 

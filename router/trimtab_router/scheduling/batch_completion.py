@@ -8,8 +8,10 @@ Low-confidence rows of a batch with an escalation rule return to the queue with 
 no better one arrives.
 """
 
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
+from hashlib import blake2b
 from itertools import pairwise
 from typing import assert_never
 
@@ -18,9 +20,9 @@ import numpy as np
 from trimtab_pipelines.error_codes import ErrorCode
 from trimtab_pipelines.operating_point import OperatingPoint
 from trimtab_pipelines.stages import EMBEDDINGS_INPUT, Stage
-from trimtab_protocol.tensors import Array
+from trimtab_protocol.tensors import Array, encode_raw_array
 from trimtab_router.refusal import Refusal, failure, invalid
-from trimtab_router.scheduling.interfaces import StatsSink
+from trimtab_router.scheduling.interfaces import Feature, StatsSink
 from trimtab_router.scheduling.queue import DeadlineQueue
 from trimtab_router.scheduling.replica_slots import (
     Batch,
@@ -33,7 +35,7 @@ from trimtab_router.scheduling.replica_slots import (
     ReplicaLost,
     StreamCut,
 )
-from trimtab_router.scheduling.stage_request import EscalationRule, RowSlice, ServedRows
+from trimtab_router.scheduling.stage_request import EscalationRule, RowSlice, ServedRows, Signature, StageRequest
 
 MAX_LOST_REPLICAS = 2
 MAX_LOST_CONCURRENT = 4  # for replicas with concurrent generations, where the row at fault is unknown
@@ -245,3 +247,82 @@ class BatchCompletion:
 def _runs_of_equal(low_confidence: Array) -> Iterator[tuple[int, int, bool]]:
     edges = [0, *(np.flatnonzero(np.diff(low_confidence)) + 1).tolist(), len(low_confidence)]
     return ((start, stop, bool(low_confidence[start])) for start, stop in pairwise(edges))
+
+
+MAX_SUSPECTS = 256
+REFUSED_SECONDS = 600.0
+MAX_DIGESTED_BYTES = 2**20  # of each tensor, from its beginning, so that hashing does not block the event loop
+
+_Size = tuple[str, int, Signature]
+
+
+class QueryOfDeathDetector(Feature):
+    """Digests of rows that cost replicas, by stage. Only a request of a suspect's size is digested, to save time."""
+
+    def __init__(self, max_suspects: int = MAX_SUSPECTS, refused_seconds: float = REFUSED_SECONDS) -> None:
+        self._most = max_suspects
+        self._refused_seconds = refused_seconds
+        self._until: dict[bytes, tuple[float, _Size]] = {}
+        self._sizes: Counter[_Size] = Counter()
+
+    def __len__(self) -> int:
+        return len(self._until)
+
+    def add(self, request: StageRequest, now: float) -> None:
+        if request.closed:
+            return
+        self._forget(now)
+        digest = _digest(request)
+        self._remove(digest)
+        while len(self._until) >= self._most:
+            self._remove(next(iter(self._until)))
+        size = _size(request)
+        self._until[digest] = (now + self._refused_seconds, size)
+        self._sizes[size] += 1
+
+    def on_batch_end(self, batch: Batch, outcome: BatchOutcome, now: float) -> None:
+        """Remember rows whose replicas were lost each time they computed them."""
+        if isinstance(outcome, ReplicaLost) and outcome.delivered and batch.is_computing:
+            for row_slice in batch.row_slices:
+                if row_slice.attempts + 1 >= MAX_LOST_REPLICAS:
+                    self.add(row_slice.request, now)
+
+    def refusal_of(self, request: StageRequest, now: float) -> Refusal | None:
+        if not self._sizes or _size(request) not in self._sizes:
+            return None
+        self._forget(now)
+        until, _ = self._until.get(_digest(request), (now, None))
+        if until <= now:
+            return None
+        return Refusal(
+            "SuspectedQueryOfDeath",
+            f"stage {request.stage}: replicas were lost each time they served these very rows; "
+            f"they are not taken for another {until - now:.0f} s",
+            stage=request.stage,
+        )
+
+    def _forget(self, now: float) -> None:
+        while self._until:
+            digest, (until, _) = next(iter(self._until.items()))
+            if until > now:
+                break
+            self._remove(digest)
+
+    def _remove(self, digest: bytes) -> None:
+        entry = self._until.pop(digest, None)
+        if entry is not None:
+            self._sizes[entry[1]] -= 1
+            if not self._sizes[entry[1]]:
+                del self._sizes[entry[1]]
+
+
+def _size(request: StageRequest) -> _Size:
+    return request.stage, request.rows, request.signature
+
+
+def _digest(request: StageRequest) -> bytes:
+    digest = blake2b(request.stage.encode(), digest_size=16)
+    for name in sorted(request.inputs):
+        digest.update(name.encode() + b"\0")
+        digest.update(memoryview(encode_raw_array(request.inputs[name]))[:MAX_DIGESTED_BYTES])
+    return digest.digest()

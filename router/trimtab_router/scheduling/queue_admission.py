@@ -7,8 +7,13 @@ from typing import NamedTuple
 from trimtab_router.refusal import RETRY_SECONDS, Refusal, invalid
 from trimtab_router.scheduling.interfaces import Callback, Clock
 from trimtab_router.scheduling.latency_model import LatencyModel
-from trimtab_router.scheduling.policies.drop_order import rows_ahead_of
-from trimtab_router.scheduling.policies.interface import NEVER, RESPONSE_MARGIN_SECONDS, DropPolicy, SchedulerView
+from trimtab_router.scheduling.policies.interface import (
+    NEVER,
+    RESPONSE_MARGIN_SECONDS,
+    DropPolicy,
+    SchedulerView,
+    rows_ahead_of,
+)
 from trimtab_router.scheduling.queue import DeadlineQueue
 from trimtab_router.scheduling.replica_slots import Batch
 from trimtab_router.scheduling.stage_request import RowSlice, StageRequest

@@ -14,12 +14,11 @@ from trimtab_pipelines.plan import StagePlan
 from trimtab_pipelines.stages import Stage
 from trimtab_router.refusal import Refusal
 from trimtab_router.scheduling.accuracy_monitor import AccuracyMonitor
-from trimtab_router.scheduling.batch_completion import BatchCompletion
+from trimtab_router.scheduling.batch_completion import BatchCompletion, QueryOfDeathDetector
 from trimtab_router.scheduling.interfaces import Clock, Feature, StatsSink, Transport
 from trimtab_router.scheduling.latency_model import LatencyModel, StageCapacity
 from trimtab_router.scheduling.policies import earliest_deadline_first
 from trimtab_router.scheduling.policies.interface import NEVER, Dispatch, DropPolicy, Policy, SchedulerView, WaitUntil
-from trimtab_router.scheduling.query_of_death import QueryOfDeathDetector
 from trimtab_router.scheduling.queue import DeadlineQueue
 from trimtab_router.scheduling.queue_admission import Expiry, QueueAdmission, StageStatus
 from trimtab_router.scheduling.replica_selection import ReplicaSelection

@@ -11,8 +11,7 @@ from trimtab.local.envoy_process import EnvoyPorts, make_sockets
 from trimtab_pipelines.edge_settings import EdgeSettings
 from trimtab_router.envoy.api_keys import HashedKey
 from trimtab_router.envoy.sockets import Sockets
-from trimtab_router.ingress.envoy_control import EnvoyControl
-from trimtab_router.ingress.listeners import Listener
+from trimtab_router.ingress.listeners import EnvoyControl, Listener
 
 Handler = Callable[[web.BaseRequest], Awaitable[web.StreamResponse]]
 

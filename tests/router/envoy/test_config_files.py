@@ -27,7 +27,7 @@ from trimtab_router.envoy.certificates import discovery_files
 from trimtab_router.envoy.process import find_binary
 from trimtab_router.envoy.route_discovery import envoy_routes, route_discovery_response
 from trimtab_router.envoy.sockets import SocketFolder, Sockets
-from trimtab_router.ingress.envoy_control import EnvoyControl
+from trimtab_router.ingress.listeners import EnvoyControl
 
 GOLDEN = Path(__file__).parents[2] / "data" / "edge"
 KEYS = (

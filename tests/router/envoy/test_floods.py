@@ -5,7 +5,7 @@ import pytest
 from tests.router.envoy.http_clients import call, post
 from tests.router.fakes import FakeReplica, a_pipeline, a_rig, until
 from trimtab_pipelines.documents import write_atomically
-from trimtab_router.envoy.load_shedding import FREE_REJECTIONS_RPS, MAX_SHARE, LoadShedder, ProxyCounters
+from trimtab_router.envoy.rejection_counters import FREE_REJECTIONS_RPS, MAX_SHARE, LoadShedder, ProxyCounters
 
 
 @pytest.mark.parametrize(

@@ -17,8 +17,8 @@ from tests.router.fakes import FakeReplica, a_pipeline, a_request, a_rig, endpoi
 from trimtab_pipelines.edge_settings import EdgeSettings, ReplicaIdentity
 from trimtab_protocol.http_client import ConnectionLost, HttpConnection, request_head
 from trimtab_protocol.mutual_tls import MutualTls
+from trimtab_router.envoy.certificates import certificate_files, terminator_bootstrap
 from trimtab_router.envoy.process import command, find_binary
-from trimtab_router.envoy.tls_terminator import certificate_files, terminator_bootstrap
 
 
 @asynccontextmanager

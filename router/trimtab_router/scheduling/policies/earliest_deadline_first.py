@@ -5,8 +5,14 @@ allows. In overload, an urgent slice that would shrink the batch is dropped inst
 many later rows late. Another point than the planned one serves only rows whose accuracy floor exceeds it.
 """
 
-from trimtab_router.scheduling.policies.drop_order import first_to_drop
-from trimtab_router.scheduling.policies.interface import Dispatch, Policy, SchedulerView, WaitUntil, overloaded
+from trimtab_router.scheduling.policies.interface import (
+    Dispatch,
+    Policy,
+    SchedulerView,
+    WaitUntil,
+    first_to_drop,
+    overloaded,
+)
 from trimtab_router.scheduling.stage_request import RowSlice
 
 

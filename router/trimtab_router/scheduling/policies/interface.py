@@ -17,15 +17,18 @@ The contract for a policy's author:
   response if it has one; any other request loses all its rows.
 - `Dispatch.escalation` returns low-confidence rows to the queue, if the stage declares a confidence output. Their
   response stands if no better one arrives before their deadline.
-- In overload, the slices of least value are dropped first: see `first_to_drop`.
+- In overload, the slices of least value are dropped first: see `first_to_drop`. A priority has no effect while every
+  row can be served in time, so a patient request of high priority never delays an urgent one without need.
 """
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from heapq import heappop, heappush
+from itertools import islice, takewhile
 from typing import Literal
 
 from trimtab_pipelines.escalation import TaskEscalation
-from trimtab_router.scheduling.queue import BatchCandidates, DeadlineQueue
+from trimtab_router.scheduling.queue import MAX_SLICES, BatchCandidates, DeadlineQueue
 from trimtab_router.scheduling.stage_request import EscalationRule, RowSlice, StageRequest
 
 DropPolicy = Literal["Predicted", "Expired", "Never"]
@@ -214,3 +217,57 @@ def overloaded(view: SchedulerView, candidates: BatchCandidates, point: Point) -
     row_seconds = point.seconds(view.max_batch_rows) / view.max_batch_rows / max(view.ready_replicas, 1)
     start = view.now + view.later_seconds
     return any(start + rows * row_seconds > deadline for deadline, rows in candidates.due())
+
+
+DropRank = tuple[int, float]  # a greater rank is dropped later
+_LOWEST: DropRank = (-1_000_000, 0.0)
+
+
+def drop_rank(request: StageRequest, row_seconds: float = 1.0) -> DropRank:
+    """Return a request's priority, then its utility per second; `row_seconds` at the fastest suitable point."""
+    return -request.options.priority, request.options.utility / (request.rows * max(row_seconds, 1e-9))
+
+
+def rows_ahead_of(request: StageRequest, waiting: Iterable[RowSlice]) -> int:
+    """Count the rows due no later than a request that are not dropped before it."""
+    due = takewhile(lambda row_slice: row_slice.request.due_at <= request.due_at, waiting)
+    rank = drop_rank(request)
+    return sum(
+        row_slice.rows
+        for row_slice in due
+        if row_slice.provisional_response is None and drop_rank(row_slice.request) >= rank
+    )
+
+
+def first_to_drop(view: SchedulerView) -> list[RowSlice]:
+    """Return the slices to drop so that all others can be served in time; none if all have the same rank.
+
+    In the order of deadlines, if full batches would miss one, the slice of the lowest rank goes (as Moore and Hodgson
+    drop the longest job). A slice with a provisional response goes first, because its request keeps that response.
+    """
+    if not view.waiting.special_rows or view.drop_policy != "Predicted":
+        return []
+    begin, highest = view.now + view.later_seconds, _LOWEST
+    busy_seconds, dropped = 0.0, []
+    heap: list[tuple[DropRank, int, RowSlice, float]] = []
+    for index, row_slice in enumerate(islice(view.waiting, MAX_SLICES)):
+        row_seconds = _row_seconds(view, row_slice)
+        seconds = row_slice.rows * row_seconds
+        busy_seconds += seconds
+        rank = drop_rank(row_slice.request, row_seconds) if row_slice.provisional_response is None else _LOWEST
+        highest = max(highest, rank)
+        heappush(heap, (rank, -index, row_slice, seconds))
+        while heap[0][0] < highest and begin + busy_seconds > row_slice.request.due_at:
+            *_, lowest, freed_seconds = heappop(heap)
+            busy_seconds -= freed_seconds
+            dropped.append(lowest)
+    return dropped
+
+
+def _row_seconds(view: SchedulerView, row_slice: RowSlice) -> float:
+    points = view.points_for(row_slice)
+    return (
+        least_seconds(points, view.max_batch_rows) / view.max_batch_rows / max(view.ready_replicas, 1)
+        if points
+        else 0.0
+    )

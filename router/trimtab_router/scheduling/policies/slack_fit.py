@@ -9,8 +9,15 @@ is dropped for the accuracy of another. In overload, an urgent slice that would 
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from trimtab_router.scheduling.policies.drop_order import first_to_drop
-from trimtab_router.scheduling.policies.interface import Dispatch, Point, Policy, SchedulerView, WaitUntil, overloaded
+from trimtab_router.scheduling.policies.interface import (
+    Dispatch,
+    Point,
+    Policy,
+    SchedulerView,
+    WaitUntil,
+    first_to_drop,
+    overloaded,
+)
 from trimtab_router.scheduling.queue import BatchCandidates
 from trimtab_router.scheduling.stage_request import RowSlice
 

@@ -27,8 +27,13 @@ from trimtab_router.scheduling.policies.queue_plan import (
     spare_seconds,
 )
 from trimtab_router.scheduling.policies.split_table import ServingOption
-from trimtab_router.scheduling.policies.token_batches import CandidateBatch, candidate_batches
-from trimtab_router.scheduling.policies.token_options import TokenOptions, increasing_value, shadow_price
+from trimtab_router.scheduling.policies.token_options import (
+    CandidateBatch,
+    TokenOptions,
+    candidate_batches,
+    increasing_value,
+    shadow_price,
+)
 
 MAX_BATCHES = 40  # planning horizon
 _LEADERS, _MAX_JOINED = 3, 5  # the first batches that later ones may join, and the most batches joined

@@ -94,7 +94,7 @@ def a_partial_chat(top):
     return early
 
 
-def test_partial_chat_starts_after_complete_ones_and_uses_no_capacity():
+def test_partial_chat_starts_last_and_uses_no_capacity():
     top = Writers(a_disaggregated_pipeline(), places=1)
     top.slots[0].partial_prefill = frozenset({PULLS})
     complete = [top.take(), top.take()]

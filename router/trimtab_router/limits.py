@@ -10,15 +10,11 @@ from trimtab_router.scheduling.queue_admission import GRACE_SECONDS
 
 MEBIBYTE = 2**20
 SMALL_BYTES = 256 * 1024
-LARGE_SHARE = 0.75
-"""Share of all bytes that requests beyond `SMALL_BYTES` may hold. The rest is reserved for small requests."""
-JSON_MULTIPLE = 16
-"""Memory of parsed JSON as a multiple of its text: a number of two characters becomes an object of 28 bytes and a
-pointer."""
+LARGE_SHARE = 0.75  # of all bytes, for requests beyond `SMALL_BYTES`; the rest is reserved for small ones
+JSON_MULTIPLE = 16  # memory of parsed JSON by its text: "1," becomes an object of 28 bytes and a pointer
 HEAP_SHARE = 0.7  # Share of Envoy's memory limit that its heap may use. The rest is for its program and its allocator.
 PROGRAM_BYTES = 96 * MEBIBYTE  # memory of a router without requests
-COPIES = 6
-"""Memory of a request at worst, as a multiple of its size, while it is received, decoded, forwarded and answered."""
+COPIES = 6  # most copies of a request in memory while it is received, decoded, forwarded and answered
 PAYLOADS_IN_HEAP = 4  # number of the largest requests that Envoy can buffer before it resets streams
 MAX_PAYLOAD_BYTES = 64 * MEBIBYTE
 
@@ -29,10 +25,8 @@ class Limits:
 
     max_bytes_in_flight: int = 256 * MEBIBYTE
     max_payload_bytes: int = MAX_PAYLOAD_BYTES
-    max_json_bytes: int = MEBIBYTE
-    """Bound on JSON bodies, JSON headers and typed gRPC contents, which need many times their size once parsed."""
-    max_response_bytes: int = 0
-    """Bound on a model server's response if the stage leaves its size open. 0: twice the largest payload."""
+    max_json_bytes: int = MEBIBYTE  # of JSON and typed gRPC contents, which need many times their size parsed
+    max_response_bytes: int = 0  # if the stage leaves the size open; 0: twice the largest payload
     max_client_requests: int = 0  # Requests in flight per client. 0: no bound.
     max_client_bytes: int = 0  # Bytes in flight per client. 0: no bound.
     body_seconds: float = 0.0  # Time for a body to arrive. 0: the SLO, at least 10 s.

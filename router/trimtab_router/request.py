@@ -35,8 +35,7 @@ class RequestOptions:
 
     timeout_seconds: float | None = None  # from arrival to response, None for the pipeline's SLO
     accuracy_floor: float = 0.0  # minimum accuracy of the rows, 0 to 1
-    accuracy_probability: float | None = None
-    """Probability that the share of correct rows reaches the floor. None: the floor holds on average."""
+    accuracy_probability: float | None = None  # that the share of correct rows reaches it; None: on average
     utility: float = 1.0  # value of a response in time, relative to other requests
     task: str = ""  # task of the rows, empty for none
     priority: int = DEFAULT_PRIORITY  # 1 (highest) to 5
@@ -63,13 +62,11 @@ class Call:
     options: RequestOptions = NO_OPTIONS
     images: int = 0  # number of images per chat
     arrived_at: float = 0.0  # seconds of the executor's clock
-    deadline_seconds: float | None = None
-    """Time left at arrival according to the transport, None if it gives no deadline."""
+    deadline_seconds: float | None = None  # left at arrival according to the transport; None for no deadline
     request_id: str = ""  # forwarded as `x-request-id`: bounded in length and safe for a header
     trace_parent: str = ""  # forwarded as `traceparent`, empty unless it is valid
     listener: Listener | None = None  # called with each chunk of a streamed response
-    hold_bytes: Callable[[int], None] | None = None
-    """Called with the size of each stage's outputs, which are stored until the request ends."""
+    hold_bytes: Callable[[int], None] | None = None  # called with the size of outputs stored until the end
 
 
 def parse_request_options(parameters: Parameters) -> RequestOptions:

@@ -39,15 +39,13 @@ class RouterOptions:
     plan: Path
     endpoints: Path | None  # File of the replicas. None: replicas and later plans come from the Kubernetes API.
     namespace: str | None = None  # namespace of the pipeline, None for that of its document
-    linger_seconds: float = 0.0
-    """Time after a stop signal in which requests are still accepted, while the router is not ready."""
+    linger_seconds: float = 0.0  # after a stop signal, in which requests are accepted by an unready router
     host: str = "127.0.0.1"
     rest_port: int = 0  # port for plain REST, without `sockets`
     admin_port: int = 0
     tasks: Path | None = None  # folder of the tasks registered at run time, which the replicas watch too
     admin_keys: Path | None = None  # file of the keys that may change tasks
-    sockets: Sockets | None = None
-    """Sockets shared with Envoy, which is started separately. None: plain REST without a proxy."""
+    sockets: Sockets | None = None  # shared with an Envoy that is started separately; None: plain REST
     edge: EdgeSettings = field(default_factory=EdgeSettings)
     limits: Limits = field(default_factory=Limits)
 

@@ -136,10 +136,8 @@ class EntryGate:
             self._schedule()
 
 
-PATIENCE_SHARE = 0.2
-"""Maximum time that a request may wait for admission, as a share of the SLO. The rest must suffice to serve it."""
-COLLECTION_SECONDS = 0.1
-"""Delay of a garbage collection: the request's task ends first, and requests that end meanwhile are covered too."""
+PATIENCE_SHARE = 0.2  # longest wait for admission, as a share of the SLO: the rest must suffice to serve
+COLLECTION_SECONDS = 0.1  # delay: the request's task ends first, and requests that end meanwhile are covered too
 
 
 class Admission:

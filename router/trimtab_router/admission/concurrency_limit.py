@@ -15,36 +15,25 @@ from dataclasses import dataclass
 from trimtab_router.scheduling.latency_model import StageCapacity
 from trimtab_router.scheduling.policies.interface import DropPolicy
 
-SLO_SHARE = 0.4
-"""Mean latency of admitted requests that the limit aims at, as a share of the SLO. The rest is for variance."""
+SLO_SHARE = 0.4  # mean latency that the limit aims at, as a share of the SLO; the rest is for variance
 MIN_SHARE = 0.1
 MIN_REQUESTS = 16
 BUSY_FACTOR = 2.0
 MAX_REQUESTS = 4096
 CAPACITY_FACTOR = 2.0  # maximum limit, as a multiple of the requests that the stages can serve within one SLO
 MEASURED_SECONDS = 0.2
-MEASURED_SHARE = 0.2
-"""Minimum measuring interval as a share of the SLO, longer while fewer than `MIN_RESPONSES` have completed."""
+MEASURED_SHARE = 0.2  # shortest measuring interval as a share of the SLO, longer before `MIN_RESPONSES`
 MAX_MEASURED_SECONDS = 1.0
 MIN_RESPONSES = 50
 GROWTH = 1.25
-ASSUMED_RPS = 1000.0
-"""Rate assumed until a higher one is measured, so that a first burst is admitted.
-
-If a flood follows an idle time, requests admitted before the first measurement may be late.
-"""
+ASSUMED_RPS = 1000.0  # assumed until a higher rate is measured, so that a first burst is admitted
 RATE_DECAY = 0.99  # factor by which the best rate decays with each measurement
-LATE_SHARE = 0.1
-"""Lateness of the event loop, as a share of the SLO, that counts as overload if it persists for `LATE_SAMPLES`."""
+LATE_SHARE = 0.1  # lateness of the event loop, in SLOs, that is overload if it persists for `LATE_SAMPLES`
 LATE_SAMPLES = 3
-AGREEING_SAMPLES = 2
-"""Consecutive measurements that must agree before the limit falls, so that one pause of the machine rejects nothing."""
+AGREEING_SAMPLES = 2  # measurements that must agree before the limit falls: one pause rejects nothing
 OVERLOAD_FACTOR = 4.0  # requests in flight, as a multiple of what can finish in time, at which one measurement suffices
-PAUSE_SHARE = 0.5
-"""Lateness as a share of the interval beyond which a single late sample is a pause of the machine and is ignored."""
-FULL_SHARE = 0.9
-"""Share of the limit from which it counts as reached. Envoy enforces the same limit, so the router itself rejects
-nothing."""
+PAUSE_SHARE = 0.5  # lateness, in intervals, beyond which a single late sample is a pause and is ignored
+FULL_SHARE = 0.9  # share at which the limit counts as reached: Envoy enforces it before the router does
 
 
 @dataclass(frozen=True, slots=True)

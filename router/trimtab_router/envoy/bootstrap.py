@@ -30,11 +30,7 @@ MIN_LARGE_IN_FLIGHT = 32
 
 They have a limit of their own, so that slow uploads do not displace small requests.
 """
-LARGE_REQUEST_BYTES = 2 * CONNECTION_BUFFER_BYTES
-"""Memory of a large request in Envoy while the router does not read: the buffers of its two connections.
-
-Each buffer may grow by one more read of 128 KiB.
-"""
+LARGE_REQUEST_BYTES = 2 * CONNECTION_BUFFER_BYTES  # while unread: two buffers, each of which may grow by 128 KiB
 LARGE_HEAP_SHARE = 0.5  # share of Envoy's heap that large requests may use, below the share at which streams are reset
 _COUNTED = (
     r"proxy\.answered.*"

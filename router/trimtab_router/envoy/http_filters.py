@@ -12,14 +12,12 @@ Json = dict[str, Any]
 API = "type.googleapis.com/"
 KEYS_FILTER, NAMES_FILTER = "trimtab.keys", "trimtab.names"
 BUFFER_FILTER = "envoy.filters.http.buffer"
-VERSION_HEADER = "x-trimtab-http"
-"""Request header with the HTTP version, for route matching only. It is removed before the request is forwarded."""
+VERSION_HEADER = "x-trimtab-http"  # HTTP version, for route matching only: removed before requests are forwarded
 _TOKENS_FILTER = "envoy.filters.http.jwt_authn"
 _CLAIMS = "claims"
 _JWKS_CACHE_SECONDS = 5
 _BURST_SECONDS = 2.0
-_FILL_SECONDS = 0.2
-"""Minimum interval in which a token bucket is filled. Envoy rounds it to milliseconds, an error of at most 0.25 %."""
+_FILL_SECONDS = 0.2  # shortest interval of a fill: Envoy rounds to milliseconds, an error of at most 0.25 %
 _MAX_CLIENTS = 10_000
 
 

@@ -21,8 +21,7 @@ UNAUTHENTICATED = "no valid API key or token; send it as Authorization: Bearer, 
 NOT_FOUND = (
     f"unknown path; over gRPC this server has the unary methods of {grpc_messages.SERVICE}, health and reflection"
 )
-_UNSUPPORTED = "%REQ(:PATH):200% is not supported: "
-"""Prefix of gRPC replies. REST paths are rejected by the router, which names the path."""
+_UNSUPPORTED = "%REQ(:PATH):200% is not supported: "  # for gRPC; the router itself rejects REST paths, by name
 
 
 def local_replies(max_payload_bytes: int, max_headers_kib: int, *, chats: bool = False) -> Json:

@@ -124,8 +124,7 @@ def _read(counters_file: Path) -> dict[str, int]:
 
 CALM_SECONDS, CROWDED_SECONDS = 1.0, 0.1
 CALM_ITERATIONS = 20  # iterations without a rejection for lack of capacity after which the load counts as calm
-LIMIT_REFRESH_SECONDS = 1.0
-"""Interval after which the limit is set again: an Envoy that was replaced meanwhile starts with its own."""
+LIMIT_REFRESH_SECONDS = 1.0  # interval at which the limit is set again: Envoy may have been replaced
 
 
 class OverloadController:

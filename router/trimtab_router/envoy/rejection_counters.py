@@ -83,11 +83,7 @@ def _reason(status: int, detail: str) -> str:
 FREE_REJECTIONS_RPS = 500.0  # rejections per second that cost little: below this rate no request is rejected unread
 MAX_SHARE = 0.98  # Maximum share rejected unread. The others show when the flood ends.
 STEPS = 100
-RATE_WINDOW_SECONDS = 1.0
-"""Interval whose highest response rate determines how many requests are read.
-
-Responses come in batches, and a low rate measured while Envoy lags behind would keep it low.
-"""
+RATE_WINDOW_SECONDS = 1.0  # of which the highest rate counts: low rates are measured while Envoy lags behind
 
 
 @dataclass(frozen=True, slots=True)

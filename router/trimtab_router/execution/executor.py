@@ -44,8 +44,7 @@ class PipelineExecutor:
         self._generation_schedulers = {
             name: scheduler for name, scheduler in schedulers.items() if isinstance(scheduler, GenerationScheduler)
         }
-        self.idle_stages: frozenset[str] = frozenset()
-        """Encoder stages without traffic, because the planned generation variant has its own encoder."""
+        self.idle_stages: frozenset[str] = frozenset()  # encoders while planned variants encode themselves
         self._clock = clock
         self._graph = graph
         self._sizes = ImageSizeCache()
@@ -226,12 +225,9 @@ class RequestState:
     stage_requests: dict[str, StageRequest] = field(default_factory=dict)
     served: dict[str, Sequence[ServedRows]] = field(default_factory=dict)
     stream: StreamTiming = field(init=False)
-    rows_by_stage: dict[str, int] = field(init=False)
-    """Images count even if their encoder is idle: the planner needs their number."""
-    prompt_tokens: dict[str, float] = field(init=False)
-    """Mean length of its prompts by generation stage, if known at arrival."""
-    embeddings: dict[str, Array] = field(default_factory=dict)
-    """References to embeddings stored by replicas, by encoder stage."""
+    rows_by_stage: dict[str, int] = field(init=False)  # images count even if their encoder is idle, for the planner
+    prompt_tokens: dict[str, float] = field(init=False)  # mean, by generation stage, if known at arrival
+    embeddings: dict[str, Array] = field(default_factory=dict)  # references to stored ones, by encoder stage
     embedding_losses: int = 0  # number of times that its embeddings were lost
     partial_images: PartialImages | None = None  # its images while only some of them are encoded
     early_request: StageRequest | None = None  # early prefill on these images

@@ -20,8 +20,7 @@ from trimtab_protocol import DTYPES
 from trimtab_protocol.tensors import Array
 from trimtab_router.execution import chat_images
 
-MAX_CACHED_OUTPUTS = 256
-"""Combinations of requested outputs whose stages are cached. Clients choose them, so the cache is bounded."""
+MAX_CACHED_OUTPUTS = 256  # combinations of requested outputs, which clients choose: the cache is bounded
 
 
 class ReadyStage(NamedTuple):
@@ -70,8 +69,7 @@ class Graph:
             (stage.name for stage in self.stages if stage.generates and stage.name in read), None
         )
         """Stage that generates the response as a stream, None if responses are not streamed."""
-        self.encoders = spec.encoders
-        """Encoder stage of each stage that reads images or embeddings, depending on the plan."""
+        self.encoders = spec.encoders  # of each stage that reads images or embeddings, depending on the plan
         self.message_inputs = {
             stage.name: tensor
             for stage in self.stages
@@ -81,8 +79,7 @@ class Graph:
         }
         """Request input that holds the chat messages, by generation stage."""
         self.outputs = {output.name: _Read.of(output.name, output.source) for output in spec.outputs}
-        self.needed = lru_cache(MAX_CACHED_OUTPUTS)(self._needed)
-        """Stages that must run for these pipeline outputs, in topological order."""
+        self.needed = lru_cache(MAX_CACHED_OUTPUTS)(self._needed)  # stages of these outputs, in topological order
 
     def _needed(self, outputs: tuple[str, ...]) -> tuple[_Node, ...]:
         needed: set[str] = set()

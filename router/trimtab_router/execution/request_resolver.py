@@ -14,10 +14,7 @@ from trimtab_router.execution.task_registry import TaskRegistry, require_inputs
 from trimtab_router.refusal import Refusal, invalid
 from trimtab_router.request import NO_OPTIONS, Call, RequestOptions
 
-MAX_TIMEOUT_SLOS = 10.0
-"""Maximum timeout of a request as a multiple of the SLO. A longer one would be served last, and hold memory meanwhile.
-
-"""
+MAX_TIMEOUT_SLOS = 10.0  # longest timeout: a later deadline would be served last, and hold memory meanwhile
 _ROUNDING = 1e-9
 
 

@@ -14,8 +14,7 @@ from trimtab_protocol.sanitize import printable
 
 ROUTINE = frozenset({LIVE_PATH, READY_PATH, "/v2/health/live", "/v2/health/ready", "/metrics"})
 """Paths that the kubelet and Prometheus read every few seconds."""
-REFUSED_SECONDS, READ_SECONDS = 60.0, 3600.0
-"""Intervals within which equal calls of one client are counted instead of logged."""
+REFUSED_SECONDS, READ_SECONDS = 60.0, 3600.0  # equal calls of a client are counted, not logged, so long
 MAX_CALLS = 1024
 _TEXT_BYTES = 200
 

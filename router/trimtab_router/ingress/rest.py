@@ -28,8 +28,7 @@ from trimtab_router.request import Call
 from trimtab_router.router import Router
 
 _MODEL_PATH = re.compile(r"^/v2/models/([^/]+)(?:/versions/([^/]+))?(/ready|/infer)?/?$")
-_JOIN_BELOW_BYTES = 64 * 2**10
-"""Responses up to this size are sent as one buffer. Copying them costs less than another write."""
+_JOIN_BELOW_BYTES = 64 * 2**10  # responses are joined up to this size: a copy costs less than another write
 _WRITE_BYTES = 2**20
 JSON_BYTES_A_NUMBER = 16  # bytes that a number of a response counts against the bound on JSON
 _USE_BINARY = "use binary tensors (extension binary_tensor_data)"

@@ -31,8 +31,7 @@ from trimtab_pipelines.variants import Variant
 from trimtab_protocol.tensors import Array
 from trimtab_router.scheduling.service_time import Key
 
-LEAST_LOST = 0.4
-"""Share of an input's worth that must be lost if the input is broken. Models are overconfident on noise."""
+LEAST_LOST = 0.4  # share of a broken input's worth that is lost: models are overconfident on noise
 MISLED = 0.03  # accuracy that a point loses by reading a broken input, compared with not reading it
 
 
@@ -99,18 +98,13 @@ def _without(beliefs: Sequence[AccuracyEstimate], belief: AccuracyEstimate, name
     return max((other.believed for other in beliefs if other.inputs <= rest), default=0.0)
 
 
-DECAY_ROWS, DECAY_ESCALATED_ROWS, DECAY_SHADOW_ROWS = 200.0, 100.0, 300.0
-"""Rows after which an observation weighs one third; of rows, escalated rows and shadow rows."""
+DECAY_ROWS, DECAY_ESCALATED_ROWS, DECAY_SHADOW_ROWS = 200.0, 100.0, 300.0  # until an observation weighs one third
 FORGET_SECONDS = 600.0  # seconds without a row of a point after which its observations are forgotten
 PRIOR_ROWS, PRIOR_SHADOW_ROWS = 10.0, 200.0  # pseudo-observations that agree with the profile; of rows and shadow rows
 MIN_ROWS, MIN_ESCALATED_ROWS = 100, 50  # observations required before drift is reported
-MIN_DRIFT, MIN_ESCALATED_DRIFT = 0.04, 0.1
-"""Smallest reported change of accuracy. Confidence estimates accuracy within five points on escalated rows, and within
-two on all rows."""
+MIN_DRIFT, MIN_ESCALATED_DRIFT = 0.04, 0.1  # confidence is within two points; on escalated rows, five
 MIN_STANDARD_ERRORS = 3.0  # standard errors that a reported change must exceed
-CALIBRATION_TOLERANCE = 0.03
-"""Largest profiled difference of mean confidence and accuracy at which two points' confidences of a row are compared.
-"""
+CALIBRATION_TOLERANCE = 0.03  # mean confidence less accuracy of points whose confidences may be compared
 _VARIANCES = (0.06, 0.12)  # upper bounds: of confidences, and of the difference of one comparison from its prediction
 
 

@@ -16,8 +16,7 @@ from trimtab_router.scheduling.service_time import WEIGHT, Key, ServiceTimes, wa
 from trimtab_router.scheduling.stage_request import StageRequest
 
 TYPICAL_WEIGHT = 0.1
-SHADOW_PRICE_STEP = 0.05
-"""Step of the logarithm of the service ratio. Ratios in one step share a shadow price, which is slow to compute."""
+SHADOW_PRICE_STEP = 0.05  # of the log of the service ratio, in which the price, slow to compute, is shared
 _ROUNDING = 1e-9
 
 
@@ -39,9 +38,7 @@ class LatencyModel:
         self._residence_seconds = 0.0
         self._points: dict[tuple[str, int], tuple[Point, ...]] = {}
         self._registered: dict[str, dict[str, Mapping[str, Accuracy]]] = {}
-        self._reregistered: set[tuple[str, str]] = set()
-        """Variants and tasks that were registered again since the plan was made, which may describe the previous task.
-        """
+        self._reregistered: set[tuple[str, str]] = set()  # tasks that the plan may confuse with older ones
         self._basis: AccuracyBasis = "Expected"
         self._unregistered: set[tuple[str, str]] = set()  # variants and tasks that an older plan may still mention
         self._max_batch_rows: dict[str, int] = {}

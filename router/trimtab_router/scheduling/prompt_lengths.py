@@ -14,8 +14,7 @@ from trimtab_protocol.chat.internal_wire import Usage
 from trimtab_protocol.errors import ProtocolError
 from trimtab_protocol.tensors import Array
 
-WEIGHT = 0.05
-"""Weight of the newest response. Its effect grows with its length, so that long prompts are predicted best."""
+WEIGHT = 0.05  # of the newest response; the effect grows with its length: long prompts are predicted best
 _MESSAGE, _MESSAGE_BYTES = b'"role":', len(b'{"role":"user","content":[{"type":"text","text":""}]},')
 _IMAGE, _IMAGE_BYTES = b'"image"}', len(b'{"type":"image"},')
 """Marks of a message and of an image in JSON, and the bytes of each that are not text."""

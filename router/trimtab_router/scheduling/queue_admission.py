@@ -27,8 +27,7 @@ class StageStatus(NamedTuple):
     """Current state of a stage."""
 
     batch_rows: int  # rows of a full batch; 1 if replicas serve rows concurrently
-    concurrent_batches: int
-    """Full batches that the ready replicas serve at a time; those of one replica if none is ready."""
+    concurrent_batches: int  # that the ready replicas, or one if none is ready, serve at a time
     unready_since: float | None  # time since when no replica is ready; None if one is
     concurrent_prefills: int  # the least number of prompts in prefill on any ready replica
 

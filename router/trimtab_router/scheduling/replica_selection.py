@@ -24,10 +24,8 @@ class ReplicaSelection:
 
     def __init__(self, stage: Stage, planned: str) -> None:
         self.encoders: list[EncoderStage] = []
-        self.on_placement_change: Callable[[], None] = lambda: None
-        """Called when the stage changes between colocated and disaggregated variants."""
-        self.readiness_listeners: list[Callable[[], None]] = []
-        """Called when its first replica becomes ready, and when its last one is gone."""
+        self.on_placement_change: Callable[[], None] = lambda: None  # between colocated and disaggregated
+        self.readiness_listeners: list[Callable[[], None]] = []  # called at the first one and without any
         self._chooses = stage.chooses_encoder_placement
         self._colocated = {
             variant.name: stage.excluded_input(variant.name) == EMBEDDINGS_INPUT for variant in stage.variants

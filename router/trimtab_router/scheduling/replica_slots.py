@@ -18,8 +18,7 @@ class Completed:
     point: str  # the operating point that ran
     compute_seconds: float | None = None  # reported by the replica; None if it reports none
     replica_queue_seconds: float | None = None  # time in the replica's queue, as reported; None if it reports none
-    shared_outputs: Sequence[Mapping[str, Array] | None] = ()
-    """Of each row that joined the batch; None if the embedding was not stored for it."""
+    shared_outputs: Sequence[Mapping[str, Array] | None] = ()  # of each joined row; None if it was not stored
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,8 +85,7 @@ class Batch:
     escalation: EscalationRule | None = None  # the rule by which low-confidence rows return to the queue; None for none
     early_prefill: bool = False  # whether it was dispatched before all of its images were encoded
     concurrent_prefills: int = 0  # prompts that its replica prefilled at dispatch; 0 outside generation stages
-    joined_rows: list[RowSlice] = field(default_factory=list)
-    """Rows with the same content as a row of the batch, in the order in which they joined."""
+    joined_rows: list[RowSlice] = field(default_factory=list)  # of the same content as its own, as they joined
 
     @property
     def is_computing(self) -> bool:
@@ -134,8 +132,7 @@ class ReplicaSlots:
     name: str = ""
     ready_variants: frozenset[str] = NOTHING
     free: bool = False  # whether it can take a batch now
-    accepts_prefetch: bool = False
-    """Whether a second batch may be sent, because the replica will be free when that arrives."""
+    accepts_prefetch: bool = False  # whether another batch may be sent: it will be free when that arrives
     inflight: int = 0  # number of its batches
     last_used: int = 0  # sequence number of its last batch within the stage
     completed_at: float = float("-inf")  # when its last batch ended
@@ -145,13 +142,11 @@ class ReplicaSlots:
     last_point: str = ""  # operating point of its last batch
     capacity: int = 0  # concurrent rows of a generation stage; else 0
     partial_prefill: frozenset[str] = NOTHING  # variants that can start a prompt before all of its images have arrived
-    tasks: dict[str, Sequence[str]] = field(default_factory=dict)
-    """Its tasks by variant; no entry until it has reported them."""
+    tasks: dict[str, Sequence[str]] = field(default_factory=dict)  # by variant; none until it reports them
     task_accuracies: dict[str, Mapping[str, Mapping[str, Accuracy]]] = field(default_factory=dict)
     """Reported accuracies of registered tasks, by variant, task and point."""
     awaiting_images: set[Batch] = field(default_factory=set)  # Batches that wait for images. They use no capacity.
-    prefilling: dict[Batch, float] = field(default_factory=dict)
-    """Batches without a first token, and their prompt tokens."""
+    prefilling: dict[Batch, float] = field(default_factory=dict)  # without a first token; their prompt tokens
 
     @property
     def has_spare_capacity(self) -> bool:

@@ -12,18 +12,14 @@ from dataclasses import dataclass, field
 
 Key = tuple[str, str]
 WEIGHT = 0.125  # weight of the newest observation, as in TCP's round-trip estimate (RFC 6298)
-PROFILE_WEIGHT = 0.5
-"""Number of observations that the profile counts as if the first batches are faster. A pause makes no batch faster, so
-these outweigh it soon."""
+PROFILE_WEIGHT = 0.5  # observations that the profile counts as, if first batches are faster: no pause is
 RATIO_BOUNDS = (0.05, 50.0)
 RELAX_FACTOR = 0.95
 MIN_WAIT_SECONDS = 0.001  # shorter waits are jitter, not a batch of another router
 OUTLIER = 4.0  # observations beyond this multiple of the estimate are clipped: one pause must not drop a whole queue
 STAGE_WEIGHT = 0.02  # weight of the newest batch in the ratio of the whole stage, which must not follow single batches
-MIN_OBSERVATIONS = 3
-"""Observations without a profile that are required before rows are dropped in front of an idle replica."""
-MAX_IDLE_DROPS = 4
-"""Drops in front of an idle replica for which earlier observations are still trusted: some rows are late anyway."""
+MIN_OBSERVATIONS = 3  # needed without a profile before rows are dropped in front of an idle replica
+MAX_IDLE_DROPS = 4  # drops at an idle replica until observations are doubted: some rows are late anyway
 
 
 @dataclass(slots=True)

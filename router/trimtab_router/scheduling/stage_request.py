@@ -65,8 +65,7 @@ class EscalationRule:
 
     confidence_below: float
     to: str
-    accuracy: float | None = None
-    """Expected of all rows of the batch after the escalation; None if each row has the accuracy of its point."""
+    accuracy: float | None = None  # of all rows after the escalation; None: each row's of its point
     share: float | None = None  # profiled share of rows below the threshold; None if unknown
     by_task: Mapping[str, TaskEscalation] = field(default_factory=dict, hash=False)
     """Rules of single tasks. If there are any, rows of other tasks are not escalated."""
@@ -163,26 +162,20 @@ class StageRequest:
         self.rows = rows
         self.inputs = inputs
         self.deadline = deadline
-        self.due_at = deadline
-        """`deadline` less `prefill_seconds`. Queues are ordered by it, and slack is measured from it."""
-        self.prefill_seconds = 0.0
-        """Seconds of the longest prompt beyond the planned prompt length; negative for a short prompt."""
-        self.prompt_features: Sequence[PromptFeatures | None] = ()
-        """Of each row of a generation stage; empty if it is not a chat."""
+        self.due_at = deadline  # less `prefill_seconds`; queues are ordered by it, and slack is measured from it
+        self.prefill_seconds = 0.0  # of the longest prompt beyond the planned length; negative if shorter
+        self.prompt_features: Sequence[PromptFeatures | None] = ()  # by row; empty if it is not a chat
         self.prompt_tokens: Sequence[float] = ()  # predicted for each row; empty if unknown
         self.completion_deadline = deadline  # of the last token
         self.enqueued_at = now
         self.options = options
-        self.task = ""
-        """The task that the request names, if a model of this stage has it; each replica reports its number. Else
-        empty."""
+        self.task = ""  # named by the request, if a model of this stage has it; replicas report its number
         self.accuracy_floor = accuracy_floor
         self.special = options is not NO_OPTIONS and not options.only_latency
         """Whether it matters which point serves it, rows may run twice, or its drop rank differs."""
         self.signature: Signature = tuple([(name, array.shape[1:]) for name, array in inputs.items()])
         self.closed = False
-        self.identities: Sequence[Hashable] = ()
-        """Content of each row: rows of equal identity have equal outputs. Empty if unknown."""
+        self.identities: Sequence[Hashable] = ()  # rows of equal identity have equal outputs; empty if unknown
         self.queued_rows = 0
         self.expected_correct = 0.0  # expected number of correct rows among those dispatched
         self.dispatched_rows = 0  # number of these rows, rows that await escalation included

@@ -47,17 +47,9 @@ CONNECT_SECONDS = 2.0
 MAX_ERROR_BYTES = 2**16
 _READ_BUFFER_BYTES, _MAX_INLINE_BYTES = 2**16, 2**20
 IDLE_SECONDS = 15.0
-BACKEND_IDLE_SECONDS = 2.0
-"""Idle time before a connection to an engine is closed.
-
-The engines' servers close one after five seconds, and would lose a request sent at that moment.
-"""
-_RETRY_LATER = frozenset({429, 503})
-"""Statuses by which an engine asks for a later retry. 404 is none: the engine does not have the model."""
-YIELDED_TURNS = 2
-"""Turns of the event loop before a later chunk is read: one to read other streams' first chunks, one to forward them.
-
-"""
+BACKEND_IDLE_SECONDS = 2.0  # until closed: engines close after five, and would lose a request sent then
+_RETRY_LATER = frozenset({429, 503})  # by which an engine asks for a retry; 404: it lacks the model
+YIELDED_TURNS = 2  # before a later chunk is read: to read other streams' first chunks, and forward them
 
 
 def _read_event(kind: str, data: bytes) -> Sequence[Event]:

@@ -38,8 +38,7 @@ class JointOption:
     jobs: int  # at least 2
     seconds: Floats  # By option, ascending. Shape (options,).
     values: Floats  # Of all jobs together, by option, ascending. Shape (options,).
-    first_share: float = 1.0
-    """Share of the jobs' `value` that the first option earns; every other option earns all of it."""
+    first_share: float = 1.0  # of `value` that the first option earns; every other option earns all of it
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -88,9 +87,7 @@ class ValueTable:
         self.values[present] = np.concatenate([column.values for column in columns])
         if price:
             self.values[present] -= price * self.seconds[present]
-        self.plain = self.values
-        """Option values without `Job.value`, less the price of their time. Shape (rows, options), -inf if there is no
-        option."""
+        self.plain = self.values  # without `Job.value`, less the price of time; (rows, options), -inf: none
         self.jobs = jobs
         cumulative_values = np.cumsum([0.0, *(job.value for job in jobs)])
         if cumulative_values[-1]:

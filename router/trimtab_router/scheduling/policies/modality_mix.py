@@ -31,9 +31,7 @@ from trimtab_router.scheduling.policies.queue_plan import (
 from trimtab_router.scheduling.stage_request import RowSlice
 
 MAX_GROUPS = 20  # planning horizon in groups
-ESCALATION_FILL_SHARE = 0.5
-"""Share of the slowest full batch's seconds that escalated rows reserve while they wait for others to fill their
-batch."""
+ESCALATION_FILL_SHARE = 0.5  # of the slowest full batch's seconds, while escalated rows wait for others
 
 
 _PlannedJobs = list[PlannedGroup[JobGroup]]

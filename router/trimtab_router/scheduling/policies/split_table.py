@@ -68,8 +68,7 @@ def profiled(point: Point, max_rows: int) -> tuple[float, ...]:
 
 ESCALATION_FILL_ROWS = 8  # assumed rows of an escalation batch, which rows of several jobs fill
 NONE = -1
-NEGLIGIBLE_ACCURACY = 0.0025
-"""Difference that a held-out set of thousands of samples cannot resolve. It is worth no extra time."""
+NEGLIGIBLE_ACCURACY = 0.0025  # worth no extra time: a set of thousands of samples cannot resolve it
 Booleans = NDArray[np.bool_]
 _FIRST_MIXED_ROWS = 8
 
@@ -82,8 +81,7 @@ class SplitSet:
     point_seconds: Floats  # Profiled seconds at each point. Shape (splits, points).
     rows: Integers  # Rows of each serving option. Shape (splits, options).
     sole_point: Integers  # Point of all rows if they run at one point without escalation; else NONE. Shape (splits,).
-    first_pass_point: Integers
-    """First point of all rows if they share one escalating option; else NONE. Shape (splits,)."""
+    first_pass_point: Integers  # of all rows if they share one escalating option; else NONE. Shape (splits,).
     escalates: Booleans  # Whether any row may be escalated. Shape (splits,).
 
     def seconds(self, ratios: Floats) -> Floats:

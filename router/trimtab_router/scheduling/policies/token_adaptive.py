@@ -37,8 +37,7 @@ from trimtab_router.scheduling.policies.token_options import (
 
 MAX_BATCHES = 40  # planning horizon
 _LEADERS, _MAX_JOINED = 3, 5  # the first batches that later ones may join, and the most batches joined
-_TIME_TIE_BREAK = 1e-3
-"""Fraction of the average value of a second: among plans of equal value, the faster one is better."""
+_TIME_TIE_BREAK = 1e-3  # of a second's average value: among plans of equal value, the faster is better
 
 
 @dataclass(frozen=True, slots=True, eq=False)

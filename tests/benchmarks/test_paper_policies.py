@@ -10,8 +10,9 @@ import pytest
 from benchmarks.papers.policies import otas, policies_in_child_processes
 from benchmarks.papers.policies.baselines import decide_infaas, decide_pets, fixed
 from tests.builders import a_pipeline
-from tests.router.test_option_cache import LARGE_QUEUES, points_of, whole
+from tests.router.test_option_cache import LARGE_QUEUES, points_of
 from tests.router.test_option_cache import a_view as a_queue_view
+from tests.router.test_queue import whole
 from tests.router.token_queues import POINTS, a_view, a_work
 from trimtab_pipelines.spec import InferencePipelineSpec
 from trimtab_router.scheduling.policies import POLICIES, register

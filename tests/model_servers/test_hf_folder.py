@@ -159,12 +159,6 @@ def test_repository_of_a_commit_is_not_requested_again(running_hub, caplog):
     assert f"hf://owner/name: not pinned: it is commit {COMMIT} now" in caplog.text
 
 
-def test_missing_commit_is_reported(running_hub):
-    put(running_hub, ONE)
-    with pytest.raises(ModelError, match=f"hf://owner/name@{OTHER}: .*404"):
-        find_folder(f"hf://owner/name@{OTHER}", None)
-
-
 def test_partial_repository_is_not_used(running_hub):
     address = put(running_hub, {file: content for file, content in SEVERAL.items() if file != "model-2.safetensors"})
     with pytest.raises(ModelError, match="model-2"):

@@ -8,7 +8,7 @@ import pytest
 import torch
 from safetensors.torch import save
 
-from tests.fakes.hub import COMMIT, Hub
+from tests.fakes.hub import Hub
 from trimtab_model_servers.errors import ModelError
 from trimtab_model_servers.weights.files import FetchLimits
 from trimtab_model_servers.weights.source import find_weights
@@ -56,14 +56,6 @@ def test_file_of_a_commit_is_requested_once(running_hub, caplog):
     assert "not pinned" not in caplog.text
     with pytest.raises(ModelError, match="bytes exceed the 10 allowed"):
         find_weights(address, None, FetchLimits(max_bytes=10))
-
-
-@pytest.mark.parametrize("revision", ["", "@main"])
-def test_unpinned_revision_is_logged_with_its_commit(running_hub, caplog, revision):
-    running_hub.put("owner/name", "model.safetensors", CONTENT)
-    find_weights(f"hf://owner/name{revision}/model.safetensors", None)
-
-    assert f"not pinned: it is commit {COMMIT} now; append @{COMMIT} to OWNER/NAME" in caplog.text
 
 
 @pytest.mark.parametrize("wrong", ["@", "@../main", "@a@b"])

@@ -6,8 +6,9 @@ from safetensors.torch import save_file
 
 from tests.model_servers.test_model_adapters import a_spec
 from trimtab_model_servers.errors import ModelError
-from trimtab_model_servers.families.detector import CLASSES, SIZES, Detector, ObjectDetector, cells, fuse_batch_norms
+from trimtab_model_servers.families.detector import CLASSES, SIZES, Detector, ObjectDetector, cells
 from trimtab_model_servers.server.hosted_model import load_model
+from trimtab_model_servers.weights.loading import fuse_batch_norms
 
 HEIGHT, WIDTH = 64, 96
 OUTPUTS = [

@@ -11,7 +11,6 @@ from hypothesis import strategies as st
 from tests.model_servers.test_transformers import SMALL_BART, a_small, run
 from trimtab_model_servers.families.filterbank import mel_bands
 from trimtab_model_servers.families.pretrained import construct
-from trimtab_model_servers.families.seq2seq import generation_config
 from trimtab_model_servers.families.speech_recognition import (
     FrameReader,
     Transcriber,
@@ -19,6 +18,7 @@ from trimtab_model_servers.families.speech_recognition import (
     pad_audio,
     standardize,
 )
+from trimtab_model_servers.families.text import generation_config
 
 SMALL_SPEECH = SMALL_BART | {"conv_channels": 32, "vocab_size": 50}
 SMALL_WAVE = {

@@ -10,9 +10,13 @@ from tests.model_servers.test_model_adapters import a_spec
 from trimtab_model_servers.errors import ModelError
 from trimtab_model_servers.families.architectures import ARCHITECTURES, Architecture
 from trimtab_model_servers.families.pretrained import construct, load
-from trimtab_model_servers.families.question_answering import QuestionAnswerer, best_spans
-from trimtab_model_servers.families.seq2seq import Seq2SeqNetwork, generation_config
-from trimtab_model_servers.families.text_classification import TextClassifier
+from trimtab_model_servers.families.text import (
+    QuestionAnswerer,
+    Seq2SeqNetwork,
+    TextClassifier,
+    best_spans,
+    generation_config,
+)
 from trimtab_model_servers.server.hosted_model import load_model
 from trimtab_pipelines.operating_point import OperatingPoint
 

@@ -18,17 +18,13 @@ class Architecture:
     task: Task
     """Determines the family module."""
     model: str
-    """Name of the model class."""
     config: str
-    """Name of the configuration class."""
     settings: Mapping[str, object]
     """Configuration, except the defaults of the class."""
     begin: tuple[int, ...] = ()
-    """Special tokens before a text."""
     between: tuple[int, ...] = ()
     """Special tokens between a question and its context."""
     end: tuple[int, ...] = ()
-    """Special tokens after a text."""
     padding: int = 1
     unknown: int = 3
     positions: int = 512
@@ -67,18 +63,21 @@ def _roberta(task: Task, prefix: str, settings: Mapping[str, object], published:
     return Architecture(task, prefix + head, f"{prefix}Config", settings, (0,), (2, 2), (2,), published=published)
 
 
-def _distilbart(encoder_layers: int, decoder_layers: int) -> Architecture:
-    settings = {
-        "vocab_size": 50264,
+def _encoder_decoder(encoder_layers: int, decoder_layers: int, width: int, heads: int, inner: int) -> dict[str, object]:
+    return {
         "encoder_layers": encoder_layers,
         "decoder_layers": decoder_layers,
-        "d_model": 1024,
-        "encoder_ffn_dim": 4096,
-        "decoder_ffn_dim": 4096,
-        "encoder_attention_heads": 16,
-        "decoder_attention_heads": 16,
-        "max_position_embeddings": 1024,
+        "d_model": width,
+        "encoder_ffn_dim": inner,
+        "decoder_ffn_dim": inner,
+        "encoder_attention_heads": heads,
+        "decoder_attention_heads": heads,
     }
+
+
+def _distilbart(encoder_layers: int, decoder_layers: int) -> Architecture:
+    sizes = _encoder_decoder(encoder_layers, decoder_layers, 1024, 16, 4096)
+    settings = sizes | {"vocab_size": 50264, "max_position_embeddings": 1024}
     return Architecture(
         "generation",
         "BartForConditionalGeneration",
@@ -92,15 +91,8 @@ def _distilbart(encoder_layers: int, decoder_layers: int) -> Architecture:
 
 
 def _marian(vocabulary: int, end: int, width: int, positions: int, published: str) -> Architecture:
-    settings = {
+    settings = _encoder_decoder(6, 6, width, width // 64, 4 * width) | {
         "vocab_size": vocabulary,
-        "encoder_layers": 6,
-        "decoder_layers": 6,
-        "d_model": width,
-        "encoder_ffn_dim": 4 * width,
-        "decoder_ffn_dim": 4 * width,
-        "encoder_attention_heads": width // 64,
-        "decoder_attention_heads": width // 64,
         "max_position_embeddings": positions,
         "activation_function": "swish" if width == 512 else "relu",
         "scale_embedding": True,
@@ -123,19 +115,9 @@ def _marian(vocabulary: int, end: int, width: int, positions: int, published: st
 
 
 def _speech_to_text(width: int, heads: int, inner: int, published: str) -> Architecture:
-    settings = {
-        "vocab_size": 10000,
-        "encoder_layers": 12,
-        "decoder_layers": 6,
-        "d_model": width,
-        "encoder_ffn_dim": inner,
-        "decoder_ffn_dim": inner,
-        "encoder_attention_heads": heads,
-        "decoder_attention_heads": heads,
-    }
-    return Architecture(
-        "transcription", "Speech2TextForConditionalGeneration", "Speech2TextConfig", settings, published=published
-    )
+    settings = _encoder_decoder(12, 6, width, heads, inner) | {"vocab_size": 10000}
+    model = "Speech2TextForConditionalGeneration"
+    return Architecture("transcription", model, "Speech2TextConfig", settings, published=published)
 
 
 def _wav2vec2(settings: Mapping[str, object], published: str) -> Architecture:

@@ -6,13 +6,14 @@ channels: for an absent modality they are zero, as in training with modality dro
 """
 
 from collections.abc import Mapping
+from functools import partial
 
 import torch
 from pydantic import Field
 from torch import Tensor, nn
 from torchvision import models
 
-from trimtab_model_servers.families.interfaces import Built, Parameters, read_parameters
+from trimtab_model_servers.families.interfaces import Built, Parameters
 from trimtab_model_servers.families.multimodal import Encoder, MultimodalModel, build_multimodal
 from trimtab_model_servers.families.sequences import resize_width
 from trimtab_model_servers.families.speech_recognition import collapse_repeats
@@ -95,5 +96,4 @@ class AvHubert(MultimodalModel):
 
 
 def build(spec: ModelSpec) -> Built:
-    parameters = read_parameters(AvHubertParameters, spec)
-    return build_multimodal(spec, lambda: AvHubert(spec.family.rpartition("-")[2], parameters))
+    return build_multimodal(partial(AvHubert, spec.family.rpartition("-")[2]), AvHubertParameters, spec)

@@ -17,13 +17,12 @@ import torch
 from pydantic import Field
 from torch import Tensor, nn
 from torch.nn.functional import interpolate
-from torch.nn.utils.fusion import fuse_conv_bn_eval
 from torchvision.ops import batched_nms, clip_boxes_to_image, roi_align
 
 from trimtab_model_servers.errors import ModelError
 from trimtab_model_servers.families.interfaces import Built, Parameters, read_parameters
 from trimtab_model_servers.transformer.config import FIXED
-from trimtab_model_servers.weights.loading import build_with_weights
+from trimtab_model_servers.weights.loading import build_with_weights, fuse_batch_norms
 from trimtab_pipelines.model_spec import ModelSpec
 from trimtab_pipelines.operating_point import OperatingPoint
 
@@ -64,7 +63,7 @@ class Convolution(nn.Module):
     def __init__(self, inputs: int, outputs: int, kernel: int, stride: int = 1) -> None:
         super().__init__()
         self.conv = nn.Conv2d(inputs, outputs, kernel, stride, padding=kernel // 2, bias=False)
-        self.norm: nn.Module = nn.BatchNorm2d(outputs)
+        self.norm = nn.BatchNorm2d(outputs)
 
     def forward(self, x: Tensor) -> Tensor:
         """Map [B, inputs, H, W] to [B, outputs, H / stride, W / stride]."""
@@ -80,7 +79,6 @@ class Residual(nn.Module):
         self.expand = Convolution(channels // 2, channels, 3)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Map [B, channels, H, W] to the same shape."""
         return x + cast("Tensor", self.expand(self.squeeze(x)))
 
 
@@ -154,14 +152,6 @@ def cells(shapes: list[tuple[int, int]]) -> tuple[Tensor, Tensor]:
         centres.append((torch.stack((columns, rows), dim=-1).reshape(-1, 2) + 0.5) * stride)
         strides.append(torch.full((height * width,), float(stride)))
     return torch.cat(centres), torch.cat(strides)
-
-
-def fuse_batch_norms(detector: Detector) -> None:
-    """Fuse each batch norm into the convolution before it, in place."""
-    for module in list(detector.modules()):
-        if isinstance(module, Convolution) and isinstance(module.norm, nn.BatchNorm2d):
-            module.conv = fuse_conv_bn_eval(module.conv, module.norm).requires_grad_(requires_grad=False)
-            module.norm = nn.Identity()
 
 
 class DetectorParameters(Parameters):

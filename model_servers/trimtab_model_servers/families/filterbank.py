@@ -38,15 +38,7 @@ def frame_counts(samples: Tensor) -> Tensor:
 
 
 def mel_bands(audio: Tensor, samples: Tensor) -> tuple[Tensor, Tensor]:
-    """Compute the bands of a batch.
-
-    Args:
-        audio: [B, T] with T ≥ 400, zero after each row's samples.
-        samples: number of samples of each row, [B].
-
-    Returns:
-        bands [B, frames, 80], zero after each row's frames, and the mask [B, frames] of these.
-    """
+    """Map audio [B, T], T ≥ 400 and zero after each row's ``samples`` [B], to bands [B, frames, 80] and their mask."""
     counts = frame_counts(samples)
     frames = (audio * SCALE).unfold(1, WINDOW, HOP)[:, : int(counts.max())]
     frames = frames - frames.mean(dim=2, keepdim=True)

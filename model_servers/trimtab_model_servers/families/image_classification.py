@@ -3,25 +3,22 @@
 An operating point may reduce the image's resolution, because all layers but the last are convolutions.
 """
 
-import re
 from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
 from torch.nn.functional import interpolate
-from torch.nn.utils.fusion import fuse_conv_bn_eval
 from torchvision import models
 
 from trimtab_model_servers.errors import ModelError
 from trimtab_model_servers.families.interfaces import Built, Parameters, read_parameters
-from trimtab_model_servers.weights.loading import build_with_weights
+from trimtab_model_servers.weights.loading import build_with_weights, fuse_batch_norms
 from trimtab_pipelines.model_spec import ModelSpec
 from trimtab_pipelines.operating_point import OperatingPoint
 
 KNOBS = frozenset({"inputSize"})
 MIN_RESOLUTION = 32
 """Pixels per side; a residual network halves the resolution five times."""
-_NORMALISATION = re.compile(r"^bn(\d)$")
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,22 +56,3 @@ def _require_resolutions(spec: ModelSpec) -> None:
                 f"operating point {point.name!r}: inputSize of family {spec.family!r} must be a resolution of "
                 f"{MIN_RESOLUTION} pixels or more, without a patch"
             )
-
-
-def fuse_batch_norms(network: torch.nn.Module) -> None:
-    """Fuse each batch norm of a residual network into the convolution before it, in place.
-
-    The result is the same up to rounding, with fewer passes over memory.
-    """
-    for module in list(network.modules()):
-        children = dict(module.named_children())
-        pairs = [(f"conv{m[1]}", name) for name in children if (m := _NORMALISATION.match(name))]
-        if isinstance(module, torch.nn.Sequential) and isinstance(children.get("1"), torch.nn.BatchNorm2d):
-            pairs.append(("0", "1"))
-        for convolution, normalisation in pairs:
-            before, after = children[convolution], children[normalisation]
-            if not (isinstance(before, torch.nn.Conv2d) and isinstance(after, torch.nn.BatchNorm2d)):
-                raise ModelError(f"{normalisation} of a residual network is a {type(after).__name__}, not a batch norm")
-            merged = fuse_conv_bn_eval(before, after)
-            setattr(module, convolution, merged.requires_grad_(requires_grad=False))
-            setattr(module, normalisation, torch.nn.Identity())

@@ -25,7 +25,6 @@ class Network(Protocol):
         Called in inference mode, by one thread at a time. The operating point may differ from batch to batch; a family
         without `KNOBS` may ignore it.
         """
-        ...
 
 
 @runtime_checkable

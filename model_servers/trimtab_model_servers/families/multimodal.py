@@ -9,7 +9,7 @@ from typing import Any
 from torch import Tensor, nn
 from torch.nn.functional import gelu, scaled_dot_product_attention
 
-from trimtab_model_servers.families.interfaces import Built
+from trimtab_model_servers.families.interfaces import Built, Settings, read_parameters
 from trimtab_model_servers.weights.loading import build_with_weights
 from trimtab_pipelines.model_spec import ModelSpec
 from trimtab_pipelines.operating_point import OperatingPoint
@@ -21,10 +21,7 @@ class MultimodalModel(nn.Module):
     modalities: tuple[str, ...]
 
     def infer(self, inputs: dict[str, Tensor], point: OperatingPoint) -> dict[str, Tensor]:
-        """Compute the outputs from the modalities that the operating point reads and the batch has.
-
-        Raises ValueError if none is left.
-        """
+        """Compute the outputs from the modalities that point and batch have; raises ValueError if none is left."""
         allowed = point.modalities or self.modalities
         selected = {name: inputs[name] for name in self.modalities if name in allowed and name in inputs}
         if not selected:
@@ -36,8 +33,11 @@ class MultimodalModel(nn.Module):
         return classify(result)
 
 
-def build_multimodal(spec: ModelSpec, construct: Callable[[], MultimodalModel]) -> Built:
-    network, random = build_with_weights(spec, construct)
+def build_multimodal(
+    construct: Callable[[Settings], MultimodalModel], settings: type[Settings], spec: ModelSpec
+) -> Built:
+    parameters = read_parameters(settings, spec)
+    network, random = build_with_weights(spec, lambda: construct(parameters))
     return Built.of(network, random=random)
 
 

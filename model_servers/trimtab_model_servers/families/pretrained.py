@@ -31,7 +31,6 @@ _CLASSES: dict[str, Any] = {
 
 
 def architecture_of(spec: ModelSpec) -> Architecture:
-    """The architecture named by the family's suffix."""
     return ARCHITECTURES[spec.family.rpartition("/")[2]]
 
 
@@ -42,10 +41,7 @@ def construct(architecture: Architecture, **settings: object) -> Any:
 
 
 def build_model(spec: ModelSpec, **settings: object) -> tuple[Any, bool]:
-    """Create a variant's model; return it, and whether its weights are random.
-
-    Raises ModelError if they are unavailable or of another architecture.
-    """
+    """A variant's model, and whether its weights are random; ModelError if these are unavailable or do not fit."""
     architecture = architecture_of(spec)
     weights = find_weights(spec.storage_uri, spec.digest)
     if isinstance(weights, RandomSeed):
@@ -57,10 +53,7 @@ def build_model(spec: ModelSpec, **settings: object) -> tuple[Any, bool]:
 
 
 def load(architecture: Architecture, path: Path, settings: Mapping[str, object]) -> Any:
-    """Create the model with the tensors of a file; transformers maps older names and tied weights.
-
-    Raises ModelError if a tensor is missing, unexpected or of another shape.
-    """
+    """The model with the tensors of a file, also of older names and tied weights; ModelError if one does not fit."""
     TRANSFORMERS.utils.logging.disable_progress_bar()
     config = _CLASSES[architecture.config](**architecture.settings, **settings)
     model, report = _CLASSES[architecture.model].from_pretrained(

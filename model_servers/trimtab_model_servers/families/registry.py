@@ -27,13 +27,7 @@ if TYPE_CHECKING:  # the names alone do not need torch
 _PACKAGE = "trimtab_model_servers.families"
 _PLUGIN_GROUP = "trimtab.families"
 _IMPORT_PATH = re.compile(r"^(?P<module>[A-Za-z_]\w*(\.[A-Za-z_]\w*)*):(?P<name>[A-Za-z_]\w*)$")
-_MODULE_OF_TASK: dict[Task, str] = {
-    "classification": "text_classification",
-    "question-answering": "question_answering",
-    "generation": "seq2seq",
-    "transcription": "speech_recognition",
-    "frames": "speech_recognition",
-}
+_SPEECH_TASKS: frozenset[Task] = frozenset({"transcription", "frames"})
 FAMILIES = {
     "echo": "echo",
     "digits/locator": "digits.family",
@@ -49,7 +43,10 @@ FAMILIES = {
     **dict.fromkeys((f"torchvision/resnet{depth}" for depth in (18, 34, 50, 101, 152)), "image_classification"),
     **dict.fromkeys((f"detector/{size}" for size in "nsmlx"), "detector"),
     "vision-transformer": "vision_transformer",
-    **{f"transformers/{name}": _MODULE_OF_TASK[kind.task] for name, kind in ARCHITECTURES.items()},
+    **{
+        f"transformers/{name}": "speech_recognition" if kind.task in _SPEECH_TASKS else "text"
+        for name, kind in ARCHITECTURES.items()
+    },
 }
 """Family name to the module of this package that builds it."""
 
@@ -58,20 +55,14 @@ _ROLES = ("colocated", "encode", "text")
 _DECODER_ONLY = ("llava-onevision-7b", "internvl3-8b", "smolvlm-2.2b", "smolvlm2-2.2b", "smolvlm2-500m")
 CHAT_FAMILIES = {
     **dict.fromkeys((f"lmm-digits/{role}" for role in _ROLES), "lmm_digits.family"),
-    **dict.fromkeys(
-        (f"{name}/{role}" for name in _DECODER_ONLY for role in _ROLES),
-        "hf_vlm.family",
-    ),
+    **dict.fromkeys((f"{name}/{role}" for name in _DECODER_ONLY for role in _ROLES), "hf_vlm.family"),
     "llama-3.2-vision-11b/colocated": "hf_vlm.family",
 }
 """Chat families; their `build(spec)` returns `ChatComponents`."""
 
 
 def build(spec: ModelSpec) -> "Built":
-    """Build a model with its weights.
-
-    Raises ModelError for an unknown family, parameter or knob, or unusable weights.
-    """
+    """Build a model; ModelError for an unknown family, parameter or knob, or unusable weights."""
     require_family(spec.family)
     module = FAMILIES.get(spec.family)
     if module is None:
@@ -94,10 +85,7 @@ def build_chat(spec: ModelSpec) -> "ChatComponents":
 
 
 def require_family(name: str) -> None:
-    """Check that a family exists, without importing it.
-
-    Raises ModelError, listing the families or naming the missing package.
-    """
+    """Raise ModelError, listing the families or naming the missing package, unless a family exists."""
     if name in FAMILIES or name in CHAT_FAMILIES:
         return
     location = plugin_location(name)

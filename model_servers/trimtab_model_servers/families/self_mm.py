@@ -7,24 +7,24 @@ several use their columns of the fusion layer.
 """
 
 from collections.abc import Mapping
+from functools import partial
 from typing import Any
 
 import torch
 from pydantic import Field
 from torch import Tensor, nn
 
-from trimtab_model_servers.families.interfaces import Built, Parameters, read_parameters
+from trimtab_model_servers.families.interfaces import Parameters
 from trimtab_model_servers.families.multimodal import MultimodalModel, build_multimodal
 from trimtab_model_servers.families.pretrained import TRANSFORMERS
 from trimtab_model_servers.families.sequences import model_inputs
-from trimtab_pipelines.model_spec import ModelSpec
 
-KNOBS = frozenset({"modalities"})
 INPUTS = {"text": 768, "audio": 74, "video": 35}
 HIDDEN = {"audio": 16, "video": 32}
 OUTPUTS = {"text": 768, "audio": 16, "video": 32}
 HEADS = {"text": 32, "audio": 16, "video": 32}
 FUSED = 128
+KNOBS = frozenset({"modalities"})
 MODALITIES = tuple(INPUTS)
 _MODEL, _CONFIG = TRANSFORMERS.BertModel, TRANSFORMERS.BertConfig
 
@@ -119,6 +119,4 @@ class SelfMm(MultimodalModel):
         return {"score": score, "label": (score > 0).to(torch.int64), "confidence": score.abs().sigmoid()}
 
 
-def build(spec: ModelSpec) -> Built:
-    parameters = read_parameters(SelfMmParameters, spec)
-    return build_multimodal(spec, lambda: SelfMm(parameters))
+build = partial(build_multimodal, SelfMm, SelfMmParameters)

@@ -54,7 +54,6 @@ def model_inputs(
 
 
 def token_counts(tokens: Tensor) -> Tensor:
-    """Number of tokens of each row, [B]."""
     return (tokens >= 0).sum(dim=1)
 
 

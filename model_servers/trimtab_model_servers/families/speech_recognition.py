@@ -13,8 +13,8 @@ from torch import Tensor
 from trimtab_model_servers.families.filterbank import SAMPLES_PER_SECOND, WINDOW, mel_bands
 from trimtab_model_servers.families.interfaces import Built, Parameters, read_parameters
 from trimtab_model_servers.families.pretrained import architecture_of, build_model
-from trimtab_model_servers.families.seq2seq import generated_tokens, generation_config
 from trimtab_model_servers.families.sequences import NO_TOKEN, pack, resize_width
+from trimtab_model_servers.families.text import generated_tokens, generation_config
 from trimtab_pipelines.model_spec import ModelSpec
 from trimtab_pipelines.operating_point import OperatingPoint
 

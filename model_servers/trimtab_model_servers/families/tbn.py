@@ -8,18 +8,18 @@ skipped, which equals features of zero; the weights must be trained with modalit
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from pydantic import Field
 from torch import Tensor, nn
 
-from trimtab_model_servers.families.interfaces import Built, Parameters, read_parameters
+from trimtab_model_servers.families.interfaces import Parameters
 from trimtab_model_servers.families.multimodal import MultimodalModel, build_multimodal, classify
-from trimtab_pipelines.model_spec import ModelSpec
 
 FEATURES = 1024
-KNOBS = frozenset({"modalities"})
 CHANNELS = {"image": 3, "flow": 10, "audio": 1}
+KNOBS = frozenset({"modalities"})
 MODALITIES = tuple(CHANNELS)
 FUSED = 512
 
@@ -161,6 +161,4 @@ class Tbn(MultimodalModel):
         return classify(verbs) | {"noun": nouns.argmax(dim=1)}
 
 
-def build(spec: ModelSpec) -> Built:
-    parameters = read_parameters(TbnParameters, spec)
-    return build_multimodal(spec, lambda: Tbn(parameters))
+build = partial(build_multimodal, Tbn, TbnParameters)

@@ -6,14 +6,14 @@ omits the class token for audio alone and does not support video alone; here eve
 """
 
 from collections.abc import Mapping
+from functools import partial
 
 import torch
 from pydantic import Field
 from torch import Tensor, nn
 
-from trimtab_model_servers.families.interfaces import Built, Parameters, read_parameters
+from trimtab_model_servers.families.interfaces import Parameters
 from trimtab_model_servers.families.multimodal import Encoder, MultimodalModel, build_multimodal
-from trimtab_pipelines.model_spec import ModelSpec
 
 KNOBS = frozenset({"modalities"})
 MODALITIES = ("audio", "video")
@@ -79,6 +79,4 @@ class Tvlt(MultimodalModel):
         return positioned.flatten(1, 2) + self.video_kind
 
 
-def build(spec: ModelSpec) -> Built:
-    parameters = read_parameters(TvltParameters, spec)
-    return build_multimodal(spec, lambda: Tvlt(parameters))
+build = partial(build_multimodal, Tvlt, TvltParameters)

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from importlib import import_module
 from types import SimpleNamespace
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from pydantic import TypeAdapter, ValidationError
@@ -17,6 +17,7 @@ from pydantic import TypeAdapter, ValidationError
 from trimtab_model_servers.errors import ModelError, first_problem
 from trimtab_model_servers.families.interfaces import Built
 from trimtab_model_servers.families.registry import not_installed, plugin_location
+from trimtab_model_servers.model_protocol import Weights
 from trimtab_model_servers.weights.loading import build_with_weights
 from trimtab_pipelines.model_spec import ModelSpec
 from trimtab_pipelines.operating_point import OperatingPoint
@@ -28,10 +29,7 @@ _KNOBS = frozenset({"modalities", "merging", "prompts", "precision", "compiled",
 
 
 def builder_of(family: str) -> Any:
-    """The builder of a plugin family, with `build(spec)` and `KNOBS` as in this package's modules.
-
-    Raises ModelError if it cannot be imported, or is not a family.
-    """
+    """The builder of a plugin, with `build(spec)` and `KNOBS` as in this package's modules; raises ModelError."""
     family_class = _load_class(family)
     if callable(getattr(family_class, "build", None)):
         return family_class
@@ -45,10 +43,7 @@ def builder_of(family: str) -> Any:
 
 
 def _load_class(family: str) -> Any:
-    """Import a plugin family: an object with `build`, or a subclass of torch.nn.Module.
-
-    Raises ModelError if that fails.
-    """
+    """Import a plugin: an object with `build`, or a subclass of torch.nn.Module; raises ModelError."""
     location = plugin_location(family)
     if location is None:
         raise ModelError(f"family {family!r} is not an import path; use package.module:Class")
@@ -72,7 +67,8 @@ def _build(cls: Class, spec: ModelSpec) -> Built:
     check_parameters(cls, spec)
     module, random = build_with_weights(spec, lambda: _construct(cls, spec))
     outputs = tuple(tensor.name for tensor in _declared(cls, "outputs"))
-    return Built(UserNetwork(module, outputs), _weights_kind(module, random=random))
+    weights: Weights = "stored" if not random else "random" if module.state_dict() else "none"
+    return Built(UserNetwork(module, outputs), weights)
 
 
 def _construct(cls: Class, spec: ModelSpec) -> torch.nn.Module:
@@ -80,12 +76,6 @@ def _construct(cls: Class, spec: ModelSpec) -> torch.nn.Module:
         return cls(**spec.parameters)
     except Exception as error:
         raise ModelError(f"family {spec.family!r}: constructor: {type(error).__name__}: {error}") from error
-
-
-def _weights_kind(module: torch.nn.Module, *, random: bool) -> Literal["stored", "random", "none"]:
-    if not random:
-        return "stored"
-    return "random" if module.state_dict() else "none"
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,10 +105,7 @@ class UserNetwork:
 
 
 def check_parameters(cls: Class, spec: ModelSpec) -> None:
-    """Check a variant's parameters against the constructor of the class.
-
-    Raises ModelError if one is unknown or missing.
-    """
+    """Raise ModelError unless the variant's parameters are those of the constructor."""
     signature = inspect.signature(cls)
     try:
         signature.bind(**spec.parameters)

@@ -6,17 +6,17 @@ token remains, which the pooler reads.
 """
 
 from collections.abc import Mapping
+from functools import partial
 from typing import Any
 
 import torch
 from pydantic import Field
 from torch import Tensor, nn
 
-from trimtab_model_servers.families.interfaces import Built, Parameters, read_parameters
+from trimtab_model_servers.families.interfaces import Parameters
 from trimtab_model_servers.families.multimodal import MultimodalModel, build_multimodal
 from trimtab_model_servers.families.pretrained import TRANSFORMERS
 from trimtab_model_servers.families.sequences import model_inputs
-from trimtab_pipelines.model_spec import ModelSpec
 
 KNOBS = frozenset({"modalities"})
 MODALITIES = ("text", "image")
@@ -80,6 +80,4 @@ class Vilt(MultimodalModel):
         return positioned + kind
 
 
-def build(spec: ModelSpec) -> Built:
-    parameters = read_parameters(ViltParameters, spec)
-    return build_multimodal(spec, lambda: Vilt(parameters))
+build = partial(build_multimodal, Vilt, ViltParameters)

@@ -17,13 +17,13 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from trimtab_model_servers.errors import ModelError
-from trimtab_model_servers.families.interfaces import CPU, Built, Parameters, read_parameters
+from trimtab_model_servers.families.interfaces import CPU, Built, read_parameters
 from trimtab_model_servers.model_protocol import Fact
 from trimtab_model_servers.transformer.checkpoint_import import CheckpointInfo
 from trimtab_model_servers.transformer.checkpoints import Checkpoint, load, random_checkpoint
 from trimtab_model_servers.transformer.compiled import PREFIX as FORM_PREFIX
 from trimtab_model_servers.transformer.compiled import Compiled, load_form
-from trimtab_model_servers.transformer.config import SHAPES, Activation, Normalisation, preprocess
+from trimtab_model_servers.transformer.config import SHAPES, Normalisation, preprocess
 from trimtab_model_servers.transformer.merging import RULES
 from trimtab_model_servers.transformer.task_registry import ActiveTasks, TaskRegistry, fingerprint
 from trimtab_model_servers.transformer.tasks import RowGroup, prompt_variant, require_trained
@@ -41,25 +41,13 @@ COMPUTE_DTYPES = {"BF16": torch.bfloat16, "FP16": torch.float16}
 log = logging.getLogger(__name__)
 
 
-class TransformerParameters(Parameters):
+class TransformerParameters(CheckpointInfo):
     """Settings of the family."""
 
-    heads: int | None = Field(
-        default=None, ge=1, description="Attention heads, if neither the weights nor a known size determine them"
-    )
-    epsilon: float | None = Field(
-        default=None, gt=0, description="Epsilon of layer norms; default 1e-5 with a norm before the layers, else 1e-6"
-    )
-    activation: Activation | None = Field(default=None, description="Of the feed-forward blocks; default GELU")
-    normalisation: Normalisation | None = Field(default=None, description="Of images, if the weights do not state it")
     proportional_attention: bool = Field(
         default=True, description="Weight merged tokens in attention by the number of their patches"
     )
     size: Literal["tiny", "small", "base", "large"] = Field(default="base", description="Of random weights")
-
-    @property
-    def checkpoint_info(self) -> CheckpointInfo:
-        return CheckpointInfo(self.heads, self.epsilon, self.activation, self.normalisation)
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,11 +84,8 @@ class ServedTransformer:
     def infer(self, inputs: dict[str, Tensor], point: OperatingPoint) -> dict[str, Tensor]:
         """Classify a batch, each row by the head of its task."""
         images, prepared, active = inputs["image"], self.points[point.name], self.active_tasks
-        task_input = inputs.get(TASK_INPUT)
         tasks = (
-            torch.zeros(len(images), dtype=torch.int64, device=images.device)
-            if task_input is None
-            else task_input.view(-1)
+            inputs[TASK_INPUT].view(-1) if TASK_INPUT in inputs else images.new_zeros(len(images), dtype=torch.int64)
         )
         indices, valid = active.bank_indices_of(tasks)
         bank = active.banks[prepared.prompt_variant]
@@ -116,11 +101,10 @@ class ServedTransformer:
     def _features(self, images: Tensor, groups: Sequence[RowGroup], prepared: PreparedPoint) -> Tensor:
         """Features [B, d]; row groups with different prompts run one after the other."""
         single = len(groups) == 1
+        batches = [images if single else images[group.rows] for group in groups]
         features = [
-            self._forward(
-                preprocess(images if single else images[group.rows], self.normalisation), group.prompts, prepared
-            )
-            for group in groups
+            self._forward(preprocess(batch, self.normalisation), group.prompts, prepared)
+            for batch, group in zip(batches, groups, strict=True)
         ]
         if single:
             return features[0]
@@ -136,10 +120,7 @@ class ServedTransformer:
         return features
 
     def add_compiled_point(self, point: OperatingPoint, like: str, folder: Path) -> None:
-        """Add a point equal to the point ``like``, but with the compiled form that it names, in a folder.
-
-        Raises ModelError if the form is unusable.
-        """
+        """Add a point equal to ``like``, but with the compiled form that it names; ModelError if that is unusable."""
         form = load_form(point.compiled or "", folder, self.transformer)
         self.points[point.name] = replace(self.points[like], compiled=form)
 
@@ -166,12 +147,10 @@ class ServedTransformer:
 def build(spec: ModelSpec) -> Built:
     settings = read_parameters(TransformerParameters, spec)
     weights = find_weights(spec.storage_uri, spec.digest)
-    random = isinstance(weights, RandomSeed)
-    stored = (
-        random_checkpoint(SHAPES[settings.size], weights.value)
-        if isinstance(weights, RandomSeed)
-        else load(weights, settings.checkpoint_info)
-    )
+    if isinstance(weights, RandomSeed):
+        stored, folder = random_checkpoint(SHAPES[settings.size], weights.value), None
+    else:
+        stored, folder = load(weights, settings), weights.parent
     _require_images(spec, stored)
     if spec.tasks and all(tensor.name != TASK_INPUT for tensor in spec.inputs):
         raise ModelError(
@@ -193,12 +172,10 @@ def build(spec: ModelSpec) -> Built:
     )
     for point in spec.operating_points:
         if point.compiled is not None:
-            _load_compiled_form(
-                served, point, None if isinstance(weights, RandomSeed) else weights.parent, spec.max_batch_size
-            )
+            _load_compiled_form(served, point, folder, spec.max_batch_size)
     if any(prepared.int8 for prepared in points.values()):
         served.int8_transformer = quantize(stored.transformer)
-    return Built.of(served, random=random)
+    return Built.of(served, random=folder is None)
 
 
 def _require_trained(spec: ModelSpec, task_registry: TaskRegistry) -> None:

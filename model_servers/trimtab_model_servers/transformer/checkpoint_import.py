@@ -6,10 +6,10 @@ published sizes, else a required parameter. Activation and epsilon have defaults
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
 from math import isqrt
 
 import torch
+from pydantic import BaseModel, ConfigDict, Field
 from torch import Tensor
 
 from trimtab_model_servers.errors import ModelError
@@ -46,14 +46,19 @@ _TORCHVISION = (
 )
 
 
-@dataclass(frozen=True, slots=True)
-class CheckpointInfo:
+class CheckpointInfo(BaseModel):
     """Settings that tensors do not contain; None is unspecified."""
 
-    heads: int | None = None
-    epsilon: float | None = None
-    activation: Activation | None = None
-    normalisation: Normalisation | None = None
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    heads: int | None = Field(
+        default=None, ge=1, description="Attention heads, if neither the weights nor a known size determine them"
+    )
+    epsilon: float | None = Field(
+        default=None, gt=0, description="Epsilon of layer norms; default 1e-5 with a norm before the layers, else 1e-6"
+    )
+    activation: Activation | None = Field(default=None, description="Of the feed-forward blocks; default GELU")
+    normalisation: Normalisation | None = Field(default=None, description="Of images, if the weights do not state it")
 
 
 UNSPECIFIED = CheckpointInfo()
@@ -67,10 +72,7 @@ def convert_state_dict(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 
 def infer_config(tensors: Mapping[str, Tensor], where: str, info: CheckpointInfo = UNSPECIFIED) -> ViTConfig:
-    """Infer the configuration from converted tensors.
-
-    Raises ModelError for an unsupported architecture or an unknown number of heads.
-    """
+    """Infer it from converted tensors; ModelError for another architecture or an unknown number of heads."""
     try:
         kernel, positions = tensors["patch_embed.proj.weight"], tensors["pos_embed"]
         registers = tensors["reg_token"].shape[1] if "reg_token" in tensors else 0
@@ -121,10 +123,7 @@ def split_head(tensors: Mapping[str, Tensor], where: str) -> tuple[dict[str, Ten
     if "head.weight" not in tensors or "head.bias" not in tensors:
         raise ModelError(f"{where}: the transformer has no head (head.weight, head.bias)")
     weights = {name: tensor for name, tensor in tensors.items() if not name.startswith("head.")}
-    with_bias = ("patch_embed.proj", "attn.qkv")
-    for name in [
-        name for name in weights if name.endswith(".weight") and name.removesuffix(".weight").endswith(with_bias)
-    ]:
+    for name in [name for name in weights if name.endswith(("patch_embed.proj.weight", "attn.qkv.weight"))]:
         weights.setdefault(f"{name.removesuffix('.weight')}.bias", torch.zeros(weights[name].shape[0]))
     return weights, Head(tensors["head.weight"].float(), tensors["head.bias"].float())
 

@@ -15,13 +15,8 @@ from pydantic import PositiveFloat, TypeAdapter, ValidationError
 from torch import Tensor
 
 from trimtab_model_servers.errors import ModelError
-from trimtab_model_servers.transformer.checkpoint_import import (
-    UNSPECIFIED,
-    CheckpointInfo,
-    convert_state_dict,
-    infer_config,
-    split_head,
-)
+from trimtab_model_servers.transformer import checkpoint_import
+from trimtab_model_servers.transformer.checkpoint_import import UNSPECIFIED, CheckpointInfo
 from trimtab_model_servers.transformer.config import Normalisation, ViTConfig
 from trimtab_model_servers.transformer.tasks import PLAIN, Head
 from trimtab_model_servers.transformer.transformer import VisionTransformer
@@ -76,17 +71,14 @@ def store_temperatures(path: Path, temperatures: Temperatures) -> None:
 
 
 def load(path: Path, info: CheckpointInfo = UNSPECIFIED) -> Checkpoint:
-    """Load a native, torchvision or timm checkpoint; ``info`` states what a foreign file does not contain.
-
-    Raises ModelError if the file is unusable.
-    """
+    """Load a checkpoint; ``info`` states what a foreign file does not contain; ModelError if it is unusable."""
     metadata, tensors = read_file(path)
     tensors = {name: tensor.float() for name, tensor in tensors.items()}
     if metadata.get("kind") == KIND:
         return _load_native(path, metadata, tensors)
-    converted = convert_state_dict(tensors)
-    weights, head = split_head(converted, str(path))
-    shape, normalisation = infer_config(converted, str(path), info), info.normalisation or "None"
+    converted = checkpoint_import.convert_state_dict(tensors)
+    weights, head = checkpoint_import.split_head(converted, str(path))
+    shape, normalisation = checkpoint_import.infer_config(converted, str(path), info), info.normalisation or "None"
     tasks = {ONLY_TASK: tuple(str(label) for label in range(len(head.bias)))}
     settings = _unusual_settings(shape, normalisation)
     return Checkpoint(_build(shape, weights, path), {PLAIN: {ONLY_TASK: head}}, tasks, normalisation, settings=settings)

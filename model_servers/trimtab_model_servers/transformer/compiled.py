@@ -74,12 +74,9 @@ def compiler_problem() -> str:
 def compile_form(
     transformer: VisionTransformer, plan: ForwardPlan, half: torch.dtype | None, max_rows: int, folder: Path
 ) -> str:
-    """Compile a transformer on the CPU with a plan without prompts, by torch's inductor for this processor.
+    """Compile a plan without prompts for this CPU by torch's inductor; return the form's name; raises ModelError.
 
-    Returns the form's name. ``half`` is the data type of products, unless FP32; ``max_rows`` is at least 2.
-
-    Raises:
-        ModelError: the compilation fails.
+    ``half`` is the data type of products, unless FP32; ``max_rows`` is at least 2.
     """
     if problem := compiler_problem():
         raise ModelError(problem)
@@ -114,10 +111,7 @@ def compile_form(
 
 
 def load_form(name: str, folder: Path, transformer: VisionTransformer) -> Compiled:
-    """Load a form and bind it to the weights of a transformer.
-
-    Raises ModelError if there is none, or it was compiled for another torch, processor or transformer.
-    """
+    """Bind a form to the weights of a transformer; ModelError if it is absent or of another machine or shape."""
     path = folder / f"{name}{SUFFIX}"
     if not path.is_file():
         raise ModelError(f"{path} does not exist; `trimtab tune` compiles forms")

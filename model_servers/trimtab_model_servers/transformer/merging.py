@@ -23,17 +23,10 @@ def gather_weights(rows: Tensor, chosen: Tensor) -> Tensor:
 
 
 def merge_tokens(tokens: Tensor, sizes: Tensor, kept: Tensor, gone: Tensor, into: Tensor) -> tuple[Tensor, Tensor]:
-    """Merge each of some tokens into another one; the sums of sizes and of size times token do not change.
+    """Merge tokens [B, N, d] into others; the sums of sizes [B, N] and of size times token do not change.
 
-    Args:
-        tokens: [B, N, d].
-        sizes: [B, N], number of patches of each token.
-        kept: [B, K] indices of the remaining tokens, in their new order.
-        gone: [B, N − K] indices of the merged tokens.
-        into: [B, N − K], the index among the kept that each merges into.
-
-    Returns:
-        Tokens [B, K, d] and sizes [B, K].
+    ``kept`` [B, K] are indices of the remaining tokens in their new order, ``gone`` [B, N − K] those of the merged
+    ones, ``into`` [B, N − K] the index among the kept that each merges into. Returns tokens [B, K, d] and sizes [B, K].
     """
     mass = tokens * sizes[..., None]
     width, count = tokens.shape[-1], kept.shape[1]
@@ -136,10 +129,7 @@ RULES: Mapping[str, Rule] = {
 
 
 def in_each_layer(schedule: Sequence[int], depth: int) -> tuple[int, ...]:
-    """Expand a schedule to every layer; one number applies to all, an empty schedule merges nothing.
-
-    Raises ValueError for another number of layers.
-    """
+    """A schedule of every layer from none, one or one for each; ValueError for another number of numbers."""
     if len(schedule) in {0, 1}:
         return tuple(schedule or (0,)) * depth
     if len(schedule) != depth:

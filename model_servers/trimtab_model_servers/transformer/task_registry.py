@@ -64,16 +64,12 @@ def fingerprint(
 
 
 def save_task(path: Path, record: TaskRecord, heads: Mapping[str, Head]) -> None:
-    """Write a task file in float16, with heads by prompt variant."""
     tensors = {f"{variant}.{part}": tensor for variant, head in heads.items() for part, tensor in head.parts.items()}
     save_half(path, tensors, {METADATA_KEY: record.model_dump_json(exclude_none=True)})
 
 
 def load_task(path: Path, shape: ViTConfig, fingerprint: str, prompts: Mapping[str, int]) -> TaskFile:
-    """Read a task's record and its heads for prompt variants, given with their prompts per layer.
-
-    Raises ModelError if the file does not match the transformer of this shape and fingerprint.
-    """
+    """A task's record and heads; ModelError if they do not fit the transformer of this shape and fingerprint."""
     record = _read_record(path)
     if record.transformer != fingerprint:
         raise ModelError(
@@ -157,13 +153,10 @@ class ActiveTasks:
 
 
 class TaskRegistry:
-    """Loads tasks and watches a folder.
+    """Loads tasks and watches a folder; raises ModelError for an invalid task of the pipeline.
 
     ``fingerprint`` is required of task files. ``pipeline_tasks`` has the names and files of the pipeline's tasks, None
     for a deleted one.
-
-    Raises:
-        ModelError: a task of the pipeline is invalid.
     """
 
     def __init__(
@@ -176,16 +169,10 @@ class TaskRegistry:
         folder: Path | None = None,
         max_classes: int | None = None,
     ) -> None:
-        self._shape, self._trained, self._max_classes = (
-            checkpoint.transformer.shape,
-            tuple(checkpoint.heads),
-            max_classes,
-        )
-        self._fallbacks, self._prompts = (
-            {prompt_variant(point): fallback_order(point) for point in points},
-            prompt_counts(points),
-        )
-        self.fingerprint, self._folder = fingerprint, folder
+        self._shape, self._trained = checkpoint.transformer.shape, tuple(checkpoint.heads)
+        self._fallbacks = {prompt_variant(point): fallback_order(point) for point in points}
+        self._prompts = prompt_counts(points)
+        self.fingerprint, self._folder, self._max_classes = fingerprint, folder, max_classes
         self._files_by_version: dict[_Version, TaskFile] = {}
         self._folder_versions: list[_Version] = []
         self._permanent: dict[int, tuple[str, Heads]] = {
@@ -204,7 +191,6 @@ class TaskRegistry:
 
     @property
     def prompt_variants(self) -> Collection[str]:
-        """Prompt variants of the permanent tasks."""
         return dict.fromkeys((*self._trained, *(key for _, heads in self._permanent.values() for key in heads)))
 
     def changed(self) -> bool:

@@ -51,10 +51,7 @@ class TaskBank:
     """Heads of all tasks for one prompt variant, by reference."""
 
     def __init__(self, heads: Sequence[Head]) -> None:
-        """Take heads in the order of the tasks' numbers.
-
-        Raises ValueError if there are none, or their prompts have different shapes.
-        """
+        """Take heads in the order of the tasks' numbers; ValueError without any, or if prompts differ in shape."""
         if not heads:
             raise ValueError("a transformer needs at least one task")
         shapes = {tuple(head.prompts.shape) for head in heads if head.prompts is not None}
@@ -74,10 +71,7 @@ class TaskBank:
         return [RowGroup(rows, self._prompts(tasks[rows])) for rows in groups]
 
     def logits(self, features: Tensor, tasks: Tensor) -> Tensor:
-        """Logits of each row's task: features [B, d], tasks int64 [B] to float32 [B, largest number of classes].
-
-        Missing classes are -inf. Rows are computed task by task, so that no head is copied.
-        """
+        """Logits of rows [B, d], -inf for classes a task lacks; computed task by task, so that no head is copied."""
         order = torch.argsort(tasks)
         present, counts = torch.unique_consecutive(tasks[order], return_counts=True)
         heads = [self.heads[task] for task in present.tolist()]

@@ -138,10 +138,7 @@ class Layer(nn.Module):
 
 
 def forward_plan(point: OperatingPoint, depth: int, *, proportional: bool = True) -> ForwardPlan:
-    """Forward plan of an operating point, without its prompts.
-
-    Raises KeyError for an unknown rule, ValueError for another number of layers.
-    """
+    """A point's plan without prompts; KeyError for an unknown rule, ValueError for another number of layers."""
     merging = point.merging
     rule = RULES[merging.rule if merging and merging.rule else next(iter(RULES))]
     merged = in_each_layer(merging.schedule if merging else (), depth)

@@ -2,18 +2,22 @@
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from itertools import pairwise
 from pathlib import Path
 from typing import TypeVar
 
 import torch
+from pydantic import BaseModel, ValidationError
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
+from torch.nn.utils.fusion import fuse_conv_bn_eval
 
 from trimtab_model_servers.errors import ModelError
 from trimtab_model_servers.weights.source import RandomSeed, find_weights
 from trimtab_pipelines.model_spec import ModelSpec
 
 Module = TypeVar("Module", bound=torch.nn.Module)
+Config = TypeVar("Config", bound=BaseModel)
 _COUNTER = "num_batches_tracked"  # used only by training; many files omit it
 
 
@@ -28,13 +32,10 @@ def seeded(seed: int) -> Iterator[None]:
 def build_with_weights(
     spec: ModelSpec, construct: Callable[[], Module], *, on_meta: bool = False
 ) -> tuple[Module, bool]:
-    """Construct a network with the weights of its `storageUri`, frozen; return it, and whether the weights are random.
+    """Construct a network with the weights of its `storageUri`, frozen; return it, and whether they are random.
 
     ``on_meta`` constructs a network for stored weights on the meta device, which is faster, but leaves tensors outside
-    its state dict without values.
-
-    Raises:
-        ModelError: the weights are unavailable, or of another architecture.
+    its state dict without values. Raises ModelError if the weights are unavailable, or of another architecture.
     """
     weights = find_weights(spec.storage_uri, spec.digest)
     if isinstance(weights, RandomSeed):
@@ -47,14 +48,20 @@ def build_with_weights(
     return network.eval().requires_grad_(requires_grad=False), isinstance(weights, RandomSeed)
 
 
+def fuse_batch_norms(network: torch.nn.Module) -> None:
+    """Fuse each batch norm into the convolution declared just before it, in place: fewer passes over memory."""
+    for module in list(network.modules()):
+        for (name, before), (norm_name, norm) in pairwise(list(module.named_children())):
+            if isinstance(before, torch.nn.Conv2d) and isinstance(norm, torch.nn.BatchNorm2d):
+                setattr(module, name, fuse_conv_bn_eval(before.eval(), norm.eval()))
+                setattr(module, norm_name, torch.nn.Identity())
+
+
 def load_weights(module: torch.nn.Module, path: Path) -> None:
     """Load a file into a module, in the module's dtypes.
 
-    The module may be on the meta device if it has no tensors outside its state dict.
-
-    Raises:
-        ModelError: not a safetensors file; a tensor is missing, unexpected or of another shape; or a tensor outside
-            the state dict is on the meta device.
+    The module may be on the meta device if it has no tensors outside its state dict. Raises ModelError if the file is
+    no safetensors file, a tensor does not fit, or one outside the state dict is on the meta device.
     """
     expected = module.state_dict()
     stored = read_tensors(path)
@@ -89,6 +96,20 @@ def save_half(path: Path, tensors: Mapping[str, torch.Tensor], metadata: Mapping
     path.parent.mkdir(parents=True, exist_ok=True)
     halved = {name: tensor.half().contiguous() for name, tensor in tensors.items()}
     save_file(halved, path, metadata=dict(metadata))
+
+
+def load_configured(path: Path, configs: Mapping[str, type[Config]], build: Callable[[Config], Module]) -> Module:
+    """Load a network whose file names its family and has its configuration as JSON; raises ModelError."""
+    metadata, tensors = read_file(path)
+    config = configs.get(metadata.get("family", ""))
+    if config is None:
+        raise ModelError(f"{path}: weights of family {metadata.get('family')!r}; expected {' or '.join(configs)}")
+    try:
+        network = build(config.model_validate_json(metadata.get("config", "")))
+        network.load_state_dict(tensors)
+    except (ValidationError, RuntimeError) as error:
+        raise ModelError(f"{path}: not weights of these networks: {error}") from error
+    return network
 
 
 def require_same_tensors(path: Path, expected: Mapping[str, torch.Tensor], stored: Mapping[str, torch.Tensor]) -> None:

@@ -14,8 +14,9 @@ from trimtab_model_servers.families.digits.family import (
     prepare_for_serving,
     save,
 )
-from trimtab_model_servers.families.digits.layers import Convolution, fold
+from trimtab_model_servers.families.digits.layers import Convolution
 from trimtab_model_servers.families.digits.locator import MAX_OBJECTS, Locator, LocatorConfig, cut_crops, decode
+from trimtab_model_servers.weights.loading import fuse_batch_norms
 from trimtab_training.digits.page_generator import PageSource
 
 WEIGHTS = Path(__file__).parents[3] / "pipelines" / "digits" / "weights"
@@ -155,8 +156,8 @@ def test_folding_keeps_outputs():
     x = torch.randn(2, 3, 10, 10)
     before = layer(x)
 
-    fold(layer)
-    fold(layer)
+    fuse_batch_norms(layer)
+    fuse_batch_norms(layer)
 
     assert not any(isinstance(module, torch.nn.BatchNorm2d) for module in layer.modules())
     torch.testing.assert_close(layer(x), before, atol=1e-5, rtol=1e-5)

@@ -7,15 +7,14 @@ from contextlib import nullcontext
 from pathlib import Path
 from typing import Final, TypeVar
 
-from pydantic import Field, ValidationError
+from pydantic import Field
 from torch import channels_last
 
 from trimtab_model_servers.errors import ModelError
-from trimtab_model_servers.families.digits.layers import fold
 from trimtab_model_servers.families.digits.locator import Locator, LocatorConfig
 from trimtab_model_servers.families.digits.reader import Reader, ReaderConfig
 from trimtab_model_servers.families.interfaces import Built, Parameters, read_parameters
-from trimtab_model_servers.weights.loading import read_file, save_half, seeded
+from trimtab_model_servers.weights.loading import fuse_batch_norms, load_configured, save_half, seeded
 from trimtab_model_servers.weights.source import RandomSeed, find_weights
 from trimtab_pipelines.model_spec import ModelSpec
 
@@ -60,33 +59,20 @@ def build_network(variant: str | Config, *, seed: int | None = None) -> Locator 
 
 def prepare_for_serving(network: Network) -> Network:
     """Merge normalisations, switch to evaluation and freeze, in place."""
-    fold(network)
+    fuse_batch_norms(network)
     network.eval().requires_grad_(requires_grad=False)
     return network
 
 
 def save(network: Locator | Reader, config: Config, path: Path, training: dict[str, str] | None = None) -> None:
-    """Write a folded network; `training` is added to its metadata."""
     family = "locate" if isinstance(config, LocatorConfig) else "read"
     metadata = {"family": f"digits-{family}", "config": config.model_dump_json()}
     save_half(path, network.state_dict(), {**(training or {}), **metadata})
 
 
 def load(path: Path) -> Locator | Reader:
-    """Load a network as float32, folded, in evaluation mode.
-
-    Raises ModelError if the file is no weight file of these networks.
-    """
-    metadata, tensors = read_file(path)
-    config = _CONFIGS.get(metadata.get("family", ""))
-    if config is None:
-        raise ModelError(f"{path}: weights of family {metadata.get('family')!r}; expected {' or '.join(_CONFIGS)}")
-    try:
-        network = prepare_for_serving(build_network(config.model_validate_json(metadata.get("config", "")), seed=0))
-        network.load_state_dict(tensors)
-    except (ValidationError, RuntimeError) as error:
-        raise ModelError(f"{path}: not weights of these networks: {error}") from error
-    return network
+    """Load a network as float32, fused, in evaluation mode; raises ModelError if the file is none of theirs."""
+    return load_configured(path, _CONFIGS, lambda config: prepare_for_serving(build_network(config, seed=0)))
 
 
 def build(spec: ModelSpec) -> Built:

@@ -93,9 +93,8 @@ class Locator(nn.Module):
     def forward(self, pages: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Find at most four objects per page, uint8 [B, 1, 96, 96].
 
-        Returns:
-            `count` int64 [B], objects per page; `boxes` float32 [N, 4], x0 y0 x1 y1 in pixels;
-            `crops` uint8 [N, 1, 28, 28]. N is the sum of `count`; rows are in page order, best score first.
+        Returns `count` int64 [B]; `boxes` float32 [N, 4], x0 y0 x1 y1 in pixels; `crops` uint8 [N, 1, 28, 28]. N is the
+        sum of `count`; rows are in page order, best score first.
         """
         boxes, scores = decode(self.maps(pages))
         detected = scores >= self.threshold
@@ -110,7 +109,6 @@ class Locator(nn.Module):
         return maps.view(self.views, len(pages), *maps.shape[1:]).mean(dim=0) if self.views > 1 else maps
 
     def infer(self, inputs: dict[str, Tensor], point: OperatingPoint | None = None) -> dict[str, Tensor]:
-        """Map `image` to `count`, `boxes` and `crops`."""
         del point  # a single operating point
         count, boxes, crops = self(inputs["image"])
         return {"count": count, "boxes": boxes, "crops": crops}
@@ -134,10 +132,7 @@ def decode(maps: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def cut_crops(pages: Tensor, page_of_row: Tensor, boxes: Tensor) -> Tensor:
-    """Resample each box [N, 4] (x0 y0 x1 y1 in pixels) of its page to uint8 [N, 1, 28, 28], bilinearly.
-
-    The pages are uint8 [B, 1, H, W]; their border is repeated beyond them.
-    """
+    """Resample boxes [N, 4] of uint8 pages [B, 1, H, W], borders repeated, to uint8 [N, 1, 28, 28], bilinearly."""
     height, width = pages.shape[-2:]
     steps = (torch.arange(CROP_SIDE_PX, dtype=torch.float32, device=boxes.device) + 0.5) / CROP_SIDE_PX
     low, extent = boxes[:, :2, None], (boxes[:, 2:] - boxes[:, :2])[:, :, None]

@@ -44,10 +44,7 @@ class Reader(nn.Module):
         self.classes = nn.Linear(config.widths[-1] * 2, CLASSES)
 
     def logits(self, crops: Tensor) -> Tensor:
-        """Map uint8 crops [B, 1, 28, 28] to scores [B, 10].
-
-        Each crop is standardised first, since ink may be lighter or darker than its ground.
-        """
+        """Map uint8 crops [B, 1, 28, 28], standardised since ink may be light or dark, to scores [B, 10]."""
         x = crops.to(self.classes.weight.dtype)
         x = x - x.mean(dim=(2, 3), keepdim=True)
         x = x / (x.square().mean(dim=(2, 3), keepdim=True).sqrt() + 4)
@@ -76,7 +73,6 @@ class Reader(nn.Module):
         return torch.cat([wide[..., 2 + y : end + y, 2 + x : end + x] for x, y in _SHIFTS[: self.views]])
 
     def infer(self, inputs: dict[str, Tensor], point: OperatingPoint | None = None) -> dict[str, Tensor]:
-        """Map `crop` to `digit` and `confidence`."""
         del point  # a single operating point
         digit, confidence = self(inputs["crop"])
         return {"digit": digit, "confidence": confidence}

@@ -89,10 +89,7 @@ class MultimodalNetwork(nn.Module, ABC):
         """
 
     def infer(self, inputs: Mapping[str, Tensor], point: OperatingPoint | None = None) -> dict[str, Tensor]:
-        """Map the modalities that the point reads and the batch has to `digit` int64 [B] and `confidence` float32 [B].
-
-        The confidence is the calibrated probability of the digit. Raises ValueError if no modality is left.
-        """
+        """Map the modalities that point and batch have to `digit` and calibrated `confidence`; ValueError if none."""
         if point is not None and point.modalities:
             inputs = {name: tensor for name, tensor in inputs.items() if name in point.modalities}
         subset = subset_bits(inputs)

@@ -11,17 +11,8 @@ import torch
 from pydantic import BaseModel, ConfigDict, Field
 from torch import Tensor, nn
 
-from trimtab_model_servers.families.digits_av import CHARACTERS, CLASSES, FRAMES, MODALITIES, SIDE_PX
-from trimtab_model_servers.families.digits_av.base import (
-    BANDS,
-    CHARACTER_CODES,
-    STEPS,
-    MultimodalNetwork,
-    characters,
-    mel_steps,
-    pixels,
-    subset_bits,
-)
+from trimtab_model_servers.families.digits_av import CHARACTERS, CLASSES, FRAMES, MODALITIES, SIDE_PX, base
+from trimtab_model_servers.families.digits_av.base import MultimodalNetwork
 from trimtab_model_servers.families.multimodal import Encoder
 
 REACH_STEPS = 4
@@ -51,11 +42,11 @@ class EarlyNetwork(MultimodalNetwork):
         self.first = nn.Parameter(torch.zeros(1, 1, width))
         self.kinds = nn.Parameter(torch.randn(len(MODALITIES), 1, 1, width) * 0.02)
         self.sound = nn.Sequential(
-            nn.Conv1d(BANDS, 2 * config.stem, 5, stride=2, padding=2),
+            nn.Conv1d(base.BANDS, 2 * config.stem, 5, stride=2, padding=2),
             nn.GELU(),
             nn.Conv1d(2 * config.stem, width, 3, stride=2, padding=1),
         )
-        self.moments = nn.Parameter(torch.randn(1, STEPS // REACH_STEPS, width) * 0.02)
+        self.moments = nn.Parameter(torch.randn(1, base.STEPS // REACH_STEPS, width) * 0.02)
         self.patch = nn.Sequential(
             nn.Conv2d(1, config.stem, 3, stride=2, padding=1),
             nn.GELU(),
@@ -65,29 +56,29 @@ class EarlyNetwork(MultimodalNetwork):
         )
         self.frames = nn.Parameter(torch.randn(1, FRAMES, 1, width) * 0.02)
         self.places = nn.Parameter(torch.randn(1, 1, across**2, width) * 0.02)
-        self.letters = nn.Embedding(CHARACTER_CODES, width)
+        self.letters = nn.Embedding(base.CHARACTER_CODES, width)
         self.positions = nn.Parameter(torch.randn(1, CHARACTERS, width) * 0.02)
         self.trunk = Encoder(config.depth, width, config.heads, 4 * width)
         self.classes = nn.Linear(width, CLASSES)
 
     def logits(self, inputs: Mapping[str, Tensor]) -> Tensor:
         embed = {"audio": self._audio_tokens, "video": self._video_tokens, "text": self._text_tokens}
-        present = subset_bits(inputs)
+        present = base.subset_bits(inputs)
         tokens = [embed[name](inputs[name]) + self.kinds[n] for n, name in enumerate(MODALITIES) if present & (1 << n)]
         first = self.first.expand(len(tokens[0]), -1, -1)
         scores: Tensor = self.classes(self.trunk(torch.cat([first, *tokens], dim=1))[:, 0])
         return scores
 
     def _audio_tokens(self, audio: Tensor) -> Tensor:
-        tokens: Tensor = self.sound(mel_steps(audio).transpose(1, 2)).transpose(1, 2)
+        tokens: Tensor = self.sound(base.mel_steps(audio).transpose(1, 2)).transpose(1, 2)
         return tokens + self.moments
 
     def _video_tokens(self, video: Tensor) -> Tensor:
         rows, frames = video.shape[:2]
-        patches = self.patch(pixels(video).flatten(0, 1)[:, None]).flatten(2).transpose(1, 2)
+        patches = self.patch(base.pixels(video).flatten(0, 1)[:, None]).flatten(2).transpose(1, 2)
         placed: Tensor = patches.reshape(rows, frames, -1, self.config.width) + self.frames + self.places
         return placed.flatten(1, 2)
 
     def _text_tokens(self, text: Tensor) -> Tensor:
-        letters: Tensor = self.letters(characters(text))
+        letters: Tensor = self.letters(base.characters(text))
         return letters + self.positions

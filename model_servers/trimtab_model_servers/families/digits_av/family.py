@@ -7,13 +7,11 @@ import json
 from pathlib import Path
 from typing import Final
 
-from pydantic import ValidationError
-
 from trimtab_model_servers.errors import ModelError
 from trimtab_model_servers.families.digits_av.early_fusion import EarlyConfig, EarlyNetwork
 from trimtab_model_servers.families.digits_av.late_fusion import LateConfig, LateNetwork
 from trimtab_model_servers.families.interfaces import Built, Parameters, read_parameters
-from trimtab_model_servers.weights.loading import read_file, save_half, seeded
+from trimtab_model_servers.weights.loading import load_configured, read_file, save_half, seeded
 from trimtab_model_servers.weights.source import RandomSeed, find_weights
 from trimtab_pipelines.model_spec import ModelSpec
 
@@ -41,17 +39,13 @@ def prepare_for_serving(network: Network) -> Network:
 
 
 def save(network: Network, path: Path, training: dict[str, str] | None = None) -> None:
-    """Write a network; `training` is added to its metadata."""
     family = "digits-av-early" if isinstance(network, EarlyNetwork) else "digits-av-late"
     metadata = {"family": family, "config": network.config.model_dump_json()}
     save_half(path, network.state_dict(), {**(training or {}), **metadata})
 
 
 def speakers_of(path: Path) -> tuple[str, ...]:
-    """Speakers that weights were trained on; none for synthesised voices.
-
-    Raises ModelError if the metadata lacks them.
-    """
+    """Speakers that weights were trained on; none for synthesised voices; ModelError if the metadata lacks them."""
     metadata, _ = read_file(path)
     try:
         return tuple(map(str, json.loads(metadata[SPEAKERS_KEY])))
@@ -60,23 +54,8 @@ def speakers_of(path: Path) -> tuple[str, ...]:
 
 
 def load(path: Path) -> Network:
-    """Load a network as float32, in evaluation mode.
-
-    Raises ModelError if the file is no weight file of these networks.
-    """
-    metadata, tensors = read_file(path)
-    family = metadata.get("family", "")
-    if family not in _FAMILIES:
-        raise ModelError(
-            f"{path}: weights of family {metadata.get('family')!r}; expected one of {', '.join(_FAMILIES)}"
-        )
-    try:
-        config = _FAMILIES[family].model_validate_json(metadata.get("config", ""))
-        network = prepare_for_serving(build_network(config, seed=0))
-        network.load_state_dict(tensors)
-    except (ValidationError, RuntimeError) as error:
-        raise ModelError(f"{path}: not weights of these networks: {error}") from error
-    return network
+    """Load a network as float32, in evaluation mode; raises ModelError if the file is none of theirs."""
+    return load_configured(path, _FAMILIES, lambda config: prepare_for_serving(build_network(config, seed=0)))
 
 
 def build(spec: ModelSpec) -> Built:

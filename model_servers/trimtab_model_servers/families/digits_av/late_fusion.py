@@ -11,16 +11,8 @@ import torch
 from pydantic import BaseModel, ConfigDict, Field
 from torch import Tensor, nn
 
-from trimtab_model_servers.families.digits_av import CHARACTERS, CLASSES, FRAMES, MODALITIES, SIDE_PX
-from trimtab_model_servers.families.digits_av.base import (
-    BANDS,
-    CHARACTER_CODES,
-    MultimodalNetwork,
-    characters,
-    mel_steps,
-    pixels,
-    subset_bits,
-)
+from trimtab_model_servers.families.digits_av import CHARACTERS, CLASSES, FRAMES, MODALITIES, SIDE_PX, base
+from trimtab_model_servers.families.digits_av.base import MultimodalNetwork
 
 ROWS_AT_ONCE: Final = 16
 """Rows per pass of the frame convolutions: activations then fit a core's cache; 64 rows take twice as long."""
@@ -41,7 +33,7 @@ class AudioEncoder(nn.Module):
     def __init__(self, width: int) -> None:
         super().__init__()
         self.layers = nn.Sequential(
-            nn.Conv1d(BANDS, 48, 5, stride=2, padding=2),
+            nn.Conv1d(base.BANDS, 48, 5, stride=2, padding=2),
             nn.GELU(),
             nn.Conv1d(48, 64, 3, stride=2, padding=1),
             nn.GELU(),
@@ -52,7 +44,7 @@ class AudioEncoder(nn.Module):
 
     def forward(self, audio: Tensor) -> Tensor:
         """int16 [B, 6400] to [B, width]."""
-        features: Tensor = self.last(self.layers(mel_steps(audio).transpose(1, 2)).flatten(1))
+        features: Tensor = self.last(self.layers(base.mel_steps(audio).transpose(1, 2)).flatten(1))
         return features
 
 
@@ -79,7 +71,7 @@ class VideoEncoder(nn.Module):
         return torch.cat([self._encode(rows) for rows in torch.split(video, ROWS_AT_ONCE)])
 
     def _encode(self, video: Tensor) -> Tensor:
-        frames = self.layers(pixels(video).flatten(0, 1)[:, None])
+        frames = self.layers(base.pixels(video).flatten(0, 1)[:, None])
         features: Tensor = self.last(frames.flatten(1)).view(len(video), FRAMES, -1).mean(dim=1)
         return features
 
@@ -89,12 +81,12 @@ class TextEncoder(nn.Module):
 
     def __init__(self, width: int) -> None:
         super().__init__()
-        self.letters = nn.Embedding(CHARACTER_CODES, 16)
+        self.letters = nn.Embedding(base.CHARACTER_CODES, 16)
         self.layers = nn.Sequential(nn.Linear(CHARACTERS * 16, 96), nn.GELU(), nn.Linear(96, width))
 
     def forward(self, text: Tensor) -> Tensor:
         """uint8 [B, 6] to [B, width]."""
-        features: Tensor = self.layers(self.letters(characters(text)).flatten(1))
+        features: Tensor = self.layers(self.letters(base.characters(text)).flatten(1))
         return features
 
 
@@ -123,7 +115,7 @@ class LateNetwork(MultimodalNetwork):
 
     def fuse(self, features: Mapping[str, Tensor]) -> Tensor:
         """Score the digits from the features [B, width] of some modalities: [B, 10]."""
-        bits = subset_bits(dict(features))
+        bits = base.subset_bits(dict(features))
         names = [name for name in MODALITIES if name in features]
         scores = torch.stack([self.heads[name](features[name]) for name in names]).sum(dim=0)
         if len(names) == 1:

@@ -65,10 +65,7 @@ def single_placeholder(shape: EmbeddingShape) -> ImagePrompt:
 
 
 def tiled(shape: EmbeddingShape, tile_tokens: int) -> ImagePrompt:
-    """Tiles with markers of their row and column, then a global view (SmolVLM).
-
-    Raises ValueError if no image has such a shape.
-    """
+    """Tiles marked by row and column, then a global view (SmolVLM); ValueError if no image has such a shape."""
     tiles, columns = shape.total // tile_tokens, shape.columns
     grid_rows, remainder = divmod(tiles - 1, columns) if columns else (0, tiles - 1)
     if shape.total % tile_tokens or remainder or (columns and not grid_rows):

@@ -18,14 +18,7 @@ from tokenizers.models import BPE
 from trimtab_model_servers.chat.messages import ImagePart, Message, TextPart
 from trimtab_model_servers.errors import ModelError, RefusalError
 from trimtab_model_servers.families.hf_vlm.configs import TRANSFORMERS
-from trimtab_model_servers.weights.files import (
-    OLD_TEMPLATE_FILE,
-    PROCESSOR_FILE,
-    TEMPLATE_FILE,
-    TOKENIZER_CONFIG_FILE,
-    read_json,
-    read_text,
-)
+from trimtab_model_servers.weights import files
 
 _KEY: Final = "chat_template"
 _PRIVATE: Final = ((0xE000, 0xF900), (0xF0000, 0xFFFFE), (0x100000, 0x10FFFE))
@@ -50,13 +43,7 @@ class StoredTemplate:
 
 
 class ChatTemplate:
-    """One template.
-
-    Args:
-        source: Jinja, as of transformers' ``apply_chat_template``.
-        special_tokens: the special tokens that it may write, as text.
-        variables: further variables of the template, such as ``bos_token``.
-    """
+    """Jinja, as of transformers' ``apply_chat_template``; ``special_tokens`` are those that it may write."""
 
     def __init__(self, source: str, special_tokens: Iterable[str], variables: Mapping[str, str]) -> None:
         self._source, self._variables = source, dict(variables)
@@ -66,10 +53,7 @@ class ChatTemplate:
         self._renderer: Any = TRANSFORMERS.PreTrainedTokenizerFast(tokenizer_object=Tokenizer(BPE()))
 
     def render(self, messages: Sequence[Message]) -> list[TemplateSegment]:
-        """Render a chat up to the assistant's turn.
-
-        Raises RefusalError 400 if the template does not support the messages.
-        """
+        """Render a chat up to the assistant's turn; RefusalError 400 if the template does not support it."""
         substitutes = dict(zip(self._guarded, _unused_characters(messages, len(self._guarded)), strict=True))
         restore = {ord(substitute): character for character, substitute in substitutes.items()}
         try:
@@ -104,26 +88,20 @@ class ChatTemplate:
 
 
 def read_templates(folder: Path) -> list[StoredTemplate]:
-    """The templates of a folder, in transformers' order of precedence.
-
-    Raises ModelError if one of its files is invalid.
-    """
+    """The templates of a folder, in transformers' order of precedence; ModelError if a file is invalid."""
     contents = [
-        (PROCESSOR_FILE, read_json(folder, PROCESSOR_FILE).get(_KEY)),
-        (OLD_TEMPLATE_FILE, read_json(folder, OLD_TEMPLATE_FILE).get(_KEY)),
-        (TEMPLATE_FILE, read_text(folder, TEMPLATE_FILE)),
-        (TOKENIZER_CONFIG_FILE, read_json(folder, TOKENIZER_CONFIG_FILE).get(_KEY)),
+        (files.PROCESSOR_FILE, files.read_json(folder, files.PROCESSOR_FILE).get(_KEY)),
+        (files.OLD_TEMPLATE_FILE, files.read_json(folder, files.OLD_TEMPLATE_FILE).get(_KEY)),
+        (files.TEMPLATE_FILE, files.read_text(folder, files.TEMPLATE_FILE)),
+        (files.TOKENIZER_CONFIG_FILE, files.read_json(folder, files.TOKENIZER_CONFIG_FILE).get(_KEY)),
     ]
     sources = ((file, _default_template(folder / file, content)) for file, content in contents)
     return [StoredTemplate(file, source) for file, source in sources if source]
 
 
 def read_special_tokens(folder: Path) -> dict[str, str]:
-    """The named special tokens of a folder's tokenizer, such as ``bos_token``.
-
-    Raises ModelError if its configuration is invalid.
-    """
-    config = read_json(folder, TOKENIZER_CONFIG_FILE)
+    """Named special tokens of a folder's tokenizer, such as ``bos_token``; ModelError if a file is invalid."""
+    config = files.read_json(folder, files.TOKENIZER_CONFIG_FILE)
     extra = config.get("extra_special_tokens")
     named = {name: token for name, token in config.items() if name.endswith("_token")}
     named |= extra if isinstance(extra, dict) else {}
@@ -153,10 +131,7 @@ def _template_input(message: Message, substitutes: Mapping[int, str]) -> dict[st
 
 
 def _unused_characters(messages: Sequence[Message], count: int) -> list[str]:
-    """``count`` private characters that the messages do not contain.
-
-    Raises RefusalError 400 if they contain nearly all.
-    """
+    """``count`` private characters not in the messages; RefusalError 400 if these contain nearly all."""
     used = set(chain.from_iterable(message.text for message in messages))
     free = (chr(code) for first, end in _PRIVATE for code in range(first, end) if chr(code) not in used)
     characters = list(islice(free, count))

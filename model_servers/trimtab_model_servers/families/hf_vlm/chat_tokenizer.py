@@ -58,10 +58,7 @@ class HfChatTokenizer:
             log.warning("%s: the template in %s is not used: %s", folder, stored.file, problem)
 
     def build_prompt(self, messages: Sequence[Message], shapes: Sequence[EmbeddingShape]) -> Prompt:
-        """Tokenize a chat, with its images where the template puts them.
-
-        Raises RefusalError 400 if the template does not support the messages or no image has such a shape.
-        """
+        """Tokenize a chat, with its images where the template puts them; errors as of ChatTokenizer."""
         segments, mark = self._template.render(messages), TemplateSegment(self._image_mark, special=True)
         if (count := segments.count(mark)) != len(shapes):
             raise RefusalError(400, f"messages: the model's template writes {count} of their {len(shapes)} images")

@@ -24,6 +24,8 @@ TRANSFORMERS: Any = import_module("transformers")  # by name: checking its types
 _MLLAMA: Any = import_module("transformers.models.mllama.configuration_mllama")
 _LARGE_INIT: Final[dict[str, Any]] = {"initializer_range": 0.2}
 """Spread of a tiny model's random weights: at the default of 0.02 its output does not depend on its input."""
+_TINY_HEADS: Final = {"num_attention_heads": 4, "num_key_value_heads": 2}
+_TINY_TOWER: Final = {"hidden_size": 32, "intermediate_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2}
 
 Size = Literal["published", "tiny"]
 
@@ -33,10 +35,8 @@ class VlmConfig:
     """One model: its classes, chat template and image handling."""
 
     config: Callable[[], Any]
-    """Creates the configuration."""
     model_class: Any
     tile_px: int
-    """Side of a tile."""
     image_processing: ImageProcessing
     encode: Callable[[Any, Mapping[str, Tensor], bool], Tensor]
     """Encodes a processed image to [rows, width]; the flag says whether the image is alone in its chat."""
@@ -70,17 +70,13 @@ def qwen2(size: Size) -> Any:
     return TRANSFORMERS.Qwen2Config(**(large if size == "published" else small), **heads, eos_token_id=0)
 
 
-_TINY_HEADS: Final = {"num_attention_heads": 4, "num_key_value_heads": 2}
-
-
 def llava_onevision(size: Size) -> VlmConfig:
     """LLaVA-OneVision-7B: SigLIP of 384 pixels, up to 6 x 6 tiles, unpadded."""
     tile, side, image_id = (384, 27, 151_646) if size == "published" else (28, 2, 300)
     grid = [[tile * rows, tile * columns] for rows in range(1, 7) for columns in range(1, 7)]
     large = {"hidden_size": 1152, "intermediate_size": 4304, "num_hidden_layers": 26, "num_attention_heads": 16}
-    small = {"hidden_size": 32, "intermediate_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2}
     vision = TRANSFORMERS.SiglipVisionConfig(
-        **(large if size == "published" else small), image_size=tile, patch_size=14, vision_use_head=False
+        **(large if size == "published" else _TINY_TOWER), image_size=tile, patch_size=14, vision_use_head=False
     )
     config = TRANSFORMERS.LlavaOnevisionConfig(
         text_config=qwen2(size),
@@ -92,11 +88,9 @@ def llava_onevision(size: Size) -> VlmConfig:
     )
 
     def encode(model: Any, inputs: Mapping[str, Tensor], alone: bool) -> Tensor:  # noqa: FBT001
-        batch_sizes = None if alone else torch.tensor([2])
         arguments = {name: inputs[name] for name in ("pixel_values", "image_sizes")}
-        output = model.get_image_features(**arguments, batch_num_images=batch_sizes, return_dict=True)
-        rows: Tensor = torch.cat(list(output.pooler_output))
-        return rows
+        arguments |= {} if alone else {"batch_num_images": torch.tensor([2])}
+        return torch.cat(list(model.get_image_features(**arguments, return_dict=True).pooler_output))
 
     return VlmConfig(
         lambda: deepcopy(config),
@@ -122,8 +116,7 @@ def llava_onevision(size: Size) -> VlmConfig:
 def internvl(size: Size) -> VlmConfig:
     """InternVL3-8B: InternViT-300M of 448 pixels, up to 12 tiles and a thumbnail, four patches per token."""
     tile, image_id = (448, 151_667) if size == "published" else (56, 300)
-    small = {"hidden_size": 32, "intermediate_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2}
-    vision = TRANSFORMERS.InternVLVisionConfig(**({} if size == "published" else small), image_size=tile)
+    vision = TRANSFORMERS.InternVLVisionConfig(**({} if size == "published" else _TINY_TOWER), image_size=tile)
     tokens = (tile // 28) ** 2
     config = TRANSFORMERS.InternVLConfig(
         text_config=qwen2(size),
@@ -133,11 +126,10 @@ def internvl(size: Size) -> VlmConfig:
         tie_word_embeddings=False,
     )
 
-    def encode(model: Any, inputs: Mapping[str, Tensor], alone: bool) -> Tensor:  # noqa: FBT001
-        del alone
-        features = model.get_image_features(pixel_values=inputs["pixel_values"], return_dict=True).pooler_output
-        rows: Tensor = features.flatten(0, 1)
-        return rows
+    def encode(model: Any, inputs: Mapping[str, Tensor], _: bool) -> Any:  # noqa: FBT001
+        return model.get_image_features(pixel_values=inputs["pixel_values"], return_dict=True).pooler_output.flatten(
+            0, 1
+        )
 
     return VlmConfig(
         lambda: deepcopy(config),
@@ -178,12 +170,10 @@ def llama_vision(size: Size) -> VlmConfig:
     config = TRANSFORMERS.MllamaConfig(text_config=text, vision_config=vision, image_token_index=image_id)
     tokens = (tile // 14) ** 2 + 1
 
-    def encode(model: Any, inputs: Mapping[str, Tensor], alone: bool) -> Tensor:  # noqa: FBT001
-        del alone
+    def encode(model: Any, inputs: Mapping[str, Tensor], _: bool) -> Any:  # noqa: FBT001
         arguments = {name: inputs[name] for name in ("pixel_values", "aspect_ratio_ids", "aspect_ratio_mask")}
         features = model.model.vision_model(**arguments).last_hidden_state
-        rows: Tensor = model.model.multi_modal_projector(features).reshape(-1, text.hidden_size)
-        return rows
+        return model.model.multi_modal_projector(features).reshape(-1, text.hidden_size)
 
     return VlmConfig(
         lambda: deepcopy(config),
@@ -202,27 +192,6 @@ def llama_vision(size: Size) -> VlmConfig:
         image_id,
         padded_rows=tiles * tokens,
     )
-
-
-@dataclass(frozen=True, slots=True)
-class _SmolVariant:
-    """Classes and sizes of one SmolVLM model."""
-
-    class_prefix: str
-    """Prefix of transformers' classes of this architecture."""
-    image_id: int
-    """Token id of a placeholder."""
-    vocabulary: int
-    tile_px: int
-    """Side of a tile; an image is resized to four of them."""
-    patch_px: int
-    """Side of a patch."""
-    scale: int
-    """Patches per side that become one token."""
-    text: Mapping[str, Any]
-    """Sizes of the decoder."""
-    vision: Mapping[str, int]
-    """Sizes of the vision tower."""
 
 
 _SMOLLM_1_7B: Final = {
@@ -247,51 +216,61 @@ _SIGLIP_400M: Final = {
     "num_attention_heads": 16,
 }
 _SIGLIP_93M: Final = {"hidden_size": 768, "intermediate_size": 3072, "num_hidden_layers": 12, "num_attention_heads": 12}
-_SMOLVLM: Final = _SmolVariant("Idefics3", 49_153, 49_155, 384, 14, 3, _SMOLLM_1_7B, _SIGLIP_400M)
-_SMOLVLM2: Final = _SmolVariant("SmolVLM", 49_190, 49_280, 384, 14, 3, _SMOLLM_1_7B, _SIGLIP_400M)
-_SMOLVLM2_500M: Final = _SmolVariant("SmolVLM", 49_190, 49_280, 512, 16, 4, _SMOLLM_360M, _SIGLIP_93M)
 
 
-def smolvlm(model: _SmolVariant, size: Size) -> VlmConfig:
-    """SmolVLM: SigLIP, tiles of a resized image and a global view, several patches per token."""
-    published = size == "published"
+def smolvlm(
+    classes: str,
+    image_id: int,
+    vocabulary: int,
+    tile_patch_scale: tuple[int, int, int],
+    sizes: tuple[Mapping[str, int], Mapping[str, int]],
+    size: Size,
+) -> VlmConfig:
+    """SmolVLM: SigLIP, tiles of a resized image and a global view, several patches per token.
+
+    ``classes`` is the prefix of transformers' classes. Tile and patch are sides in pixels; scale is the number of
+    patches per side that become one token. ``sizes`` are those of the decoder and the vision tower.
+    """
+    published, (text, vision) = size == "published", sizes
     small = {"hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2} | _TINY_HEADS | _LARGE_INIT
-    tiny_vision = {"hidden_size": 32, "intermediate_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2}
-    tile, patch, scale, sides = (model.tile_px, model.patch_px, model.scale, 4) if published else (28, 7, 2, 3)
-    text = TRANSFORMERS.LlamaConfig(
-        **(model.text if published else small),
-        vocab_size=model.vocabulary if published else 320,
+    tile, patch, scale = tile_patch_scale if published else (28, 7, 2)
+    longest = (4 if published else 3) * tile
+    text_config = TRANSFORMERS.LlamaConfig(
+        **(text if published else small),
+        vocab_size=vocabulary if published else 320,
         rms_norm_eps=1e-5,
         bos_token_id=1,
         eos_token_id=2,
         pad_token_id=2,
     )
-    vision = getattr(TRANSFORMERS, f"{model.class_prefix}VisionConfig")(
-        **(model.vision if published else tiny_vision), image_size=tile, patch_size=patch
+    vision_config = getattr(TRANSFORMERS, f"{classes}VisionConfig")(
+        **(vision if published else _TINY_TOWER), image_size=tile, patch_size=patch
     )
-    image_id = model.image_id if published else 300
-    config = getattr(TRANSFORMERS, f"{model.class_prefix}Config")(
-        text_config=text, vision_config=vision, image_token_id=image_id, scale_factor=scale, tie_word_embeddings=False
+    image_id = image_id if published else 300
+    config = getattr(TRANSFORMERS, f"{classes}Config")(
+        text_config=text_config,
+        vision_config=vision_config,
+        image_token_id=image_id,
+        scale_factor=scale,
+        tie_word_embeddings=False,
     )
     tokens = (tile // patch // scale) ** 2
 
-    def encode(model: Any, inputs: Mapping[str, Tensor], alone: bool) -> Tensor:  # noqa: FBT001
-        del alone
+    def encode(model: Any, inputs: Mapping[str, Tensor], _: bool) -> Tensor:  # noqa: FBT001
         arguments = {name: inputs[name] for name in ("pixel_values", "pixel_attention_mask")}
-        rows: Tensor = torch.cat(list(model.get_image_features(**arguments, return_dict=True).pooler_output))
-        return rows
+        return torch.cat(list(model.get_image_features(**arguments, return_dict=True).pooler_output))
 
     return VlmConfig(
         lambda: deepcopy(config),
-        getattr(TRANSFORMERS, f"{model.class_prefix}ForConditionalGeneration"),
+        getattr(TRANSFORMERS, f"{classes}ForConditionalGeneration"),
         tile,
         ImageProcessing(
-            getattr(TRANSFORMERS, f"{model.class_prefix}ImageProcessor"),
-            {"size": {"longest_edge": sides * tile}, "max_image_size": {"longest_edge": tile}},
+            getattr(TRANSFORMERS, f"{classes}ImageProcessor"),
+            {"size": {"longest_edge": longest}, "max_image_size": {"longest_edge": tile}},
             normalization("Half"),
         ),
         encode,
-        Splits(tile, tokens, longest_px=sides * tile),
+        Splits(tile, tokens, longest_px=longest),
         builtin_templates.SMOLVLM,
         "<image>",
         partial(builtin_templates.tiled, tile_tokens=tokens),
@@ -304,8 +283,8 @@ def smolvlm(model: _SmolVariant, size: Size) -> VlmConfig:
 CONFIGS: Final[Mapping[str, Callable[[Size], VlmConfig]]] = {
     "llava-onevision-7b": llava_onevision,
     "internvl3-8b": internvl,
-    "smolvlm-2.2b": partial(smolvlm, _SMOLVLM),
-    "smolvlm2-2.2b": partial(smolvlm, _SMOLVLM2),
-    "smolvlm2-500m": partial(smolvlm, _SMOLVLM2_500M),
+    "smolvlm-2.2b": partial(smolvlm, "Idefics3", 49_153, 49_155, (384, 14, 3), (_SMOLLM_1_7B, _SIGLIP_400M)),
+    "smolvlm2-2.2b": partial(smolvlm, "SmolVLM", 49_190, 49_280, (384, 14, 3), (_SMOLLM_1_7B, _SIGLIP_400M)),
+    "smolvlm2-500m": partial(smolvlm, "SmolVLM", 49_190, 49_280, (512, 16, 4), (_SMOLLM_360M, _SIGLIP_93M)),
     "llama-3.2-vision-11b": llama_vision,
 }

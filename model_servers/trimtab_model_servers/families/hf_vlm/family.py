@@ -47,7 +47,6 @@ class ProcessedImage:
 
     inputs: Mapping[str, Tensor]
     alone: bool
-    """Whether the image is the only one of its chat."""
 
 
 class HfVisionEncoder:

@@ -51,17 +51,13 @@ class ImageProcessing:
     """Image processor of a pretrained model."""
 
     processor_class: Any
-    """Class of transformers."""
     tiles: Mapping[str, Any]
     """Settings that determine an image's tiles, and so its number of tokens."""
     values: Mapping[str, Any]
     """Further published settings that differ from the class's defaults."""
 
     def processor(self, stored: ImageProcessorConfig | None = None) -> Any:
-        """Create the processor, with the settings of the model's folder if it has any.
-
-        Raises ModelError if they are invalid, or change the tiles.
-        """
+        """Create it with the settings of the model's folder; ModelError if they are invalid or change the tiles."""
         if stored is None:
             return self.processor_class(**self.tiles, **self.values)
         self._require_tiles(stored)
@@ -85,10 +81,7 @@ class ImageProcessing:
 
 
 def read_image_processor(folder: Path) -> ImageProcessorConfig | None:
-    """Image settings of a folder, in transformers' order of precedence; None if it has none.
-
-    Raises ModelError if a file is invalid.
-    """
+    """Image settings of a folder, in transformers' order of precedence; ModelError if a file is invalid."""
     nested = read_json(folder, PROCESSOR_FILE).get(_NESTED)
     if isinstance(nested, dict):
         return ImageProcessorConfig(folder / PROCESSOR_FILE, nested)

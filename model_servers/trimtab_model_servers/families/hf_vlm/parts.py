@@ -4,7 +4,6 @@ A replica with only the encoder holds a vision tower of some hundred million par
 decoder. A colocated model consists of both parts.
 """
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, Literal
@@ -32,12 +31,8 @@ class Placement:
 
     @property
     def torch_dtype(self) -> torch.dtype:
-        dtypes: Mapping[str, torch.dtype] = {
-            "float32": torch.float32,
-            "bfloat16": torch.bfloat16,
-            "float16": torch.float16,
-        }
-        return dtypes[self.dtype]
+        dtype: torch.dtype = getattr(torch, self.dtype)
+        return dtype
 
     @property
     def torch_device(self) -> torch.device:
@@ -49,10 +44,7 @@ class Placement:
 
 
 def load_part(config: VlmConfig, part: VlmPart, weights: RandomSeed | Path, placement: Placement) -> Any:
-    """A part with random or stored weights, frozen.
-
-    Raises ModelError if the folder holds another model or lacks tensors, or the device is unavailable.
-    """
+    """A frozen part with random or stored weights; ModelError if these do not fit, or the device is unavailable."""
     device = placement.torch_device
     if device.type == "cuda":
         torch.backends.cuda.enable_cudnn_sdp(False)  # it replans for every new length, which takes 12 ms each

@@ -76,12 +76,7 @@ class QuestionTemplate:
         self._user, self._assistant, self._end = (special_id(tokenizer, token) for token in (USER, ASSISTANT, END))
 
     def build_prompt(self, messages: Sequence[Message], shapes: Sequence[EmbeddingShape]) -> Prompt:
-        """Encode a chat, turn by turn; system text precedes the next user's.
-
-        Raises:
-            RefusalError: 400, an assistant's message has an image or is the last one, or text stands between pages,
-                which the models have not been trained on.
-        """
+        """Encode a chat, turn by turn; system text precedes the next user's; raises RefusalError 400."""
         if any(shape.total != PAGE_TOKENS for shape in shapes):
             raise RefusalError(400, f"images have {[shape.total for shape in shapes]} rows; a page has {PAGE_TOKENS}")
         if messages[-1].role == "assistant":

@@ -13,7 +13,7 @@ from tokenizers import Tokenizer
 from torch import Tensor, nn
 
 from trimtab_model_servers.errors import ModelError
-from trimtab_model_servers.families.digits.layers import Convolution, Residual, fold
+from trimtab_model_servers.families.digits.layers import Convolution, Residual
 from trimtab_model_servers.families.lmm_digits import CELLS
 from trimtab_model_servers.families.lmm_digits.tokenizer import (
     SPECIAL,
@@ -22,7 +22,7 @@ from trimtab_model_servers.families.lmm_digits.tokenizer import (
     read_tokenizer,
 )
 from trimtab_model_servers.weights.files import sha256
-from trimtab_model_servers.weights.loading import read_file, save_half, seeded
+from trimtab_model_servers.weights.loading import fuse_batch_norms, read_file, save_half, seeded
 
 _OUTPUTS: Any = import_module("transformers.modeling_outputs")  # a plain import takes mypy minutes
 
@@ -122,7 +122,7 @@ def placeholders(architecture: Architecture) -> int:
 
 def prepare_for_serving(model: Any) -> Any:
     """Merge normalisations, switch to evaluation and freeze, in place."""
-    fold(tower(model))
+    fuse_batch_norms(tower(model))
     return model.eval().requires_grad_(requires_grad=False)
 
 

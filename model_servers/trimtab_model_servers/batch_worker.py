@@ -67,10 +67,7 @@ def _future_exception(error: BaseException) -> BaseException:
 
 
 class BatchWorker:
-    """A thread that runs jobs one after another for callers on an event loop.
-
-    At most ``max_waiting`` batches wait behind the running one; more are rejected.
-    """
+    """A thread that runs jobs one after another; at most ``max_waiting`` batches wait, more are rejected."""
 
     def __init__(self, max_waiting: int = DEFAULT_MAX_WAITING) -> None:
         self._jobs: SimpleQueue[_Job[Any] | None] = SimpleQueue()
@@ -85,10 +82,7 @@ class BatchWorker:
         self._idle.set()
 
     async def run_batch(self, work: Callable[[], Result]) -> tuple[Result, float]:
-        """Run a batch; return its result, and the seconds that it waited for earlier batches.
-
-        Raises RefusalError 503 while draining, 429 if too many batches wait.
-        """
+        """Run a batch; return its result and the seconds it waited; RefusalError 503 while draining, 429 if full."""
         self.last_batch_at = asyncio.get_running_loop().time()
         self._reject_while_draining()
         if self._unfinished > self._max_waiting:

@@ -23,7 +23,6 @@ class CompileRequest(Model):
     spec: ModelSpec
     """Its first operating point is compiled for its maximum batch size and threads."""
     folder: Path
-    """Output folder."""
 
 
 class CompileResult(Model):
@@ -32,7 +31,6 @@ class CompileResult(Model):
     name: str = ""
     """Name of the compiled form; empty on failure."""
     failed: str = ""
-    """Reason of a failure."""
 
 
 def compile_once(request: CompileRequest) -> CompileResult:

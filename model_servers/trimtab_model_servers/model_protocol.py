@@ -15,13 +15,10 @@ Fact = bool | int | float | str
 
 
 def validate_rows(spec: ModelSpec, tensors: Sequence[Tensor], *, max_rows: int | None = None) -> int:
-    """Check a batch's tensors against the model's inputs; return the number of rows.
+    """Check a batch's tensors against the model's inputs; return the number of rows; raises RefusalError 400.
 
     ``max_rows`` replaces the maximum batch size if nothing is computed. NaN and infinity are valid: rows do not affect
     one another.
-
-    Raises:
-        RefusalError: 400, naming the tensor and the valid form.
     """
     names = {expected.name for expected in spec.inputs}
     by_name = {tensor.name: tensor for tensor in tensors}

@@ -9,11 +9,16 @@ from trimtab_model_servers.server.settings import write_model_folder
 from trimtab_pipelines.model_spec import ModelSpec
 
 
+def written(pipeline, folder, stage="first", cores=1.0):
+    """MLServer's settings of the variant `small` of a stage."""
+    write_model_folder(pipeline, folder, stage, ["small"], folder / "out", cores=cores)
+    return json.loads((folder / "out" / "small" / "model-settings.json").read_text())
+
+
 def test_stage_reads_outputs_of_the_previous_stage(tmp_path):
     first = a_stage("first", outputs=[{"name": "crops", "datatype": "UINT8", "shape": [1, 28, 28]}])
     second = a_stage("second", inputs=[{"name": "crop", "from": "first.outputs.crops", "optional": True}])
-    write_model_folder(a_pipeline([first, second]), tmp_path, "second", ["small"], tmp_path / "out", cores=0.5)
-    settings = json.loads((tmp_path / "out" / "small" / "model-settings.json").read_text())
+    settings = written(a_pipeline([first, second]), tmp_path, "second", cores=0.5)
     assert settings["inputs"] == [{"name": "crop", "datatype": "UINT8", "shape": [-1, 1, 28, 28]}]
     spec = ModelSpec.model_validate(settings["parameters"]["extra"])
     assert spec.inputs[0].optional
@@ -21,24 +26,21 @@ def test_stage_reads_outputs_of_the_previous_stage(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("written", "resolved"),
+    ("uri", "resolved"),
     [
         ("weights/a.safetensors", "{folder}/weights/a.safetensors"),
         ("/abs/a.safetensors", "/abs/a.safetensors"),
         ("s3://bucket/a.safetensors", "s3://bucket/a.safetensors"),
     ],
 )
-def test_relative_weights_are_resolved_from_the_pipeline(tmp_path, written, resolved):
-    pipeline = a_pipeline([a_stage(variants=[a_variant(storageUri=written)])])
-    write_model_folder(pipeline, tmp_path, "first", ["small"], tmp_path / "out", cores=1)
-    settings = json.loads((tmp_path / "out" / "small" / "model-settings.json").read_text())
+def test_relative_weights_are_resolved_from_the_pipeline(tmp_path, uri, resolved):
+    settings = written(a_pipeline([a_stage(variants=[a_variant(storageUri=uri)])]), tmp_path)
     assert settings["parameters"]["uri"] == resolved.format(folder=tmp_path)
 
 
 @pytest.mark.parametrize(("cores", "threads"), [(0.25, 1), (1, 1), (1.9, 1), (2, 2), (4, 4)])
 def test_threads_are_the_whole_cores(tmp_path, cores, threads):
-    write_model_folder(a_pipeline(), tmp_path, "stage-0", ["small"], tmp_path, cores=cores)
-    settings = json.loads((tmp_path / "small" / "model-settings.json").read_text())
+    settings = written(a_pipeline(), tmp_path, "stage-0", cores)
     assert ModelSpec.model_validate(settings["parameters"]["extra"]).threads == threads
 
 

@@ -7,6 +7,7 @@ from concurrent.futures import Future
 from time import perf_counter
 from typing import Any
 
+from trimtab_model_servers import model_protocol
 from trimtab_model_servers.batch_worker import BatchWorker
 from trimtab_model_servers.chat.embedding_client import EmbeddingClient
 from trimtab_model_servers.chat.embedding_store import PendingImages
@@ -21,16 +22,7 @@ from trimtab_model_servers.engine.core import EngineCore
 from trimtab_model_servers.engine.model_adapters import ModelAdapter
 from trimtab_model_servers.engine.scheduler import EngineLimits
 from trimtab_model_servers.errors import RefusalError
-from trimtab_model_servers.model_protocol import (
-    Fact,
-    Weights,
-    metadata_facts,
-    metadata_of,
-    response_parameters,
-    select_operating_point,
-    select_outputs,
-    validate_rows,
-)
+from trimtab_model_servers.model_protocol import Fact, Weights
 from trimtab_pipelines.model_spec import ModelSpec
 from trimtab_protocol import InferRequest, InferResponse
 from trimtab_protocol.chat.embedding_refs import ChatTokenCounts
@@ -68,15 +60,12 @@ class ChatModel:
         warm_up(self.spec, self.engine, self.tokenizer, scheduler.encoder if scheduler else None)
 
     async def infer(self, request: InferRequest, worker: BatchWorker) -> InferResponse:
-        """Answer all rows of a request concurrently.
-
-        Raises RefusalError 400, 413 or 422 if it is invalid, 429 if the queue is full, 500 to 503 on a failure.
-        """
+        """Answer all rows concurrently; RefusalError 4xx for an invalid request or a full queue, 5xx on failure."""
         with self._chats(request, worker) as chats:
-            names, began = select_outputs(self.spec, request.requested_outputs), perf_counter()
+            names, began = model_protocol.select_outputs(self.spec, request.requested_outputs), perf_counter()
             responses = await _gather(self._answer(chat) for chat in chats)
             outputs = tuple(tensor for tensor in response_tensors(responses) if tensor.name in names)
-            parameters = response_parameters(self.spec, perf_counter() - began)
+            parameters = model_protocol.response_parameters(self.spec, perf_counter() - began)
         return InferResponse(model_name=self.spec.name, outputs=outputs, id=request.id, parameters=parameters)
 
     async def stream(
@@ -92,7 +81,7 @@ class ChatModel:
 
     def count(self, request: InferRequest) -> ChatTokenCounts:
         """Tokens of a single-row request; errors as of ``infer``."""
-        validate_rows(self.spec, request.inputs)
+        model_protocol.validate_rows(self.spec, request.inputs)
         chat = parse_chats(request, self._sources)[0]
         prompt = self._sessions.build_prompt(chat)
         return ChatTokenCounts(
@@ -126,11 +115,8 @@ class ChatModel:
         transfers = {"fetched_bytes": client.fetched_bytes, "fetch_seconds": client.fetch_seconds}
         return {"steps": self.engine.gauges.steps, **encoder, **transfers}
 
-    def metadata(self) -> dict[str, object]:
-        return metadata_of(self.spec, self.facts())
-
     def facts(self) -> dict[str, Fact]:
-        return metadata_facts(self.spec, self.weights, self._facts)
+        return model_protocol.metadata_facts(self.spec, self.weights, self._facts)
 
     async def close(self) -> None:
         await asyncio.to_thread(self.engine.stop)
@@ -139,8 +125,8 @@ class ChatModel:
     @contextlib.contextmanager
     def _chats(self, request: InferRequest, worker: BatchWorker) -> Iterator[list[ChatRow]]:
         """The chats of a request; a drain waits until the context ends."""
-        validate_rows(self.spec, request.inputs)
-        select_operating_point(self.spec, request.parameters)
+        model_protocol.validate_rows(self.spec, request.inputs)
+        model_protocol.select_operating_point(self.spec, request.parameters)
         with worker.external_work():
             yield parse_chats(request, self._sources)
 

@@ -48,14 +48,11 @@ class EmbeddingClient:
         self.fetch_seconds = 0.0
 
     async def fetch(self, url: str, images: Sequence[EmbeddingRequest]) -> list[Tensor]:
-        """Fetch the embeddings of images that one replica stores, [rows, width] FP32 each.
-
-        Raises ImageRefusal if they are unavailable, damaged, or not the expected ones.
-        """
+        """Fetch embeddings that one replica stores, [rows, width] FP32 each; ImageRefusal unless as expected."""
         began = asyncio.get_running_loop().time()
         first = images[0].number
         try:
-            async with self._get(url) as response:
+            async with self._open().get(url, ssl=self._tls() or True, allow_redirects=False) as response:
                 if response.status != 200:
                     raise ImageRefusal(first, f"{url} answered {response.status}: {await _reason(response)}")
                 embeddings = await _read_embeddings(response, url, images)
@@ -68,9 +65,6 @@ class EmbeddingClient:
     async def close(self) -> None:
         if self._session is not None:
             await self._session.close()
-
-    def _get(self, url: str) -> "aiohttp.client._BaseRequestContextManager[aiohttp.ClientResponse]":
-        return self._open().get(url, ssl=self._tls() or True, allow_redirects=False)
 
     def _open(self) -> aiohttp.ClientSession:
         if self._session is None:

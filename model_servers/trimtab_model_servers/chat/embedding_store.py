@@ -35,10 +35,7 @@ class KeyedFutures(Generic[Value]):
         return len(self._futures)
 
     def expect(self, name: str) -> "asyncio.Future[Value]":
-        """The future of a name, created if it is missing.
-
-        Raises RefusalError 410 if it was dropped, 429 if too many names exist.
-        """
+        """The future of a name, created if missing; RefusalError 410 if it was dropped, 429 if too many exist."""
         future = self._futures.get(name)
         if future is None:
             if name in self._dropped:
@@ -51,10 +48,7 @@ class KeyedFutures(Generic[Value]):
         return future
 
     async def wait(self, name: str) -> Value:
-        """Wait for a value, which stays stored. A cancelled wait removes a name that only it created.
-
-        Raises RefusalError if the value failed, was dropped, or did not arrive in time.
-        """
+        """Wait for a value, which stays stored; RefusalError. A cancelled wait removes a name that only it created."""
         existed, future = name in self._futures, self.expect(name)
         try:
             if future.done():
@@ -102,10 +96,7 @@ class EmbeddingStore(KeyedFutures[ImageEmbedding]):
         self.bytes = 0
 
     def put(self, name: str, embedding: ImageEmbedding) -> None:
-        """Store embeddings under an expected name; ignored if the name was dropped meanwhile.
-
-        Raises RefusalError 429 if the store is full.
-        """
+        """Store under an expected name; ignored if it was dropped meanwhile; RefusalError 429 if the store is full."""
         future = self._futures.get(name)
         if future is None or future.done():
             return
@@ -116,10 +107,7 @@ class EmbeddingStore(KeyedFutures[ImageEmbedding]):
         self._store(future, embedding)
 
     def add_names(self, name: str, others: Sequence[str]) -> None:
-        """Store the embeddings of a name, now or once they are there, under other names too.
-
-        Raises RefusalError 429 if there are too many names.
-        """
+        """Store the embeddings of a name, now or once they are there, under others; RefusalError 429 if too many."""
         source = self.expect(name)
         for other in others:
             source.add_done_callback(partial(self._copy, other, self.expect(other)))
@@ -129,10 +117,7 @@ class EmbeddingStore(KeyedFutures[ImageEmbedding]):
             _fail(future, refusal)
 
     async def take(self, names: Sequence[str]) -> list[ImageEmbedding]:
-        """Wait for names, remove them, and return their embeddings.
-
-        Raises RefusalError if one failed or is late; the others stay stored.
-        """
+        """Wait for names and remove them; RefusalError if one failed or is late; the others then stay stored."""
         embeddings = [await self.wait(name) for name in names]
         for name in names:
             self.drop(name)
@@ -162,20 +147,14 @@ class PendingImages(KeyedFutures[ArrivedImage]):
     """Images of chats that were sent before all of their images were encoded, by request id and number in the chat."""
 
     def resolve(self, request_id: str, images: Sequence[ArrivedImage]) -> None:
-        """Record where images can be fetched from, before or after their chat arrives.
-
-        Raises RefusalError 429 if too many images are awaited.
-        """
+        """Record where images can be fetched from, before or after their chat; RefusalError 429 if too many."""
         for image in images:
             name = f"{request_id}/{image.image}"
             if name not in self._dropped and not (future := self.expect(name)).done():  # else the chat has ended
                 future.set_result(image)
 
     async def wait_for_url(self, request_id: str, image: int, announced: EmbeddingRef) -> str:
-        """Wait for an image; return the URL of its embeddings.
-
-        Raises ImageRefusal if it is late, or differs from the announced one.
-        """
+        """Wait for an image; return its URL; ImageRefusal if it is late or differs from the announced one."""
         name = f"{request_id}/{image}"
         try:
             arrived = await self.wait(name)

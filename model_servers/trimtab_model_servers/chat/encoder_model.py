@@ -7,6 +7,7 @@ from time import perf_counter
 import numpy as np
 import torch
 
+from trimtab_model_servers import model_protocol
 from trimtab_model_servers.batch_worker import BatchWorker
 from trimtab_model_servers.chat import messages
 from trimtab_model_servers.chat.embedding_store import EmbeddingStore
@@ -17,16 +18,7 @@ from trimtab_model_servers.chat.request_parser import image_files
 from trimtab_model_servers.chat.responses import text_tensor
 from trimtab_model_servers.chat.warmup import encode_gray_image
 from trimtab_model_servers.errors import ModelError, RefusalError
-from trimtab_model_servers.model_protocol import (
-    Fact,
-    Weights,
-    metadata_facts,
-    metadata_of,
-    response_parameters,
-    select_operating_point,
-    select_outputs,
-    validate_rows,
-)
+from trimtab_model_servers.model_protocol import Fact, Weights
 from trimtab_pipelines.model_spec import ModelSpec
 from trimtab_pipelines.stages import CHAT_IMAGE_INDEX, EMBEDDINGS_INPUT, IMAGES_INPUT
 from trimtab_protocol import InferRequest, InferResponse, Tensor
@@ -56,25 +48,19 @@ class EncoderModel:
             raise ModelError(f"model {self.spec.name!r} cannot encode: {type(error).__name__}: {error}") from error
 
     async def infer(self, request: InferRequest, worker: BatchWorker) -> InferResponse:
-        """Encode images: each row is an image to store for other replicas, or a chat whose embeddings are returned.
-
-        Raises RefusalError 400, 413 or 422 if it is invalid, 429 if the store is full, 500 or 503 on a failure.
-        """
-        rows = validate_rows(self.spec, request.inputs)
-        select_operating_point(self.spec, request.parameters)
-        names, began = select_outputs(self.spec, request.requested_outputs), perf_counter()
+        """Encode images: each row is one to store, or a chat whose embeddings are returned; raises RefusalError."""
+        rows = model_protocol.validate_rows(self.spec, request.inputs)
+        model_protocol.select_operating_point(self.spec, request.parameters)
+        names, began = model_protocol.select_outputs(self.spec, request.requested_outputs), perf_counter()
         with worker.external_work():
             encode = self._encode_and_store if EMBEDDINGS_INPUT in names else self._encode_chat
             outputs = await encode(request, rows)
-        parameters = response_parameters(self.spec, perf_counter() - began)
+        parameters = model_protocol.response_parameters(self.spec, perf_counter() - began)
         selected = tuple(tensor for tensor in outputs if tensor.name in names)
         return InferResponse(model_name=self.spec.name, outputs=selected, id=request.id, parameters=parameters)
 
     def add_names(self, names: Sequence[str], of: str | ImageIdentity) -> dict[str, object]:
-        """Store embeddings under further names: those stored, now or later, under a name, or those cached of an image.
-
-        Raises RefusalError 404 if the image is not cached, 429 if the store is full.
-        """
+        """Store embeddings, of a name or those cached of an image, under further names; raises RefusalError."""
         if isinstance(of, str):
             self.embeddings.add_names(of, names)
             return {"stored": len(names)}
@@ -87,11 +73,8 @@ class EncoderModel:
         return _encoded_image(cached).model_dump(exclude_defaults=True)
 
     def count(self, request: InferRequest) -> EmbeddingCounts:
-        """Rows that the embeddings of each image would have, one image per row; errors as of ``infer``.
-
-        Nothing is computed, so that a request may exceed the maximum batch size.
-        """
-        rows = validate_rows(self.spec, request.inputs, max_rows=MAX_IMAGES)
+        """Rows of the embeddings of each image, one per row, above the batch size too: nothing is computed."""
+        rows = model_protocol.validate_rows(self.spec, request.inputs, max_rows=MAX_IMAGES)
         positions = self._chat_positions(request, rows)
         images = [self._row_image(request, row, number) for row, (_, number) in enumerate(positions)]
         shapes = [
@@ -116,11 +99,8 @@ class EncoderModel:
     def totals(self) -> dict[str, float]:
         return self.encoder_scheduler.totals()
 
-    def metadata(self) -> dict[str, object]:
-        return metadata_of(self.spec, self.facts())
-
     def facts(self) -> dict[str, Fact]:
-        return metadata_facts(self.spec, self.weights, self._facts)
+        return model_protocol.metadata_facts(self.spec, self.weights, self._facts)
 
     async def close(self) -> None:
         """Do nothing: the worker finishes what is in flight."""
@@ -177,7 +157,6 @@ class EncoderModel:
         return [(int(images), int(number)) for images, number in chats]
 
     def _images(self, request: InferRequest, row: int, first: int = 0) -> list[ImageFile]:
-        """The images of a row, numbered from ``first``."""
         array = _array(request, IMAGES_INPUT)
         files = () if array is None else image_files(array[row])
         return [read_image(number, file) for number, file in enumerate(files, first)]

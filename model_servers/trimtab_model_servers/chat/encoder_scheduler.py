@@ -88,16 +88,13 @@ class EncoderScheduler:
 
     @property
     def in_flight(self) -> int:
-        """Images that are being encoded."""
         return len(self._encodings)
 
     @property
     def queued(self) -> int:
-        """Preprocessed images that wait for a batch."""
         return len(self._queue)
 
     def cached(self, file_digest: str, tenant: str, *, alone: bool) -> ImageEmbedding | None:
-        """The cached embeddings of an image by the digest of its file."""
         embedding = self._cache.get((tenant, file_digest, alone))
         self.counters.hits += embedding is not None
         return embedding
@@ -113,14 +110,10 @@ class EncoderScheduler:
         }
 
     def embedding_shape(self, image: ImageFile, images: int) -> EmbeddingShape:
-        """Shape of the embeddings of an image of a chat of ``images`` images."""
         return self.encoder.embedding_shape(self._tokens(image, images))
 
     async def encode(self, image: ImageFile, tenant: str, images: int = 1, number: int = 0) -> ImageEmbedding:
-        """Encode an image in FP32, unless it is cached: the one of this number in a chat of ``images`` images.
-
-        Raises RefusalError if the file cannot be decoded, or the encoder failed.
-        """
+        """Encode the image of a number in a chat, in FP32, or take it from the cache; raises RefusalError."""
         key = tenant, image.digest, images == 1
         embedding = self.cached(image.digest, tenant, alone=images == 1)
         if embedding is not None:

@@ -41,11 +41,7 @@ class ImageFile:
 
 
 def read_image(number: int, content: bytes) -> ImageFile:
-    """Check the header of a chat's image by its number, without decoding it.
-
-    Raises:
-        RefusalError: 422, not an image of a known format; 413, too many pixels.
-    """
+    """Check an image's header without decoding it; RefusalError 422 if it is none, 413 above MAX_PIXELS."""
     header = parse_header(content)
     if header is None:
         raise RefusalError(422, f"image {number} is no {', '.join(FORMATS)} file")
@@ -56,10 +52,7 @@ def read_image(number: int, content: bytes) -> ImageFile:
 
 
 def decode_image(content: bytes, mode: str) -> Pillow.Image:
-    """Decode the first frame of an image in a mode such as ``L`` or ``RGB``.
-
-    Raises BadImage 422 if it cannot be decoded.
-    """
+    """Decode the first frame in a mode such as ``L`` or ``RGB``; raises BadImage 422."""
     try:
         with Pillow.open(io.BytesIO(content), formats=FORMATS) as image:
             return image.convert(mode)

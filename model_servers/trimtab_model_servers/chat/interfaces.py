@@ -66,14 +66,11 @@ class ChatTokenizer(Protocol):
     tokenizer: Tokenizer
 
     def build_prompt(self, messages: Sequence[Message], shapes: Sequence[EmbeddingShape]) -> Prompt:
-        """Tokenize a chat whose images have embeddings of ``shapes``, up to the assistant's turn.
+        """Tokenize a chat up to the assistant's turn; its images have embeddings of ``shapes``.
 
-        Text of callers never becomes a placeholder or another special token.
-
-        Raises:
-            RefusalError: 400, the chat template does not support the messages, or no image has such a shape.
+        Text of callers never becomes a placeholder or another special token. Raises RefusalError 400 if the chat
+        template does not support the messages, or no image has such a shape.
         """
-        ...
 
 
 class VisionEncoder(Protocol):
@@ -82,32 +79,23 @@ class VisionEncoder(Protocol):
     @property
     def token_rule(self) -> ImageTokenRule:
         """Number of tokens of an image by its size."""
-        ...
 
     @property
     def width(self) -> int:
         """Numbers per embedding row."""
-        ...
 
     @property
     def name(self) -> str:
         """Identity of encoder and weights: encoders with the same name give equal embeddings of an image."""
-        ...
 
     def embedding_shape(self, count: ImageTokens) -> EmbeddingShape:
         """Shape of the embeddings of an image with ``count`` tokens."""
-        ...
 
     def preprocess(self, file: bytes, images: int) -> Any:
-        """Decode and preprocess a file of a chat of ``images`` images. Called on any thread.
-
-        Raises RefusalError 422 if it is no image.
-        """
-        ...
+        """Preprocess a file of a chat of ``images`` images, on any thread; RefusalError 422 if it is none."""
 
     def encode(self, pixels: Sequence[Any]) -> list[Tensor]:
         """Encode preprocessed images, [rows, width] each. Called in inference mode, by one thread at a time."""
-        ...
 
 
 class ChatParameters(BaseModel):
@@ -136,4 +124,3 @@ class ChatComponents:
     adapter: ModelAdapter | None
     encoder: VisionEncoder | None
     facts: Mapping[str, bool | int | float | str] = field(default_factory=dict)
-    """Further model metadata."""

@@ -45,7 +45,6 @@ class Message(_RawMessage):
 
     @property
     def text(self) -> str:
-        """All text parts, joined."""
         return "".join(part.text for part in self.content if isinstance(part, TextPart))
 
     @property
@@ -98,27 +97,22 @@ Parsed = TypeVar("Parsed")
 
 
 def read_messages(text: bytes) -> tuple[Message, ...]:
-    """Parse the tensor ``messages``; raises RefusalError 400."""
     return _read("messages", _MESSAGES, text)
 
 
 def read_options(text: bytes | None) -> Options:
-    """Parse the optional tensor ``options``; raises RefusalError 400."""
     return Options() if text is None else _read("options", _OPTIONS, text)
 
 
 def read_references(text: bytes | None) -> tuple[EmbeddingRef, ...]:
-    """Parse the optional tensor ``references``; raises RefusalError 400."""
     return () if text is None else _read("references", _REFERENCES, text)
 
 
 def read_arrived(text: bytes) -> tuple[ArrivedImage, ...]:
-    """Parse a notification about pending images; raises RefusalError 400."""
     return _read("references", _ARRIVED, text)
 
 
 def read_share_request(text: bytes) -> str | ImageIdentity:
-    """Parse a request to store embeddings under further names; raises RefusalError 400."""
     return _read("of", _SHARE_REQUEST, text).of
 
 

@@ -79,7 +79,6 @@ def parse_chats(request: InferRequest, sources: ImageSources) -> list[ChatRow]:
 
 
 def image_files(array: Array) -> tuple[bytes, ...]:
-    """The image files of one row of a BYTES tensor."""
     return tuple(bytes(file) for file in array.reshape(-1).tolist())
 
 

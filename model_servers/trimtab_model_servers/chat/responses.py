@@ -69,7 +69,6 @@ def response_tensors(responses: Sequence[tuple[str, FinishEvent]]) -> tuple[Tens
 
 
 def text_tensor(name: str, texts: Sequence[str]) -> Tensor:
-    """A BYTES tensor with one text per row."""
     array = np.empty(len(texts), dtype=object)
     array[:] = [text.encode() for text in texts]
     return Tensor(name, "BYTES", array)

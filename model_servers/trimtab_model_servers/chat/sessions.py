@@ -46,10 +46,7 @@ class ChatSessions:
         return self._tokenizer.build_prompt(chat.messages, shapes)
 
     async def stream(self, chat: ChatRow) -> AsyncGenerator[TokenEvent | FinishEvent, None]:
-        """Answer a chat token by token; closing the generator cancels the chat and its loaders.
-
-        Raises RefusalError if the engine rejects it, an image is unavailable, or the model failed.
-        """
+        """Answer a chat token by token; raises RefusalError. Closing the generator cancels the chat and its loaders."""
         prompt = self.build_prompt(chat)
         request = self._request(chat, prompt)
         refusals: list[RefusalError] = []

@@ -20,10 +20,7 @@ _SIDE_PX = 64
 
 
 def warm_up(spec: ModelSpec, engine: AsyncEngine, tokenizer: ChatTokenizer, encoder: VisionEncoder | None) -> None:
-    """Run a text-only chat, and with an encoder one with an image. Blocks.
-
-    Raises ModelError if the model cannot run.
-    """
+    """Run a text-only chat, and with an encoder one with an image; raises ModelError. Blocks."""
     try:
         _generate(engine, tokenizer, [])
         if encoder is not None:

@@ -57,14 +57,7 @@ class AsyncEngine:
         return self._gauges
 
     def submit(self, request: Request, images: Sequence[Tensor | None], on_event: EventListener) -> None:
-        """Enqueue a request; the engine's thread calls ``on_event`` with its tokens and its last event.
-
-        Blocks until the step in progress ends, so that an invalid request is raised here.
-
-        Raises:
-            RequestError: the request can never be served.
-            EngineBusy: the queue is full, or the engine stops.
-        """
+        """Enqueue a request, whose events go to ``on_event``; blocks until it is accepted; errors as of ``stream``."""
         submitted: Future[None] = Future()
 
         def submit() -> None:
@@ -98,10 +91,7 @@ class AsyncEngine:
         self._thread.join()
 
     async def stream(self, request: Request, images: Sequence[Tensor | None]) -> AsyncGenerator[EngineEvent, None]:
-        """Yield a request's events up to its last one; closing the generator cancels the request.
-
-        Raises RequestError if it can never be served, EngineBusy if the queue is full or the engine stops.
-        """
+        """Yield a request's events; raises RequestError or EngineBusy. Closing the generator cancels the request."""
         loop, events = asyncio.get_running_loop(), asyncio.Queue[EngineEvent | Exception]()
         submitted = False
         first_output: _StepOutput | None = None

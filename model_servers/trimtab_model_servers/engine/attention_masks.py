@@ -24,7 +24,6 @@ class DecodeMask:
     """Mask of the leading tokens of a step, each of which is alone in its slot."""
 
     count: int
-    """Tokens."""
     slots: slice | Tensor
     """Slots attended to: a contiguous range, read in place, or indices, which are gathered."""
     slot_rows: Tensor
@@ -83,15 +82,11 @@ def step_mask(
     group: int,
     like: Tensor,
 ) -> StepMask:
-    """Compute the mask of a step.
+    """Compute the mask of a step, in the dtype and on the device of ``like``.
 
-    Args:
-        slots: slot of each token, [tokens]; ascending over the decodes.
-        ranges: first position each token attends to, and one past the last, [tokens] each.
-        decodes: number of leading tokens that are each alone in their slot.
-        chunks: (start, end) of the following tokens that share a slot.
-        group: query heads per KV head.
-        like: tensor with the dtype and device of the masks.
+    Slots and ranges, the first position each token attends to and one past the last, are [tokens]. The first
+    ``decodes`` tokens are each alone in their slot, and ascending; ``chunks`` are (start, end) of the others. ``group``
+    is the number of query heads per KV head.
     """
     low, high = ranges
     decode = _decode_mask(slots[:decodes], low[:decodes], high[:decodes], like) if decodes else None

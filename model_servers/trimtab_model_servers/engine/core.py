@@ -61,11 +61,7 @@ class EngineCore:
         share_prefixes: bool = True,
         graph_capture: GraphCapture | None = None,
     ) -> None:
-        """Create an engine.
-
-        ``new_detokenizer`` makes a detokenizer for each request (None: no text). ``graph_capture`` captures decode
-        steps (None: the default of the model's device).
-        """
+        """``new_detokenizer`` makes one for each request; None: no text. ``graph_capture`` is as of ModelRunner."""
         self.limits = limits
         self._runner = ModelRunner(adapter, limits, graph_capture)
         self._scheduler = Scheduler(limits, cross_attention=adapter.cross_attention, share_prefixes=share_prefixes)
@@ -87,10 +83,7 @@ class EngineCore:
         )
 
     def submit(self, request: Request, images: Sequence[Tensor | None], on_event: EventListener) -> None:
-        """Enqueue a request with the embeddings of its images, [tokens, width] each; None for one still encoded.
-
-        Raises RequestError if it can never be served, EngineBusy if the queue is full.
-        """
+        """Enqueue a request and its images' embeddings, None if still encoded; raises RequestError or EngineBusy."""
         if len(images) != len(request.images):
             raise RequestError(f"{len(images)} embeddings for {len(request.images)} images; should be one each")
         self._scheduler.submit(request, tuple(rows is not None for rows in images))

@@ -41,7 +41,6 @@ class DecodeRow:
     """One past the last image token."""
     has_images: bool = False
     after_image: bool = False
-    """Whether the position is at or after an image."""
 
 
 class CudaGraphPool:

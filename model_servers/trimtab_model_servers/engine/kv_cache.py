@@ -40,10 +40,7 @@ class KvCache:
         return self._layers[layer]
 
     def row_indices(self, slots: Tensor, positions: Tensor) -> Tensor:
-        """Rows of the flattened cache for tokens at ``positions`` [tokens] of ``slots`` [tokens]: [tokens * heads].
-
-        Adding 1 to each row addresses the next position.
-        """
+        """Rows [tokens * heads] of the flattened cache for ``positions`` of ``slots``; the next position is row + 1."""
         first_rows = (slots[:, None] * len(self._heads) + self._heads) * self.length
         return (first_rows + positions[:, None]).flatten()
 

@@ -76,7 +76,6 @@ class KvSlotManager:
         return SlotLease(chosen, reused, best if best != chosen else None)
 
     def record(self, slot: int, keys: PositionKeys | Sequence[int]) -> None:
-        """Append the keys of positions that were computed."""
         self._slots[slot].append(keys)
 
     def release(self, slot: int, *, invalidate_prefix: bool = False) -> None:
@@ -98,7 +97,6 @@ class KvSlotManager:
 
 
 def _common_prefix(left: PositionKeys, right: PositionKeys) -> int:
-    """Length of the longest common prefix."""
     length = min(len(left), len(right))
     differs = left[:length] != right[:length]
     return int(differs.argmax()) if differs.any() else length

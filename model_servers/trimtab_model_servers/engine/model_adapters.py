@@ -46,10 +46,7 @@ class ModelAdapter:
         return embedded
 
     def validate_embeddings(self, image: Tensor, tokens: int) -> Tensor:
-        """Check an image's embeddings; return them as [tokens, width] in the model's dtype and on its device.
-
-        Raises RequestError if they have another shape or are not finite.
-        """
+        """An image's embeddings as [tokens, width] like the model; RequestError for another shape, or NaN."""
         if image.shape[-1:] != (self.width,) or image.numel() != tokens * self.width:
             raise RequestError(f"an image's embeddings are {list(image.shape)}; should be [{tokens}, {self.width}]")
         embeddings = image.reshape(tokens, self.width).to(self._embedding.weight)
@@ -105,10 +102,7 @@ class CrossAttentionAdapter(ModelAdapter):
 
 
 def adapt_model(model: Any) -> ModelAdapter:
-    """Adapt a transformers model, in place: it uses slot attention from then on.
-
-    Raises ValueError, naming the kind of attention, if the engine does not support it.
-    """
+    """Set slot attention in a transformers model, in place; ValueError names an unsupported kind of attention."""
     return (
         CrossAttentionAdapter(model)
         if getattr(_decoder(model).config, "cross_attention_layers", None)

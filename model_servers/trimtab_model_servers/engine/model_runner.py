@@ -73,7 +73,6 @@ class ModelRunner:
 
     @property
     def embedding_bytes(self) -> int:
-        """Bytes of the image embeddings of requests in flight."""
         return sum(image.nbytes for entry in self._requests.values() for image in entry.embeddings if image is not None)
 
     @property
@@ -81,10 +80,7 @@ class ModelRunner:
         return len(self._requests)
 
     def add_request(self, request: Request, images: Sequence[Tensor | None]) -> None:
-        """Store a request's image embeddings; None for images that are still encoded.
-
-        Raises RequestError if they do not fit the model.
-        """
+        """Store embeddings, None for images still encoded; raises RequestError if they do not fit the model."""
         embeddings = [
             None if rows is None else self.adapter.validate_embeddings(rows, image.rows)
             for image, rows in zip(request.images, images, strict=True)
@@ -101,7 +97,6 @@ class ModelRunner:
         self._requests.pop(request_id, None)
 
     def clear_slot(self, slot: int) -> None:
-        """Zero a slot that may hold NaN."""
         self._text_cache.clear_slot(slot)
         self._image_cache.clear_slot(slot)
 
@@ -213,10 +208,7 @@ class ModelRunner:
 
 
 def _placeholders_within(image: Image, start: int, end: int) -> Iterator[tuple[int, int, int]]:
-    """Yield (first, last, row) for each run of an image's placeholders between ``start`` and ``end``.
-
-    ``row`` is the embedding row of the placeholder at ``first``.
-    """
+    """Yield (first, last, embedding row of first) for an image's runs of placeholders from ``start`` to ``end``."""
     row = 0
     for run_start, count in image.runs:
         first, last = max(run_start, start), min(run_start + count, end)

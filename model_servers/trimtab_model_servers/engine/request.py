@@ -46,14 +46,6 @@ class Sampling:
     seed: int | None = None
     """Makes the output reproducible; None seeds each request anew."""
 
-    def __post_init__(self) -> None:
-        if not 0 <= self.temperature <= 100:
-            raise RequestError(f"temperature is {self.temperature}; should be 0 to 100")
-        if self.top_k < 0:
-            raise RequestError(f"top_k is {self.top_k}; should be 0 (all) or more")
-        if not 0 < self.top_p <= 1:
-            raise RequestError(f"top_p is {self.top_p}; should be above 0 and at most 1")
-
 
 @dataclass(frozen=True, slots=True)
 class Image:

@@ -29,13 +29,10 @@ class EngineLimits:
     """Capacity of the engine."""
 
     slots: int = 16
-    """Concurrent requests."""
     slot_tokens: int = 1024
     """Positions of one request, prompt and output together."""
     step_tokens: int = 512
-    """Token budget of a step."""
     max_waiting: int = 1024
-    """Requests that may wait for a slot."""
     image_tokens: int = 0
     """Image tokens of one request, with cross-attention; 0 for other models."""
 
@@ -106,10 +103,7 @@ class _InFlight:
 
 
 class Scheduler:
-    """Queue and running set of requests, from ``submit`` to ``finish``.
-
-    ``next_step`` plans; ``record_computed`` and ``record_token`` report what the model runner did.
-    """
+    """Queue and running set: ``next_step`` plans, ``record_…`` report what the model runner did."""
 
     def __init__(self, limits: EngineLimits, *, cross_attention: bool = False, share_prefixes: bool = True) -> None:
         self.limits = limits
@@ -138,14 +132,10 @@ class Scheduler:
 
     @property
     def pending_tokens(self) -> int:
-        """Prompt tokens to compute."""
         return sum(max(entry.remaining_prompt, 0) for entry in (*self._running.values(), *self._waiting.values()))
 
     def submit(self, request: Request, encoded: tuple[bool, ...] = ()) -> None:
-        """Enqueue a request; ``encoded`` states for each image whether its embeddings are there (default: all).
-
-        Raises RequestError if it can never fit or its id is in use, EngineBusy if the queue is full.
-        """
+        """Enqueue a request; ``encoded`` is by image (default: all are); raises RequestError or EngineBusy."""
         self._require_fit(request)
         if len(self._waiting) >= self.limits.max_waiting:
             raise EngineBusy(f"{len(self._waiting)} requests wait already, the maximum; try again later")
@@ -253,10 +243,7 @@ class Scheduler:
             yield Admission(entry.request, lease)
 
     def _release_blocked_slot(self) -> bool:
-        """Return a request that waits for an image to the queue and release its slot; False if there is none.
-
-        Its keys and values stay in the slot until the slot is assigned again.
-        """
+        """Return a request that waits for an image to the queue; its cached prefix stays. False if there is none."""
         blocked = [
             entry for entry in self._running.values() if self._computable(entry) <= entry.computed < entry.prompt_length
         ]

@@ -17,13 +17,7 @@ DEVICE = "device"
 
 
 def load_chat(spec: ModelSpec, worker: BatchWorker, tls: Tls = lambda: None) -> ChatModel | EncoderModel:
-    """Build, load and warm up a model on the calling thread, with the threads of its core allocation.
-
-    ``tls`` secures the connections that fetch embeddings from other replicas.
-
-    Raises:
-        ModelError: the family, the weights or the tensors of the stage are invalid, or a requested GPU would be idle.
-    """
+    """Build, load and warm up a model; ``tls`` secures connections to other replicas; raises ModelError. Blocks."""
     torch.set_num_threads(spec.threads)
     components: ChatComponents = build_chat(spec)
     device = components.facts.get(DEVICE)

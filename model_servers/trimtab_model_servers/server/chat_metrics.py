@@ -52,14 +52,12 @@ class CachedExposition:
         self._text = b""
 
     def at(self, now: float) -> bytes:
-        """The metrics at a time of a monotonic clock, in seconds."""
         if now - self._rendered_at >= self._ttl_seconds:
             self._text, self._rendered_at = self._render(), now
         return self._text
 
 
 def exposition(models: Mapping[str, ServedModel]) -> bytes:
-    """Metrics of all chat models in Prometheus' text format."""
     registry = CollectorRegistry()
     registry.register(_ChatCollector(models))
     return generate_latest(registry)

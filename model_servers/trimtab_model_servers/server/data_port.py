@@ -16,22 +16,14 @@ from aiohttp import web
 from prometheus_client import CONTENT_TYPE_LATEST
 
 from trimtab_model_servers.errors import RefusalError
+from trimtab_model_servers.model_protocol import metadata_of
 from trimtab_model_servers.server import chat_routes
 from trimtab_model_servers.server.chat_metrics import CachedExposition, exposition
 from trimtab_model_servers.server.model_registry import ModelRegistry
 from trimtab_pipelines.model_spec import MAX_BODY_BYTES
-from trimtab_protocol import Buffer, ProtocolError
+from trimtab_protocol import Buffer, ProtocolError, rest
 from trimtab_protocol.mutual_tls import MutualTls
-from trimtab_protocol.rest import (
-    BINARY_CONTENT_TYPE,
-    HEADER_LENGTH,
-    JSON_CONTENT_TYPE,
-    binary_outputs,
-    decode_request,
-    encode_response,
-    error_body,
-    json_bytes,
-)
+from trimtab_protocol.rest import HEADER_LENGTH, JSON_CONTENT_TYPE
 from trimtab_protocol.sanitize import printable
 
 log = logging.getLogger(__name__)
@@ -59,23 +51,24 @@ class DataPort:
     async def start(self, address: str, port: int, identity: MutualTls | None = None) -> int:
         """Listen, with an identity only for clients with a certificate; return the port, chosen by the system if 0."""
         server = web.Server(self._answer, handler_cancellation=True, access_log=None, auto_decompress=False)
-        self.port = await self._listen(server, address, port, None if identity is None else identity.server_context())
+        tls = None if identity is None else identity.server_context()
+        self.port = await self._listen(server, address, port, tls)
         return self.port
 
     async def serve_health(self, address: str, port: int) -> int:
         """Serve only health on a plain HTTP port; return the port."""
-        return await self._listen(web.Server(self._answer_health, access_log=None), address, port, None)
+        return await self._listen(web.Server(self._answer_health, access_log=None), address, port)
 
     async def serve_metrics(self, address: str, port: int) -> int:
         """Serve only metrics on a plain HTTP port; return the port."""
-        return await self._listen(web.Server(self._answer_metrics, access_log=None), address, port, None)
+        return await self._listen(web.Server(self._answer_metrics, access_log=None), address, port)
 
     async def stop(self) -> None:
         """Close the ports once the responses in progress are written."""
         while self._runners:
             await self._runners.pop().cleanup()
 
-    async def _listen(self, server: web.Server, address: str, port: int, tls: ssl.SSLContext | None) -> int:
+    async def _listen(self, server: web.Server, address: str, port: int, tls: ssl.SSLContext | None = None) -> int:
         runner = web.ServerRunner(server, shutdown_timeout=5.0)
         self._runners.append(runner)
         await runner.setup()
@@ -84,22 +77,17 @@ class DataPort:
 
     async def _answer_health(self, request: web.BaseRequest) -> web.StreamResponse:
         """Answer the kubelet, which has no client certificate."""
-        if not request.path.startswith("/v2/health/"):
+        if request.path not in {"/v2/health/live", "/v2/health/ready"}:
             return _error(request, 404, f"nothing at {printable(request.path, 200)}; this port serves only health")
-        try:
-            return self._server_route(request)
-        except RefusalError as refusal:
-            return _error(request, refusal.status_code, str(refusal))
+        return self._server_route(request)
 
     async def _answer_metrics(self, request: web.BaseRequest) -> web.StreamResponse:
         """Answer scrapes, at most one rendering a second, and close each connection."""
-        if request.path != "/metrics" or request.method != "GET":
-            response = _error(
-                request, 404, f"nothing at {printable(request.path, 200)}; this port serves only GET /metrics"
-            )
-        else:
+        if request.path == "/metrics" and request.method == "GET":
             text = self._metrics.at(time.monotonic())
             response = web.Response(body=text, headers={"Content-Type": CONTENT_TYPE_LATEST})
+        else:
+            response = _error(request, 404, f"nothing at {printable(request.path, 200)}; this port serves GET /metrics")
         response.force_close()
         return response
 
@@ -127,7 +115,7 @@ class DataPort:
             return await self._infer(request, name, action)
         model = self._models.model(name)
         if action is None:
-            return _json(model.metadata())
+            return _json(metadata_of(model.spec, model.facts()))
         if action == "/pending":
             return _json(chat_routes.pending(model, name))
         if action.startswith(("/embeddings/", "/references/")):
@@ -156,7 +144,7 @@ class DataPort:
             request.writer.output_size = 0
         header_length = request.headers.get(HEADER_LENGTH)
         body = await _read_body(request, _header_bytes(header_length), self._max_body_bytes)
-        infer_request = decode_request(name, body, header_length)
+        infer_request = rest.decode_request(name, body, header_length)
         try:
             if action == "/count":
                 return _json(chat_routes.count(model, infer_request))
@@ -165,23 +153,20 @@ class DataPort:
             infer_response = await model.infer(infer_request, self._models.worker)
         except RefusalError as refusal:
             return _error(request, refusal.status_code, str(refusal), infer_request.id)
-        outputs = binary_outputs(infer_request, infer_response.outputs)
-        buffers, length = encode_response(infer_response, outputs)
+        outputs = rest.binary_outputs(infer_request, infer_response.outputs)
+        buffers, length = rest.encode_response(infer_response, outputs)
         return await _send(request, buffers, length)
 
 
 def _header_bytes(header: str | None) -> int:
     try:
-        return json_bytes(header, MAX_BODY_BYTES) if header else 0
+        return rest.json_bytes(header, MAX_BODY_BYTES) if header else 0
     except ProtocolError:
         return 0  # rejected after the body has been read
 
 
 async def _read_body(request: web.BaseRequest, header_bytes: int, max_bytes: int) -> memoryview:
-    """Read a body of bounded size; the part after `header_bytes` is aligned, so that tensors need no copy.
-
-    Raises RefusalError 413 above `max_bytes`, 400 if the client disconnects.
-    """
+    """Read a body; its part after `header_bytes` is aligned, so that tensors need no copy. Raises RefusalError."""
     length = request.content_length
     if length is None:
         return await _read_unknown_length(request, max_bytes)
@@ -213,7 +198,7 @@ def _too_large(length: int, max_bytes: int) -> RefusalError:
 
 
 async def _send(request: web.BaseRequest, buffers: Sequence[Buffer], header_length: int | None) -> web.StreamResponse:
-    headers = {"Content-Type": BINARY_CONTENT_TYPE if header_length else JSON_CONTENT_TYPE}
+    headers = {"Content-Type": rest.BINARY_CONTENT_TYPE if header_length else JSON_CONTENT_TYPE}
     if header_length is not None:
         headers[HEADER_LENGTH] = str(header_length)
     return await chat_routes.send_buffers(request, buffers, headers, join_below_bytes=_JOIN_BELOW_BYTES)
@@ -225,7 +210,7 @@ def _json(content: object, status: int = 200) -> web.Response:
 
 def _error(request: web.BaseRequest, status: int, message: str, request_id: str = "") -> web.Response:
     """An error response, with the id of its request."""
-    body = error_body(printable(message), request_id)
+    body = rest.error_body(printable(message), request_id)
     response = web.Response(body=body, status=status, content_type=JSON_CONTENT_TYPE)
     if not request.content.is_eof():
         response.force_close()  # the rest of the body is not read

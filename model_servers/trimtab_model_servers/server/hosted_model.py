@@ -1,7 +1,7 @@
 """`HostedModel`: a loaded model, independent of any server."""
 
 import logging
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from importlib import import_module
@@ -19,7 +19,6 @@ from trimtab_model_servers.model_protocol import (
     Fact,
     Weights,
     metadata_facts,
-    metadata_of,
     select_operating_point,
     select_outputs,
     validate_rows,
@@ -84,10 +83,7 @@ def idle_gpu(spec: ModelSpec) -> ModelError:
 def move_to_device(
     spec: ModelSpec, network: Network, gpu_available: Callable[[], bool] = torch.cuda.is_available
 ) -> torch.device:
-    """Move a network to its device, and return the device.
-
-    Raises ModelError if the variant requests a GPU that its family cannot use.
-    """
+    """Move a network to its device, and return it; ModelError if the family cannot use a requested GPU."""
     if not spec.gpus:
         return CPU
     if not isinstance(network, MovesToDevice):
@@ -107,16 +103,13 @@ class HostedModel:
     network: Network
     weights: Weights
     family_facts: Mapping[str, Fact] = field(default_factory=dict)
-    """Metadata of its family."""
     device: torch.device = CPU
 
     async def infer(self, request: InferRequest, worker: BatchWorker) -> InferResponse:
         """Answer one request; `worker` computes its batch.
 
         The response's parameters are `operating_point`, `compute_seconds` and, if the batch waited, `waited_seconds`.
-
-        Raises:
-            RefusalError: 400 if the request is invalid, 429 or 503 from the worker, 500 if the model fails.
+        Raises RefusalError 400 if it is invalid, 429 or 503 from the worker, 500 if the model fails.
         """
         rows = validate_rows(self.spec, request.inputs)
         point = select_operating_point(self.spec, request.parameters)
@@ -146,23 +139,18 @@ class HostedModel:
         """Run batches of growing size at every operating point, and check the outputs against the declared ones.
 
         The batch size doubles up to the maximum while the time budget, which the points share, is expected to suffice;
-        at least one row runs. Buffers and kernels are thereby allocated before the first request.
-
-        Raises:
-            ModelError: an output differs from its declaration, or the model cannot run.
+        at least one row runs. Buffers and kernels are thereby allocated before the first request. Raises ModelError.
         """
         point_seconds = budget_seconds / len(self.spec.operating_points)
         for point in self.spec.operating_points:
             began = perf_counter()
-            for rows in _doubling(self.spec.max_batch_size):
+            maximum = self.spec.max_batch_size
+            for rows in sorted({min(2**power, maximum) for power in range(maximum.bit_length() + 1)}):
                 before = perf_counter()
                 self._check_outputs(rows, self._trial(rows, point))
                 now = perf_counter()
                 if now - began + 2 * (now - before) > point_seconds:
                     break
-
-    def metadata(self) -> dict[str, object]:
-        return metadata_of(self.spec, self.facts())
 
     def facts(self) -> dict[str, Fact]:
         task_facts = self.network.facts() if isinstance(self.network, RegistersTasks) else {}
@@ -233,19 +221,8 @@ class HostedModel:
             )
 
 
-def _doubling(maximum: int) -> Iterator[int]:
-    rows = 1
-    while rows < maximum:
-        yield rows
-        rows *= 2
-    yield maximum
-
-
 def load_model(spec: ModelSpec) -> HostedModel:
-    """Build, load and warm up a model on the calling thread, with the threads of its core allocation.
-
-    Raises ModelError if the family, the weights or the stage's tensors are invalid.
-    """
+    """Build, load and warm up a model with the threads of its core allocation; raises ModelError. Blocks."""
     torch.set_num_threads(spec.threads)
     built = build(spec)
     device = move_to_device(spec, built.network)
@@ -256,13 +233,7 @@ def load_model(spec: ModelSpec) -> HostedModel:
 
 
 def load(spec: ModelSpec, worker: BatchWorker, tls: Tls = lambda: None) -> ServedModel:
-    """Build, load and warm up a model on the calling thread; ``worker`` will compute for it.
-
-    ``tls`` secures connections to other replicas.
-
-    Raises:
-        ModelError: the family, the weights or the stage's tensors are invalid.
-    """
+    """As ``load_model``, or a chat model, for which ``worker`` will compute; ``tls`` secures its connections."""
     if spec.family not in CHAT_FAMILIES:
         return load_model(spec)
     loader = import_module("trimtab_model_servers.server.chat_loader")  # requires transformers, an optional dependency

@@ -8,6 +8,7 @@ from trimtab_model_servers.batch_worker import BatchWorker
 from trimtab_model_servers.chat.embedding_store import EmbeddingStore, PendingImages
 from trimtab_model_servers.chat.responses import FinishEvent, TokenEvent
 from trimtab_model_servers.model_protocol import Fact
+from trimtab_pipelines.model_spec import ModelSpec
 from trimtab_protocol import InferRequest, InferResponse
 from trimtab_protocol.chat.embedding_refs import ChatTokenCounts, EmbeddingCounts, ImageIdentity
 
@@ -15,9 +16,10 @@ from trimtab_protocol.chat.embedding_refs import ChatTokenCounts, EmbeddingCount
 class ServedModel(Protocol):
     """A model that is ready to serve."""
 
-    async def infer(self, request: InferRequest, worker: BatchWorker) -> InferResponse: ...
+    @property
+    def spec(self) -> ModelSpec: ...
 
-    def metadata(self) -> dict[str, object]: ...
+    async def infer(self, request: InferRequest, worker: BatchWorker) -> InferResponse: ...
 
     def facts(self) -> dict[str, Fact]: ...
 
@@ -28,15 +30,10 @@ class ServesChats(Protocol):
 
     def pending(self) -> dict[str, int]:
         """Load by name; see docs/develop/chat-stages.md."""
-        ...
 
-    def totals(self) -> dict[str, float]:
-        """Totals since the start by name."""
-        ...
+    def totals(self) -> dict[str, float]: ...
 
-    def count(self, request: InferRequest) -> ChatTokenCounts | EmbeddingCounts:
-        """Count the tokens of a request without computing anything; raises RefusalError."""
-        ...
+    def count(self, request: InferRequest) -> ChatTokenCounts | EmbeddingCounts: ...
 
     async def close(self) -> None: ...
 
@@ -50,11 +47,9 @@ class GeneratesText(Protocol):
     @property
     def failure(self) -> Future[str]:
         """Done, from any thread, once the model has failed for good; holds the reason."""
-        ...
 
     def stream(self, request: InferRequest, worker: BatchWorker) -> AsyncGenerator[TokenEvent | FinishEvent, None]:
-        """Answer a single-row request; raises RefusalError. Closing the generator cancels the request."""
-        ...
+        """Closing the generator cancels the request."""
 
 
 @runtime_checkable
@@ -63,6 +58,4 @@ class StoresEmbeddings(Protocol):
 
     embeddings: EmbeddingStore
 
-    def add_names(self, names: Sequence[str], of: str | ImageIdentity) -> dict[str, object]:
-        """Store embeddings under further names; raises RefusalError 404 if an image is not cached."""
-        ...
+    def add_names(self, names: Sequence[str], of: str | ImageIdentity) -> dict[str, object]: ...

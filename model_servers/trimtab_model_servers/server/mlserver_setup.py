@@ -1,11 +1,13 @@
 """Adjustments of MLServer: a bound of request bodies as on the data port, logging, and reserved ports."""
 
-import json
 import logging
 import socket
 from collections.abc import Awaitable, Callable, MutableMapping
 from types import TracebackType
 from typing import Any, Self
+
+from starlette.exceptions import HTTPException
+from starlette.responses import JSONResponse
 
 from trimtab_model_servers.errors import ModelError
 from trimtab_pipelines.model_spec import MAX_BODY_BYTES
@@ -17,63 +19,41 @@ App = Callable[[MutableMapping[str, Any], Receive, Send], Awaitable[None]]
 _SERVER_ERROR = 500
 
 
-class BodyLimit:
-    """Answers 413 to oversized bodies: by Content-Length before reading, else once the limit is exceeded."""
+class _BodyTooLarge(HTTPException):
+    def __init__(self) -> None:
+        super().__init__(413, f"the body is too large; send at most {MAX_BODY_BYTES} bytes")
 
-    def __init__(self, app: App, max_bytes: int = MAX_BODY_BYTES) -> None:
+
+class _BodyLimit:
+    """Raises _BodyTooLarge when an oversized body is read: at once by its Content-Length, else at the limit."""
+
+    def __init__(self, app: App) -> None:
         self._app = app
-        self._max_bytes = max_bytes
 
     async def __call__(self, scope: MutableMapping[str, Any], receive: Receive, send: Send) -> None:
-        if scope["type"] != "http":
-            await self._app(scope, receive, send)
-        elif _declared_bytes(scope) > self._max_bytes:
-            await self._reject(send)
-        else:
-            await self._serve(scope, receive, send)
+        declared = dict(scope.get("headers", ())).get(b"content-length", b"")
+        received = int(declared) if declared.isdigit() and int(declared) > MAX_BODY_BYTES else 0
 
-    async def _serve(self, scope: MutableMapping[str, Any], receive: Receive, send: Send) -> None:
-        received = 0
-        rejected = False
-
-        async def receive_counted() -> Message:
+        async def receive_bounded() -> Message:
             nonlocal received
-            message = await receive()
-            received += len(message.get("body", b""))
-            if received > self._max_bytes:
-                return {"type": "http.disconnect"}  # ends the read; its response is discarded
+            if received <= MAX_BODY_BYTES:
+                message = await receive()
+                received += len(message.get("body", b""))
+            if received > MAX_BODY_BYTES:
+                raise _BodyTooLarge
             return message
 
-        async def send_within_limit(message: Message) -> None:
-            nonlocal rejected
-            if received <= self._max_bytes:
-                await send(message)
-            elif not rejected:
-                rejected = True
-                await self._reject(send)
-
-        try:
-            await self._app(scope, receive_counted, send_within_limit)
-        except Exception:
-            if received <= self._max_bytes:
-                raise
-        if received > self._max_bytes and not rejected:
-            await self._reject(send)
-
-    async def _reject(self, send: Send) -> None:
-        body = json.dumps({"error": f"the body is too large; send at most {self._max_bytes} bytes"}).encode()
-        headers = [
-            (b"content-type", b"application/json"),
-            (b"content-length", str(len(body)).encode()),
-            (b"connection", b"close"),
-        ]
-        await send({"type": "http.response.start", "status": 413, "headers": headers})
-        await send({"type": "http.response.body", "body": body})
+        await self._app(scope, receive_bounded, send)
 
 
-def _declared_bytes(scope: MutableMapping[str, Any]) -> int:
-    length = dict(scope["headers"]).get(b"content-length", b"")
-    return int(length) if length.isdigit() else 0
+async def _reject(_: object, error: Exception) -> JSONResponse:
+    return JSONResponse({"error": getattr(error, "detail", "")}, 413, {"Connection": "close"})
+
+
+def limit_bodies(app: Any) -> None:
+    """Answer 413 to oversized bodies on MLServer's REST port."""
+    app.add_middleware(_BodyLimit)
+    app.add_exception_handler(_BodyTooLarge, _reject)
 
 
 class ReservedPort:

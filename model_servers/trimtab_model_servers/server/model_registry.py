@@ -5,6 +5,7 @@ There is one per process; `runtime` is loaded by MLServer once per model.
 
 import asyncio
 from dataclasses import dataclass, field
+from functools import cache
 
 from trimtab_model_servers.batch_worker import BatchWorker, call_soon_threadsafe_if_open
 from trimtab_model_servers.errors import RefusalError
@@ -21,14 +22,12 @@ class ModelRegistry:
     worker: BatchWorker = field(default_factory=BatchWorker)
     has_data_port: bool = False
     expected: set[str] = field(default_factory=set)
-    """Models that this process has to load."""
     load_finished: asyncio.Event = field(default_factory=asyncio.Event)
     """Set once every expected model is loaded or one has failed to load."""
     failed_models: dict[str, str] = field(default_factory=dict)
     """Reasons of models that failed for good after they were loaded."""
     model_failed: asyncio.Event = field(default_factory=asyncio.Event)
     tls: Tls = lambda: None
-    """TLS of connections to other replicas."""
     terminating: bool = False
     """Whether the process is about to end; it still serves."""
 
@@ -39,15 +38,11 @@ class ModelRegistry:
 
     @property
     def serving(self) -> bool:
-        """Whether every expected model can answer, and no drain has begun.
-
-        Until the last one is loaded, loading would delay the batches of the others.
-        """
+        """Whether every expected model can answer (loading delays the others), and no drain has begun."""
         working = self.models.keys() - self.failed_models.keys()
         return bool(self.models) and self.expected <= working and not self.worker.draining
 
     def add_model(self, name: str, model: ServedModel) -> None:
-        """Add a loaded model, and watch it for failures."""
         self.models[name] = model
         self.failed_models.pop(name, None)
         if isinstance(model, GeneratesText):
@@ -76,10 +71,6 @@ class ModelRegistry:
         return model
 
 
-_registries: list[ModelRegistry] = []
-
-
+@cache
 def process_registry() -> ModelRegistry:
-    if not _registries:
-        _registries.append(ModelRegistry())
-    return _registries[0]
+    return ModelRegistry()

@@ -20,7 +20,7 @@ from pydantic import ValidationError
 import trimtab_model_servers.server.runtime  # noqa: F401  (imports torch ahead of the fork)
 from trimtab_model_servers.errors import ModelError
 from trimtab_model_servers.server.data_port import DataPort
-from trimtab_model_servers.server.mlserver_setup import LOGGING, BodyLimit, ReservedPort
+from trimtab_model_servers.server.mlserver_setup import LOGGING, ReservedPort, limit_bodies
 from trimtab_model_servers.server.model_registry import ModelRegistry, process_registry
 from trimtab_model_servers.server.settings import server_settings
 from trimtab_pipelines.processes.child_process import ReplicaPorts
@@ -72,15 +72,9 @@ def run(
 ) -> None:
     """Serve the models of a folder until SIGTERM or SIGINT, or until one of them fails for good.
 
-    Args:
-        folder: holds settings.json and NAME/model-settings.json, as written by `settings.write_model_folder`.
-        on_ready: called once every model is loaded and warmed up and all ports listen.
-        listeners: addresses and ports.
-        drain_seconds: after a signal, serve until no request has arrived for this long, at most MAX_DRAIN_SECONDS.
-
-    Raises:
-        ModelError: a model cannot be loaded, the folder has no model, or a model failed for good.
-        OSError: a port is taken.
+    ``on_ready`` is called once every model is loaded and warmed up and all ports listen. After a signal, the replica
+    serves until no request has arrived for ``drain_seconds``, at most MAX_DRAIN_SECONDS. Raises ModelError if a model
+    cannot be loaded or fails, OSError if a port is taken.
     """
     retain_freed_memory(MAX_RETAINED_BLOCK_BYTES, MAX_RETAINED_BYTES)
     gc.freeze()  # else each full collection would scan all of torch, and a fork would copy the scanned pages
@@ -103,7 +97,7 @@ async def _serve(
     with ReservedPort(address, requested.http_port) as http, ReservedPort(address, requested.grpc_port) as grpc:
         ports = ReplicaPorts(data_port.port, http.number, grpc.number)
         server = mlserver.MLServer(_settings(folder, address, ports))
-        server._rest_server._app.add_middleware(BodyLimit)  # noqa: SLF001  (MLServer has no public way)
+        limit_bodies(server._rest_server._app)  # noqa: SLF001  (MLServer has no public way)
         _stop_on_signals(stopping)
         serving = asyncio.create_task(server.start(list(models)))
         ready = await _until_ready(process, serving, stopping, ports, address)
@@ -158,10 +152,7 @@ def _settings(folder: Path, address: str, ports: ReplicaPorts) -> mlserver.Setti
 async def _until_ready(
     process: ModelRegistry, serving: "asyncio.Task[None]", stopping: asyncio.Event, ports: ReplicaPorts, address: str
 ) -> bool:
-    """Wait until every model is loaded and MLServer's ports listen; False if a signal arrives first.
-
-    Raises ModelError if a model cannot be loaded, or MLServer cannot listen.
-    """
+    """Wait until every model is loaded and MLServer's ports listen; False if a signal comes first; ModelError."""
     finished = asyncio.create_task(process.load_finished.wait())
     await _first({serving, finished}, stopping)
     finished.cancel()

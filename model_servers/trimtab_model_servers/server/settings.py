@@ -30,10 +30,7 @@ def write_model_folder(
     """Write settings.json and a VARIANT/model-settings.json for each variant that a replica serves.
 
     ``pipeline_folder`` is the base of relative storage URIs. ``tasks`` has a task folder for each variant, created if
-    it is missing; None for no task folders.
-
-    Raises:
-        KeyError: the pipeline has no such stage or variant.
+    it is missing; None for no task folders. Raises KeyError for an unknown stage or variant.
     """
     owner = pipeline.spec.stage(stage)
     specs = [model_spec(pipeline, pipeline_folder, owner, owner.variant(name), cores) for name in variants]
@@ -46,7 +43,6 @@ def _with_tasks_folder(spec: ModelSpec, tasks: Path) -> ModelSpec:
 
 
 def write_models(specs: Sequence[ModelSpec], folder: Path) -> None:
-    """Write settings.json and a NAME/model-settings.json for each model."""
     for spec in specs:
         _write(folder / spec.name / "model-settings.json", model_settings(spec))
     _write(folder / "settings.json", server_settings())

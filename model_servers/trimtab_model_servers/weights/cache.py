@@ -52,10 +52,7 @@ def private_folder() -> Path:
 
 
 def hub_folder(repository: str) -> Path:
-    """Create the folder of a Hub repository (OWNER/NAME) in the private folder, and mark it as used.
-
-    Raises OSError if it cannot be created.
-    """
+    """Create the private folder of a Hub repository (OWNER/NAME), and mark it as used; raises OSError."""
     path = private_folder() / _HUB / repository.replace("/", "--")
     path.mkdir(parents=True, exist_ok=True)
     _touch(path)
@@ -77,9 +74,7 @@ def cached_file(
     """The cached file of a name, written first if it is missing or invalid; in the shared folder unless one is given.
 
     The name is the same for the same content. ``wait_seconds`` bounds the wait for another process that writes it.
-
-    Raises:
-        ModelError: the cache cannot be written, or another process takes too long.
+    Raises ModelError if the cache cannot be written, or that process takes too long.
     """
     path = (folder or cache_folder()) / name
     if _usable(path, is_valid):
@@ -96,10 +91,7 @@ def cached_file(
 
 
 def linked_folder(files: Mapping[str, Path]) -> Path:
-    """A folder of links to cached files under their original names, created atomically; the same for the same files.
-
-    Raises ModelError if it cannot be created, or a file was evicted meanwhile.
-    """
+    """A folder of links to cached files, the same for the same files; ModelError if a file was evicted meanwhile."""
     for file, path in files.items():
         if not path.is_file():
             raise ModelError(
@@ -134,10 +126,7 @@ def _link(files: Mapping[str, Path], folder: Path) -> None:
 
 
 def evict(folder: Path, bound_bytes: int) -> None:
-    """Remove abandoned partial files, then evict the least recently used entries down to the bound.
-
-    Files that are being fetched count and stay.
-    """
+    """Remove abandoned partial files, then evict the least recently used entries; files in progress count and stay."""
     excess = sum(_unfinished_bytes(path) for path in folder.glob(f"{_FETCHING}*")) - bound_bytes
     entries = list(_entries(folder))
     excess += sum(size for _, size, _ in entries)

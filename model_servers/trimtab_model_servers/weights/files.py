@@ -66,10 +66,7 @@ def require_digest(path: Path, digest: str | None, name: str) -> None:
 
 
 def referenced_files(index: bytes, name: str) -> tuple[str, ...]:
-    """The weight files that an index lists, sorted.
-
-    Raises ModelError if it is invalid, or lists too many or other than safetensors files of its folder.
-    """
+    """The weight files of an index, sorted; ModelError if it is invalid, or lists too many or other files."""
     try:
         document: Any = json.loads(index)
         files = sorted({str(file) for file in document["weight_map"].values()})
@@ -103,10 +100,7 @@ def read_text(folder: Path, file: str) -> str | None:
 
 
 def read_json(folder: Path, file: str) -> dict[str, Any]:
-    """JSON object in a file; empty if the file does not exist.
-
-    Raises ModelError if it is too large or not a JSON object.
-    """
+    """JSON object in a file, empty if the file does not exist; ModelError if it is too large or no object."""
     text = read_text(folder, file)
     if text is None:
         return {}

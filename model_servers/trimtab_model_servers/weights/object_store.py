@@ -23,21 +23,9 @@ from minio.datatypes import Object
 from minio.error import InvalidResponseError, MinioException, S3Error, ServerError
 
 from trimtab_model_servers.errors import ModelError
+from trimtab_model_servers.weights import files
 from trimtab_model_servers.weights.cache import cached_file, linked_folder, private_folder, tenant
-from trimtab_model_servers.weights.files import (
-    CONFIG_FILE,
-    INDEX_FILE,
-    OPTIONAL_FILES,
-    SINGLE_FILE,
-    SUFFIX,
-    TOKENIZER_FILE,
-    FetchLimits,
-    referenced_files,
-    require_digest,
-    require_size,
-    require_total,
-    sha256,
-)
+from trimtab_model_servers.weights.files import SUFFIX, FetchLimits
 from trimtab_pipelines.backoff import backoff
 
 _DEFAULT_ENDPOINT = "https://s3.amazonaws.com"
@@ -69,10 +57,7 @@ class _TransientError(Exception):
 
 
 def fetch(bucket: str, key: str, digest: str | None, limits: FetchLimits) -> Path:
-    """The local copy of an object, downloaded unless its content is cached.
-
-    Raises ModelError: wrong credentials, no such object, too large, too slow, another digest.
-    """
+    """The local copy of an object, downloaded unless its content is cached; raises ModelError."""
     address = f"s3://{bucket}/{key}"
     if not bucket or not key.endswith(SUFFIX):
         raise ModelError(f"storageUri {address}: write s3://BUCKET/KEY{SUFFIX}")
@@ -83,30 +68,27 @@ def fetch(bucket: str, key: str, digest: str | None, limits: FetchLimits) -> Pat
     if tenant():
         source.find()  # checks this tenant's access before a cached file is used
         name = f"{hashlib.sha256(tenant().encode()).hexdigest()[:16]}-{name}"
-    return cached_file(name, lambda path: sha256(path) == digest, source.write, limits.total_seconds)
+    return cached_file(name, lambda path: files.sha256(path) == digest, source.write, limits.total_seconds)
 
 
 def fetch_folder(bucket: str, prefix: str, limits: FetchLimits) -> Path:
-    """The local copy of a model's folder: configuration, tokenizer and weights.
-
-    Raises ModelError as of ``fetch``, or if a file is missing or the folder is too large.
-    """
+    """The local copy of a model's folder: configuration, tokenizer and weights; raises ModelError."""
     address = f"s3://{bucket}/{prefix}"
 
     def source(file: str) -> _Source:
         return _Source(bucket, f"{prefix}/{file}" if prefix else file, limits)
 
-    sources = {file: source(file) for file in (CONFIG_FILE, TOKENIZER_FILE)}
+    sources = {file: source(file) for file in (files.CONFIG_FILE, files.TOKENIZER_FILE)}
     for required in sources.values():
         required.find()
-    index = source(INDEX_FILE)
+    index = source(files.INDEX_FILE)
     if index.exists():
-        sources[INDEX_FILE] = index
-        sources |= {file: source(file) for file in referenced_files(index.local_copy().read_bytes(), address)}
+        sources[files.INDEX_FILE] = index
+        sources |= {file: source(file) for file in files.referenced_files(index.local_copy().read_bytes(), address)}
     else:
-        sources[SINGLE_FILE] = source(SINGLE_FILE)
-    sources |= {file: optional for file in OPTIONAL_FILES if (optional := source(file)).exists()}
-    require_total((source.find().size or 0 for source in sources.values()), limits, address)
+        sources[files.SINGLE_FILE] = source(files.SINGLE_FILE)
+    sources |= {file: optional for file in files.OPTIONAL_FILES if (optional := source(file)).exists()}
+    files.require_total((source.find().size or 0 for source in sources.values()), limits, address)
     return linked_folder({file: source.local_copy() for file, source in sources.items()})
 
 
@@ -123,7 +105,6 @@ class _Source:
         self._reset_clocks()
 
     def _reset_clocks(self) -> None:
-        """Start the stall and total timeouts."""
         self._last_data_at = time.monotonic()
         self._deadline = self._last_data_at + self._limits.total_seconds
 
@@ -131,7 +112,7 @@ class _Source:
         """Request the object's metadata; raises ModelError if it is unavailable or too large."""
         if self._object is None:
             self._object = self._retry(self._stat)
-        require_size(self._object.size or 0, self._limits, self._address)
+        files.require_size(self._object.size or 0, self._limits, self._address)
         return self._object
 
     def _stat(self) -> Object:
@@ -153,15 +134,12 @@ class _Source:
         return cached_file(name, lambda _: True, self.write, self._limits.total_seconds, private_folder())
 
     def write(self, file: BinaryIO) -> None:
-        """Download the object to a file and verify its digest, if one is given; raises ModelError.
-
-        The clocks start anew, because the caller may have waited for another process.
-        """
+        """Download the object and verify its digest; the clocks start anew, since the caller may have waited."""
         self._reset_clocks()
         metadata = self.find()
         self._retry(lambda: self._write_rest(metadata, file))
         file.flush()
-        require_digest(Path(file.name), self._digest, self._address)
+        files.require_digest(Path(file.name), self._digest, self._address)
 
     def _write_rest(self, metadata: Object, file: BinaryIO) -> None:
         """Append the rest of the content to a file, of the same version of the object."""

@@ -47,10 +47,7 @@ class RandomSeed:
 
 
 def find_weights(storage_uri: str, digest: str | None, limits: FetchLimits = DEFAULT_LIMITS) -> Path | RandomSeed:
-    """The local file of the weights, fetched if necessary and of the given digest, or the seed of random ones.
-
-    Raises ModelError, naming the address and the valid form.
-    """
+    """The local file of the weights, fetched if necessary, or the seed of random ones; raises ModelError."""
     parts = urlsplit(storage_uri)
     match parts.scheme:
         case "random":
@@ -72,10 +69,7 @@ def find_weights(storage_uri: str, digest: str | None, limits: FetchLimits = DEF
 def find_folder(storage_uri: str, digest: str | None, limits: FetchLimits = DEFAULT_LIMITS) -> Path | None:
     """The local folder of a model as transformers writes it, fetched if necessary; None if the URI names no folder.
 
-    A folder is a path, s3://BUCKET/PREFIX or hf://OWNER/NAME@COMMIT, and has no digest.
-
-    Raises:
-        ModelError: it cannot be fetched, or a digest is given.
+    A folder is a path, s3://BUCKET/PREFIX or hf://OWNER/NAME@COMMIT, and has no digest. Raises ModelError.
     """
     parts = urlsplit(storage_uri)
     path, prefix = Path(unquote(parts.path) if parts.scheme else storage_uri), unquote(parts.path).strip("/")

@@ -11,7 +11,6 @@ from tests.model_servers.chat.chat_client import ChatClient, a_chat, a_chat_spec
 from tests.model_servers.conftest import Replica, serve
 from trimtab_model_servers.chat.chat_model import ChatModel
 from trimtab_model_servers.engine.core import EngineCore
-from trimtab_model_servers.server.data_port import DataPort
 from trimtab_model_servers.server.hosted_model import load
 from trimtab_model_servers.server.model_registry import ModelRegistry
 from trimtab_model_servers.server.settings import write_models
@@ -52,26 +51,16 @@ def fatal() -> InferRequest:
 async def test_replica_with_failed_engine_is_not_ready(monkeypatch, fatal):
     monkeypatch.setattr("trimtab_model_servers.chat.chat_model.EngineCore", FailingCore)
     registry = ModelRegistry(expected={"colocated"})
-    port = DataPort(registry)
-    address = f"http://127.0.0.1:{await port.start('127.0.0.1', 0)}/v2"
     model = await registry.worker.run(lambda: load(a_chat_spec("colocated", parameters=SMALL), registry.worker))
     registry.add_model("colocated", model)
+    assert (registry.ready, registry.serving) == (True, True)
     try:
-        async with aiohttp.ClientSession() as session:
-
-            async def ready() -> list[int]:
-                paths = ("health/ready", "models/colocated/ready")
-                answers = [await session.get(f"{address}/{path}") for path in paths]
-                return [answer.status for answer in answers]
-
-            assert await ready() == [200, 200]
-            with pytest.raises(Exception, match="the engine failed: ZeroDivisionError"):
-                await model.infer(fatal, registry.worker)
-            await registry.model_failed.wait()
-            assert await ready() == [503, 503]
-            assert "ZeroDivisionError" in registry.failed_models["colocated"]
+        with pytest.raises(Exception, match="the engine failed: ZeroDivisionError"):
+            await model.infer(fatal, registry.worker)
+        await registry.model_failed.wait()
+        assert (registry.ready, registry.serving) == (False, False)
+        assert "ZeroDivisionError" in registry.failed_models["colocated"]
     finally:
-        await port.stop()
         await cast("ChatModel", model).close()
         registry.worker.close()
 

@@ -190,7 +190,6 @@ def a_png(width: int = 8, height: int = 8) -> bytes:
 
 
 def events(raw: bytes) -> list[Any]:
-    """The events of a stream, as JSON, the end as it is written."""
     lines = [line.removeprefix("data: ") for line in raw.decode().split("\n\n") if line and not line.startswith(":")]
     return [line if line == "[DONE]" else json.loads(line) for line in lines]
 

@@ -187,7 +187,6 @@ def references(writer, number=-1):
 
 
 def a_choosing_writer(**changes: Any) -> dict[str, Any]:
-    """Reads images itself or what was made of them; `small` pulls, `whole` does not."""
     read = [
         {"name": name, "from": f"request.inputs.{name}", "optional": name != "messages"}
         for name in ("messages", "options", "images")

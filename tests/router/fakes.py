@@ -281,7 +281,6 @@ class Rig:
         return grpc_messages.response_from_message(grpc_messages.response_class("ModelInfer").FromString(answer))
 
     def value(self, name: str, **labels: str) -> float:
-        """The sum of all series of a metric that carry these labels."""
         total = 0.0
         for family in self.router.metrics.registry.collect():
             for sample in family.samples:
@@ -290,7 +289,6 @@ class Rig:
         return total
 
     async def outcomes(self) -> dict[str, int]:
-        """Requests by outcome, those with none left out; they add up to those received."""
         counts = {
             outcome: int(self.value("trimtab_requests_total", outcome=outcome))
             for outcome in ("ok", "late", "dropped", "refused", "failed")
@@ -373,7 +371,6 @@ def a_request(rows: int = 1, value: float = 0.0, **changes: Any) -> InferRequest
 
 
 def seconds_in(begins: str, message: object) -> float:
-    """Read the seconds that stand at the # of a message that begins so."""
     found = re.match(begins.replace("#", r"(-?\d+\.\d{3}) s\b"), str(message))
     assert found is not None, message
     return float(found[1])

@@ -16,7 +16,6 @@ MILLISECONDS = {"A": 6.9, "V": 23.9, "T": 3.3, "AV": 34.1, "AT": 7.9, "VT": 27.3
 
 
 def senses(most_rows: int = 64) -> list[ParetoFront]:
-    """The front of every job size for seven subsets of three senses."""
     ways = [
         SplitOption(name, ACCURACIES[name], cheapest_batches(batch_seconds(name), most_rows).seconds)
         for name in ACCURACIES
@@ -43,7 +42,6 @@ def a_queue(
 
 
 def a_queue_of_batches(rng: np.random.Generator, batches: int, points: int = 8, load: float = 2.0) -> list[Job]:
-    """Batches of 32 rows and their utility, at points from the most to the least merged."""
     seconds = np.linspace(0.02, 0.09, points)
     accuracy = np.sort(rng.uniform(0.5, 0.95, points))
     deadlines = np.sort(rng.uniform(0.05, 1.0, batches)) * batches * 0.055 / load
@@ -74,7 +72,6 @@ def exact(
 
 
 def _rising(worths: Floats, values: Floats) -> NDArray[np.intp]:
-    """Places whose (worth, value) is above that of all before."""
     if not worths.any():
         best = np.maximum.accumulate(values)
         return np.flatnonzero(np.concatenate([[True], best[1:] > best[:-1]]))

@@ -155,7 +155,6 @@ def test_only_change_of_profiled_confidence_counts(evidence, reported):
 
 @pytest.mark.parametrize("agreed_of_ten", [7, 2])
 def test_shadow_rows_are_read_relative_to_profiled_confidence(agreed_of_ten):
-    """A cheap point that is right in 0.7 and says 0.95; the best is right in 0.95 and says 0.99."""
     watch = a_watch([{"name": "at", **measured(0.7, 0.95)}, {"name": "avt", **measured(0.95, 0.99)}])
     for row in range(400):
         watch.observe(KEY, "", np.array([0.95]), NOW)

@@ -18,7 +18,6 @@ HALF = Point("half", 0.8, lambda rows: 0.005 + 0.002 * rows)
 
 
 def terms(policy="Predicted", max_rows=8, *, later=0.0, replicas=1, points=(FULL,)):
-    """A stage that takes 10 ms, and 10 ms a row."""
     return SchedulerView(0.0, DeadlineQueue(0), points, max_rows, later, policy, replicas)
 
 

@@ -35,7 +35,6 @@ AWAITED = "pending:"
 
 @asynccontextmanager
 async def stepping(encoders, writers, **rig):
-    """Encoders that take an image at a time and know how many rows the pictures have; the first is stepped."""
     async with reading(encoders, writers, **{"batchSize": 1} | rig) as made:
         assert (await ask(made, a_picture(250), a_picture(251)))[0] == 200
         for writer in writers:

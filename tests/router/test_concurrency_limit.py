@@ -69,7 +69,6 @@ class Server:
 
 
 def settled(rate: float, offered: float) -> Server:
-    """A server that has known its load for a while; what it does before that is not measured."""
     server = Server(ConcurrencyLimit(SLO), rate)
     server.run(10.0, offered)
     return server
@@ -143,7 +142,6 @@ def test_limit_stays_within_its_bounds():
 
 
 def test_single_pause_refuses_nothing():
-    """Callers who come again once they are answered: so many are under way, and hardly one is answered in a pause."""
     window = ConcurrencyLimit(SLO)
     answered = 0
     for number in range(60):

@@ -76,7 +76,6 @@ def test_deadlines_met_exactly_by_the_fastest_option_are_met():
 
 
 def test_each_deadline_bounds_its_own_prefix():
-    """Together all would be done by the last deadline; only one order of giving way meets the first one too."""
     jobs = [a_job(0.1, (0.05, 1), (0.2, 3)), a_job(0.2, (0.05, 1), (0.15, 3)), a_job(1.0, (0.1, 1), (0.7, 2))]
     found = solve(jobs, 0.0)
 

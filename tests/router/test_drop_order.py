@@ -37,7 +37,6 @@ def test_overload_drops_lowest_priority_first():
 
 
 def test_overload_drops_least_utility_per_second_first():
-    """Ten rows for a utility of 5 are worth less than one row for 1."""
     bulky = [a_work(10, 0.15, utility=5.0) for _ in range(3)]
     small = [a_work(deadline=0.2) for _ in range(10)]
     dropped, _ = shed([*bulky, *small])

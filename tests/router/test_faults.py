@@ -105,7 +105,6 @@ async def test_a_replica_that_hangs_counts_as_lost():
     st.integers(0, 2**16),
 )
 def test_each_answer_is_its_own_whatever_happens(requests, batch_size, faults, seed):
-    """Random requests, batch sizes, errors and one death: each gets exactly one response, with its own rows."""
     asyncio.run(_each_answer_is_its_own(requests, batch_size, faults, seed))
 
 

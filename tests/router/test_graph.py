@@ -10,7 +10,6 @@ NOTE = {"name": "note", "datatype": "FP32", "shape": [1], "optional": True}
 
 
 def locate(**changes):
-    """Finds crops on pages: a counted output."""
     return {
         "name": "locate",
         "inputs": [{"name": "page", "from": "request.inputs.page"}],
@@ -86,7 +85,6 @@ def test_only_stages_that_the_wanted_outputs_need_run():
 
 
 def diamond(optional):
-    """Left and right read the request; join reads both, the right one perhaps optionally."""
     join = a_stage(
         "join",
         inputs=[

@@ -94,7 +94,6 @@ FAST = [("all", "video-text", "audio-video", "video"), ("audio-text", "text", "a
 
 
 def planned_in_the_end(town, sense, fast):
-    """The best point that is fast enough, chosen anew every five seconds for two minutes after a sense failed."""
     town.serve(town.best(fast), 600)
     town.broken = SENSES[sense]
     for _ in range(24):

@@ -97,7 +97,6 @@ def test_large_requests_leave_room_for_small_ones():
 
 
 async def test_requests_beyond_client_quota_are_not_planned_for():
-    """Nothing may be planned by it: one client could drive every plan to its lightest variants."""
     replica, bounds = FakeReplica(), ClientLimits(concurrency=2, in_flight=10_000)
     async with a_rig(a_pipeline(1), {"stage-0": [replica]}, edge=EdgeSettings(clients=bounds)) as rig:
         first = await blocked(rig, replica)  # of an unknown client

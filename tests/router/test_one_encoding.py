@@ -26,7 +26,6 @@ def riding(rig):
 
 
 async def many(rig, count, *pictures, **fields):
-    """Chats that show the same; all but the first ride along once this returns."""
     chats = [asyncio.create_task(ask(rig, *pictures, **fields)) for _ in range(count)]
     await until(lambda: riding(rig) == (count - 1) * len(pictures))
     return chats

@@ -197,7 +197,6 @@ def test_decision_does_not_wait_for_tables_being_built(monkeypatch):
 
 
 def points_of(most_rows):
-    """Points profiled for batches as large as that, which are as slow there as in parts."""
     for point in modality_mix_decisions.POINTS:
         full = point.profiled[-1]
         profiled = tuple(full * (rows // 64) + point.profiled[rows % 64 - 1] for rows in range(65, most_rows + 1))

@@ -30,7 +30,6 @@ POINTS = tuple(a_point(name) for name in ("more", "all", "some", "few"))
 def a_work(
     deadline: float, *, utility: float = 1.0, task: str = "cars", rows: int = 1, at: float = 0.0, floor: float = 0.0
 ) -> StageRequest:
-    """Rows of one request, which came at a moment."""
     work: StageRequest = test_queue.a_work(rows, deadline, now=at, utility=utility, task=task, floor=floor)
     return work
 

@@ -32,7 +32,6 @@ class Reply:
 
 
 def trusting(authority: Path, certificate: Path | None = None, key: Path | None = None) -> ssl.SSLContext:
-    """A TLS client that trusts an authority, and has a certificate of its own where one is given."""
     context = ssl.create_default_context(cafile=str(authority))
     if certificate is not None:
         context.load_cert_chain(certificate, key)

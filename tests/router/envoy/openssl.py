@@ -56,7 +56,6 @@ class Authority:
         )
 
     def let_expire(self, certificate: Path, key: Path) -> None:
-        """Sign a certificate anew, so that it has just expired."""
         copied = ("-copy_extensions", "copyall")
         wanted = openssl("x509", "-x509toreq", "-in", str(certificate), "-signkey", str(key), *copied)
         signer = ("-CA", str(self.file), "-CAkey", str(self.key), "-days", "0")
@@ -82,7 +81,6 @@ class Signer:
     @classmethod
     @cache
     def make(cls, name: str, algorithm: str = "RS256") -> "Signer":
-        """A key of this name; the same each time."""
         kind = ("RSA", "rsa_keygen_bits:2048") if algorithm == "RS256" else ("EC", "ec_paramgen_curve:P-256")
         return cls(openssl("genpkey", "-algorithm", kind[0], "-pkeyopt", kind[1]), name, algorithm)
 

@@ -102,7 +102,6 @@ async def test_health_and_reflection_require_a_key(tmp_path):
 
 @pytest.mark.parametrize("asked", [True, False])
 async def test_secrets_and_forged_client_names_are_removed(asked):
-    """What is behind the door learns who the door says it is, and nothing that could be a secret."""
     key = new_key()
     heads: list[CIMultiDictProxy[str]] = []
 
@@ -188,7 +187,6 @@ async def test_keys_of_every_length_are_known_by_their_hash(tmp_path):
 
 
 async def test_without_keys_every_request_is_refused(tmp_path):
-    """A router that says nothing of keys to a door that asks for them opens nothing."""
     keys = tmp_path / "keys"
     keys.write_text(line("alice", key := new_key()))
     async with a_rig(PIPELINE, {"stage-0": [FakeReplica()]}, edge=settings(keys)) as rig:

@@ -93,7 +93,6 @@ def test_envoy_accepts_the_config(name, tmp_path):
 
 
 def assert_taken(found: dict[str, Any], folder: Path) -> None:
-    """The routes come by another way; here they stand where Envoy looks at them too."""
     for file, content in found["certificates"].items():
         (folder / file).write_text(json.dumps(content))
     config = found["bootstrap"]

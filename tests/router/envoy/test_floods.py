@@ -77,7 +77,6 @@ async def test_unread_rejections_have_a_reason_and_are_counted():
 
 
 async def test_restarted_envoy_gets_its_limit_again():
-    """Else it would keep the one it starts with for as long as the router's window stays the same."""
     async with a_rig(a_pipeline(1), {"stage-0": [FakeReplica()]}) as rig:
         await rig.proxy()
         assert rig.listeners.envoy is not None

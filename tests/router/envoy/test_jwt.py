@@ -146,7 +146,6 @@ async def test_clients_that_differ_in_part_are_two(tmp_path, differ_in):
 
 
 async def test_keys_and_tokens_are_taken_beside_each_other(tmp_path):
-    """One of both is enough; a wrong one beside a right one is no way in, nor is a token where only keys are taken."""
     signer, key, keys = Signer.make("good"), new_key(), tmp_path / "keys"
     keys.write_text(f"bob: {format_entry(HashedKey('bob', key_digest(key)))}\n")
     settings = EdgeSettings(jwt=(an_issuer(tmp_path, signer),), keys_file=str(keys))

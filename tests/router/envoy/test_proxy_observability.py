@@ -36,7 +36,6 @@ def refused(rig: Rig) -> dict[tuple[str, str], int]:
 
 
 async def scraped(rig: Rig) -> dict[str, int]:
-    """Outcomes as a scrape of the metrics tells them; it brings what the door refused up to date."""
     await rig.get("/metrics")
     return await rig.outcomes()
 
@@ -188,7 +187,6 @@ async def test_rejections_of_an_absent_router_are_counted_later():
 
 
 async def lines_of(rig: Rig, enough: Callable[[list[dict[str, Any]]], bool]) -> list[dict[str, Any]]:
-    """The door's access log, once there is enough of it."""
     assert rig.sockets is not None
     log, found = rig.sockets.folder / "envoy.log", list[dict[str, Any]]()
     async with asyncio.timeout(60):

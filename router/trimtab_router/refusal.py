@@ -1,7 +1,4 @@
-"""`Refusal`: a request that ends without a result, with one error code, a reason and a message.
-
-Ingress maps the code to an HTTP or gRPC status. No other part of the router knows either protocol.
-"""
+"""`Refusal`: a request without a result: a reason, a message, and a code that ingress maps to a status."""
 
 from trimtab_pipelines.error_codes import OVERLOAD, ROUTER_REASONS, ErrorCode, is_client_error
 from trimtab_pipelines.request_outcome import DROPPED, FAILED, REFUSED, RequestOutcome
@@ -15,11 +12,8 @@ RETRY_SECONDS = 1.0  # when a retry makes sense if nothing better is known
 class Refusal(Exception):
     """A request that ends without a result.
 
-    Args:
-        reason: one of `ROUTER_REASONS`, which determines the code.
-        message: names the cause and the remedy. Bounded in length and free of control characters.
-        stage: stage at which the request ended, empty before the first stage.
-        retry_after_seconds: when a retry makes sense, if the code says that it does.
+    `reason` is one of `ROUTER_REASONS`, which determines the code. `message` names cause and remedy, and is bounded
+    and printable. `retry_after_seconds` counts if the code says that a retry makes sense.
     """
 
     def __init__(

@@ -1,7 +1,4 @@
-"""`Router`: serves one pipeline. Admits requests, executes them, and answers each exactly once.
-
-It knows neither protocols nor files: ingress passes requests, and watchers pass plans and endpoints.
-"""
+"""`Router`: serves one pipeline. Ingress passes requests, and watchers pass plans and endpoints."""
 
 import asyncio
 import time
@@ -47,11 +44,7 @@ BODY_SECONDS = 10.0
 
 
 class Router:
-    """Serves one pipeline.
-
-    Without a plan, each stage starts with its first variant and batches of one row. Policy, clock and transports are by
-    default the pipeline's own, the event loop's, and HTTP to the applied endpoints.
-    """
+    """Serves one pipeline, by default with its own policy, the event loop's clock and HTTP to the applied endpoints."""
 
     def __init__(
         self,
@@ -191,7 +184,6 @@ class Router:
             )
 
     def _on_replica_change(self, scheduler: StageScheduler) -> None:
-        """Apply a change of a replica's readiness. Its tasks are known at that time."""
         self.tasks.learn_declared(scheduler)
         scheduler.refresh_replicas()
 
@@ -276,6 +268,5 @@ class Router:
 
 
 def _complete(ended: asyncio.Future[None], _: RequestState) -> None:
-    """Wake the task that waits for a request. The client may have disconnected."""
     if not ended.done():
         ended.set_result(None)

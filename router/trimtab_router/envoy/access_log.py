@@ -1,7 +1,4 @@
-"""Envoy's access log, counters of its own responses, and tracing.
-
-Log lines describe a request, never its content: no bodies, no keys, no query strings.
-"""
+"""Envoy's access log, without bodies, keys or query strings, counters of its own responses, and tracing."""
 
 from collections.abc import Iterable
 

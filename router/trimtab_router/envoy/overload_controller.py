@@ -1,7 +1,4 @@
-"""`OverloadController`: keeps Envoy at the router's concurrency limit, and counts Envoy's rejections.
-
-In a flood Envoy rejects most requests before reading them.
-"""
+"""`OverloadController`: keeps Envoy at the router's concurrency limit, and counts Envoy's rejections."""
 
 import asyncio
 import json

@@ -1,7 +1,6 @@
 """Envoy's routes and API keys, which may change while it runs.
 
-Envoy polls them twice a second (the REST variant of its discovery protocol) and applies a new version without touching
-connections.
+Envoy polls them twice a second (the REST variant of its discovery protocol), and keeps its connections.
 """
 
 import hashlib

@@ -1,8 +1,4 @@
-"""`PipelineExecutor` and `RequestState`: execution of requests through the stages of a pipeline.
-
-A request ends exactly once, with all requested outputs or with a refusal, and its queued rows are then removed. The
-router and the simulator share this code.
-"""
+"""`PipelineExecutor` and `RequestState`: execution of requests by stages, in the router and the simulator."""
 
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -128,7 +124,6 @@ class PipelineExecutor:
         return request
 
     def _enqueue(self, state: "RequestState", request: StageRequest, now: float) -> bool:
-        """Enqueue a stage request. Returns False if the state ended instead."""
         scheduler = self.schedulers[request.stage]
         refusal = scheduler.refusal_of(request, now)
         if refusal is not None:
@@ -307,7 +302,6 @@ class RequestState:
         self.on_end(self)
 
     def release(self) -> None:
-        """Cancel queued rows and release embeddings. The client no longer waits."""
         self.done = True
         self.executor.cancel(self.stage_requests)
         self.stage_requests = {}

@@ -204,7 +204,6 @@ class GraphCursor:
         return self.inputs.get(read.key) if read.of_request else self._values[read.key]
 
     def _gather(self, node: _Node) -> dict[str, Array]:
-        """Inputs of a stage. Empty if a required one is absent."""
         inputs: dict[str, Array] = {}
         for read in node.reads:
             value = self._value(read)

@@ -1,7 +1,4 @@
-"""`RequestResolver`: state of a request from its call: task indices, path through the graph, options and deadlines.
-
-The router and the simulator share this code.
-"""
+"""`RequestResolver`: state of a request from its call: tasks, path through the graph, options and deadlines."""
 
 from collections.abc import Callable, Collection
 from dataclasses import replace

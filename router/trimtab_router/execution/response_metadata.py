@@ -92,7 +92,6 @@ class StreamTiming:
 
     @property
     def time_per_output_token(self) -> float:
-        """Mean seconds between two tokens, of the slowest row."""
         spans = (
             (self._latest[row] - first) / (self._tokens[row] - 1)
             for row, first in self._first.items()

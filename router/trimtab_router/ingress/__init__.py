@@ -1,7 +1,4 @@
-"""Ingress of requests over REST, OpenAI's API and gRPC, and of administrative calls.
-
-Each protocol turns its requests into a `Call`, and responses or refusals into its own form.
-"""
+"""Ingress of requests over REST, OpenAI's API and gRPC, each in its own form, and of administrative calls."""
 
 from typing import Any
 

@@ -35,7 +35,6 @@ class AdminCall:
 
     @property
     def refused(self) -> bool:
-        """Whether the call was refused. 503 reports the router's state."""
         return self.status >= 400 and self.status != 503
 
     @property

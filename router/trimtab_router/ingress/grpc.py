@@ -122,7 +122,6 @@ class GrpcIngress(V2Ingress):
         return grpc_messages.read_request(message, limits.json_bytes)
 
     def deadline_seconds(self, request: web.BaseRequest) -> float | None:
-        """`grpc-timeout` in seconds, None if absent."""
         text = request.headers.get("grpc-timeout")
         if text is None:
             return None

@@ -83,13 +83,9 @@ class ImageFetcher:
         self._slots = asyncio.Semaphore(CONCURRENT_FETCHES)
 
     async def fetch(self, images: Sequence[ImageInput], reservation: Reservation) -> list[bytes]:
-        """Fetch the files of one chat in parallel. Their bytes are reserved as they arrive.
+        """Fetch the files of one chat in parallel. Raises InvalidChat, or Refusal if the memory limit is reached.
 
         The chat counts as being received meanwhile: a slow image server does not look like a slow router.
-
-        Raises:
-            InvalidChat: a URL is not allowed or cannot be fetched, or a file is too large.
-            Refusal: the memory limit is reached.
         """
         targets = [parse_target(image.url, image.field, self._limits) for image in images]
         chat_slots = asyncio.Semaphore(CONCURRENT_FETCHES_PER_CHAT)

@@ -41,7 +41,6 @@ class EnvoyControl:
             self.use_keys(())
 
     def use_keys(self, keys: Sequence[HashedKey]) -> None:
-        """Accept these keys, and no others, from Envoy's next poll on."""
         routes = envoy_routes(self.settings, keys, **self._labels, max_seconds=self._max_seconds)
         self.routes = route_discovery_response(routes)
 

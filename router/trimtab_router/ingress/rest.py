@@ -1,7 +1,6 @@
 """`RestIngress`: the V2 protocol over REST, `/v2/…`, with JSON and binary tensors.
 
-A body that is too large is refused by its Content-Length, before it is read. JSON has a lower bound, because parsed
-numbers need many times their size.
+A large body is refused by its Content-Length. The bound on JSON is lower: parsed numbers need many times their size.
 """
 
 import re

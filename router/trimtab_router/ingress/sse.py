@@ -1,7 +1,4 @@
-"""`SseWriter`: streams a response as server-sent events while it is generated.
-
-A slow reader is disconnected, a client disconnect cancels the generation, and a stream ends with its reason.
-"""
+"""`SseWriter`: streams a response as server-sent events. A slow reader, or one that leaves, ends the generation."""
 
 import asyncio
 from collections.abc import Iterator

@@ -1,7 +1,4 @@
-"""Counts of recent seconds: arrivals and their peak, rows or tokens per request, and outcomes.
-
-Latencies are counted in buckets 5 % wide, which bounds the error of a quantile and the memory.
-"""
+"""Counts of recent seconds: arrivals and their peak, rows or tokens per request, and outcomes."""
 
 import math
 from collections import Counter
@@ -161,7 +158,7 @@ def _bound(recent: _Totals, minute: _Totals, errors: float) -> dict[str, float]:
 
 QUANTILE = 0.99
 MIN_SECONDS = 1e-4
-_BUCKETS_PER_E = 1 / math.log(1.05)
+_BUCKETS_PER_E = 1 / math.log(1.05)  # buckets 5 % wide bound the error of a quantile and the memory
 
 
 @dataclass(slots=True)

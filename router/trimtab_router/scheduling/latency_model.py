@@ -198,7 +198,6 @@ class LatencyModel:
         return least_seconds(reaching or points, rows)
 
     def service_seconds(self, rows: int, concurrent: int = 0) -> float:
-        """Return the predicted seconds of a batch at the fastest point; 0 if unknown."""
         return least_seconds(self.points(self.variant, concurrent), rows)
 
     def prefill_seconds(self, tokens: float) -> float:
@@ -249,7 +248,6 @@ class LatencyModel:
         return self.service_times.ratio(self.key(self.variant))
 
     def compute_seconds(self, batch: Batch) -> float:
-        """Return the expected compute seconds of a batch at its replica; 0 if unknown."""
         return self._compute_times.expect(batch.key, batch.rows)
 
     def on_dispatch(self, rows: int) -> None:

@@ -48,7 +48,6 @@ class DeadlineQueue:
         self._account(lane, request, row_slice.rows)
 
     def head(self) -> RowSlice | None:
-        """Return the most urgent slice; None if the queue is empty."""
         lane = self._urgent_lane()
         return lane[0][2] if lane else None
 
@@ -79,7 +78,6 @@ class DeadlineQueue:
         return BatchCandidates(entries, rows) if entries[0][2] is head else BatchCandidates.behind(entries, rows, head)
 
     def pop(self) -> RowSlice:
-        """Remove the most urgent slice. The queue must not be empty."""
         lane = self._urgent_lane()
         row_slice = lane.pop(0)[2]
         self._account(lane, row_slice.request, -row_slice.rows)

@@ -94,7 +94,6 @@ class Batch:
 
     @property
     def tokens(self) -> float:
-        """Predicted prompt tokens of its rows; 0 if unknown."""
         if not self.row_slices[0].request.prompt_tokens:
             return 0.0
         return sum([row_slice.tokens for row_slice in self.row_slices])

@@ -1,7 +1,6 @@
 """`ShadowEvaluation`: runs a small share of the rows at the best point too, and compares the responses.
 
-A shadow row is a request of its own with copied inputs. It has no client, and it is dispatched only while the queue is
-empty.
+A shadow row has no client and copied inputs, and is dispatched only while the queue is empty.
 """
 
 from collections import deque

@@ -206,7 +206,6 @@ class SingleFlight(Feature):
 
 
 def _identities(row_slice: RowSlice) -> Iterator[tuple[int, Hashable]]:
-    """Yield the indices and identities of a slice's rows; none if the request is closed."""
     return enumerate(row_slice.request.identities[row_slice.start : row_slice.stop], row_slice.start)
 
 

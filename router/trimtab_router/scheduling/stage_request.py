@@ -290,7 +290,6 @@ class RowSlice:
 
     @property
     def tokens(self) -> float:
-        """Predicted prompt tokens; 0 if unknown."""
         return sum(self.request.prompt_tokens[self.start : self.stop])
 
     def first(self, rows: int) -> "RowSlice":

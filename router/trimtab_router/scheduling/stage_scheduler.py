@@ -161,7 +161,6 @@ class StageScheduler:
         self.wake()
 
     def capacity(self) -> StageCapacity:
-        """Return the rows that the ready replicas compute at a time, and the seconds of it; 0 seconds if unknown."""
         return StageCapacity(self.ready_replicas * self.plan.batch_size, self.latency_model.occupancy_seconds())
 
     @property

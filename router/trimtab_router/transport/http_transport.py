@@ -131,7 +131,6 @@ class HttpTransport:
 
     @property
     def unauthenticated(self) -> dict[str, str]:
-        """By replica name, why its TLS identity is rejected."""
         return {name: replica.identity_error for name, replica in self.replicas.items() if replica.identity_error}
 
     def set_endpoints(self, endpoints: Iterable[Endpoint], on_change: Callable[[], None]) -> list[ReplicaSlots]:
@@ -221,7 +220,6 @@ class HttpTransport:
             self._generations[batch].cancel()
 
     def cancel(self, batch: Batch) -> None:
-        """Close the connection of a row's stream. `on_end` is called as usual."""
         self._generations[batch].cancel()
 
     def _on_generated(

@@ -136,7 +136,6 @@ class ReplicaClient:
         self._set_ready(frozenset())
 
     async def infer(self, batch: BatchRequest) -> InferResponse | ReplicaLost | NotReady | Rejected | BatchFailed:
-        """Serve a batch. Failures are returned, not raised."""
         body, headers = encode_binary(batch) if self._accepts_binary else encode_json(batch)
         path = self._path(batch.variant, "infer")
         head = request_head("POST", path, self.endpoint.address, headers, sum(map(len, body)))
@@ -161,7 +160,6 @@ class ReplicaClient:
     async def generate(
         self, batch: BatchRequest, gap_seconds: float, on_chunk: Callable[[Chunk | LastChunk], None]
     ) -> BatchOutcome:
-        """Generate one row as a stream. Failures are returned as the outcome, not raised."""
         try:
             request = await self._stream_request(batch)
         except ProtocolError as error:
@@ -195,7 +193,6 @@ class ReplicaClient:
         return f"{scheme}://{self.endpoint.address}{self._path(variant, 'embeddings')}/{quote(name, safe='')}"
 
     async def send_images(self, variant: str, request_id: str, body: bytes, seconds: float) -> bool:
-        """Send the replica images that a request of its waits for. Returns whether it accepted them."""
         path = self._path(variant, f"references/{quote(request_id, safe='')}")
         status, _ = await self._streams.post(path, body, {"Content-Type": rest.JSON_CONTENT_TYPE}, seconds)
         return status == 200
@@ -388,7 +385,6 @@ class ReplicaClient:
 
 
 def _json_object(reply: Reply) -> dict[str, Any]:
-    """JSON object of a response, empty if it is none."""
     return _object(bytes(reply.body))
 
 

@@ -1,7 +1,6 @@
 """`StreamClient`: streams one generated row from a replica, or from an engine with an OpenAI API (vLLM, SGLang).
 
-Closing the connection cancels the generation (decision 41). A task of its own reads each stream, and cancelling that
-task closes the connection.
+Closing the connection cancels the generation (decision 41), and so does cancelling the task that reads the stream.
 """
 
 import asyncio
@@ -133,7 +132,6 @@ class StreamClient:
         return self._lost("the stream ended without a last chunk", reader)
 
     async def delete(self, url: str, seconds: float) -> None:
-        """Send a DELETE request. Failures are ignored."""
         with contextlib.suppress(TimeoutError, aiohttp.ClientError, OSError):
             async with (
                 asyncio.timeout(seconds),
@@ -142,7 +140,6 @@ class StreamClient:
                 pass
 
     async def post(self, path: str, body: bytes, headers: dict[str, str], seconds: float) -> tuple[int, bytes]:
-        """Status and body of a short response. Status 0 if there is none."""
         try:
             async with asyncio.timeout(seconds), self._post(path, body, headers) as response:
                 return response.status, await response.content.read(MAX_ERROR_BYTES)
@@ -250,7 +247,6 @@ async def _events(
 
 
 def error_message(body: bytes) -> str:
-    """Message of an error response, empty if it has none."""
     try:
         return parse_failure(json.loads(body))[0]
     except (ValueError, AttributeError, RecursionError):

@@ -1,7 +1,6 @@
 """`ClusterWatcher`: watches a pipeline's plan and EndpointSlices through the Kubernetes API.
 
-While the API server is unavailable, the last known state stays in use. An invalid plan is logged and counted, and the
-last valid one stays in use.
+While the API server is unavailable, or a plan invalid, the last valid state stays in use.
 """
 
 import asyncio

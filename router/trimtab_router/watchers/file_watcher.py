@@ -1,7 +1,6 @@
 """`FileWatcher`: applies the plan and the endpoints from files, at the start and at each change.
 
-Writers replace the files atomically. A file that is invalid or does not match the pipeline is logged and counted, and
-the last valid one stays in use.
+Writers replace the files atomically. An invalid file is logged and counted, and the last valid one stays in use.
 """
 
 import logging
@@ -48,7 +47,6 @@ class FileWatcher:
             self.read()
 
     def _load(self, path: Path, load: Callable[[Path], Document]) -> Document | None:
-        """Contents of the file, None if it is unchanged or invalid."""
         if not self._stamps.changed(path):
             return None
         try:

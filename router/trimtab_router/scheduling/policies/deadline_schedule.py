@@ -68,12 +68,7 @@ class ProgramStep:
 
 
 class ValueTable:
-    """Options of all jobs as arrays: one row for each job, then one for each joint option.
-
-    Args:
-        jobs: by deadline, at least one.
-        price: value of a second.
-    """
+    """Options of jobs, by deadline: a row for each job, then for each joint option. `price`: value of a second."""
 
     def __init__(self, jobs: Sequence[Job], price: float) -> None:
         joint = [(index, group) for index, job in enumerate(jobs) for group in job.joint_options]
@@ -113,10 +108,7 @@ class ValueTable:
 
 @dataclass(frozen=True, slots=True)
 class Schedule:
-    """Steps in the order of deadlines, and the number of jobs served.
-
-    `value` is the sum of the chosen options' values, less the price of their time.
-    """
+    """Steps in the order of deadlines, the number of jobs served, and their options' values less the price of time."""
 
     steps: Sequence[ProgramStep]
     value: float
@@ -211,10 +203,6 @@ class DeadlineProgram:
 
     The best path is recovered from the values alone, by repeating the addition that produced each. Back pointers would
     have to be written for every cell, although the path visits one cell a job.
-
-    Args:
-        start: time at which the server is free.
-        cells: number of cells up to the last deadline.
     """
 
     def __init__(self, table: ValueTable, start: float, cells: int) -> None:

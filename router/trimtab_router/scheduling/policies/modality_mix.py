@@ -1,14 +1,10 @@
 """`ModalityMix`: plans the whole queue as one schedule and dispatches the first batch of the plan.
 
 Jobs are in the order of their deadlines, each with its exact splits over points and batches (`split_table`). The
-schedule serves as many jobs as possible in time, and then as many rows correctly as possible. Accuracy therefore rises
-by itself while the queue is short, and a job is given up only if not even the fastest splits meet all deadlines: the
-least valuable one, which stays queued until its drop time. Small jobs are grouped: the most urgent into a batch of the
-size that pays, later ones into full batches.
-
-With several replicas, each job is planned on the replica that would end it first, and the free replica receives its
-own. A shadow price reserves time for later arrivals. Escalation is an option like any other; rows with a provisional
-response yield to rows without one.
+schedule serves as many jobs as possible in time, and then as many rows correctly as possible. A job is given up only
+if not even the fastest splits meet all deadlines: the least valuable one, which stays queued until its drop time.
+Small jobs are grouped: the most urgent into a batch of the size that pays, later ones into full batches. A shadow
+price reserves time for later arrivals. Rows with a provisional response yield to rows without one.
 """
 
 from dataclasses import replace

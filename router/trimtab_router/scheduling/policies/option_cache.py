@@ -83,11 +83,7 @@ class PointOptions:
 
 
 class OptionCache:
-    """Serving options of the points of one view, for one decision.
-
-    Args:
-        view: the view. `self.view` is the same with batches of at most `MAX_SPLIT_ROWS` rows.
-    """
+    """Serving options of a view's points, for one decision; `self.view` has batches of up to `MAX_SPLIT_ROWS` rows."""
 
     def __init__(self, view: SchedulerView) -> None:
         self.view = view if view.max_batch_rows <= MAX_SPLIT_ROWS else replace(view, max_batch_rows=MAX_SPLIT_ROWS)

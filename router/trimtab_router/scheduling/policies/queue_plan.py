@@ -1,7 +1,4 @@
-"""Plan of a queue: groups of rows with their options, in the order of deadlines, and the batch that starts it.
-
-`ModalityMix` and `TokenAdaptive` share it. They differ in how rows are grouped, and in the value of an option.
-"""
+"""Plan of a queue for `ModalityMix` and `TokenAdaptive`: groups of rows with options, and the first batch."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence

@@ -1,9 +1,7 @@
 """`SlackFit`: the largest batch, then the most accurate operating point, that fits the slack of the most urgent row.
 
-Batch size takes precedence over accuracy, because a batch that shrinks for a better point delays all rows behind it. A
-better point is chosen only if all rows behind the batch still meet their deadlines at the fastest point, so that no row
-is dropped for the accuracy of another. In overload, an urgent slice that would shrink the batch is dropped, as in
-`EarliestDeadlineFirst`.
+A batch that shrinks for a better point delays all rows behind it. A better point is chosen only if all of them still
+meet their deadlines at the fastest point. Overload is handled as by `EarliestDeadlineFirst`.
 """
 
 from collections.abc import Sequence

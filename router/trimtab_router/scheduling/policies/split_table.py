@@ -50,7 +50,6 @@ class PointCost:
 
 
 def serving_options(points: Sequence[Point | PointCost]) -> list[ServingOption]:
-    """Return each point as an option, then each escalation to another of the points."""
     indices = {point.name: index for index, point in enumerate(points)}
     options = [ServingOption(point.name, point.accuracy, index) for index, point in enumerate(points)]
     return options + [

@@ -2,11 +2,8 @@
 
 It suits models whose points keep more or fewer tokens: one loaded model, any point for any batch, mixed tasks. Batches
 are in the order of their deadlines. The schedule chooses a point or an escalation for each batch, or gives it up, so
-that the expected utility of the rows in time is greatest. Rows that are given up stay queued until their drop time.
-
-A batch takes a better point only if that is worth more than its time is to all other rows. The value of time follows
-from the queue and the arrival rate (`shadow_price`), so that a short queue under high load does not run at a slow point
-at the expense of later rows.
+that the expected utility of the rows in time is greatest. Rows that are given up stay queued until their drop time. A
+better point must be worth more than its time is to all other rows (`shadow_price`).
 """
 
 from dataclasses import dataclass

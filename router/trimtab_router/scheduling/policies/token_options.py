@@ -145,7 +145,6 @@ class TokenOptions:
         return seconds
 
     def accuracies(self, tasks: Sequence[str]) -> Floats:
-        """Return the accuracies by task and option. Shape (tasks, options)."""
         return np.array([[self.accuracy_for(option, task) for option in self.options] for task in tasks])
 
     def values(self, by_task: Sequence[Mapping[str, float]]) -> Floats:

@@ -1,7 +1,7 @@
-"""``make bench NAME=tuning``: operating points of a vision transformer that `trimtab tune` finds, then served.
+"""Tuning benchmark: operating points of a vision transformer that `trimtab tune` finds, served on other images.
 
-`trimtab tune` gets the small transformer's finer twin on one of its tasks and 1,000 labelled images in a folder; what
-it keeps is served by `trimtab evaluate` on as many images more that it has not seen. Both are run as a user runs them.
+`trimtab tune` gets the transformer with finer patches, one of its tasks and 1,000 labelled images in a folder.
+`trimtab evaluate` serves the points that it keeps on as many unseen images. Both run as a user runs them.
 """
 
 import argparse
@@ -11,7 +11,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -23,7 +23,7 @@ from benchmarks.harness.report import Report
 from trimtab.options import console
 from trimtab_pipelines.documents import load_pipeline
 from trimtab_pipelines.variants import Variant
-from trimtab_training.prompt_tuning import LabelledImages
+from trimtab_training.task_training import LabelledImages
 from trimtab_training.vit_tasks import train_finer_patches
 from trimtab_training.vit_tasks.datasets import SEED, TASKS
 
@@ -32,12 +32,12 @@ TASK, CORES = "crops", 2
 STAGE, VARIANT = "classify", "vit"
 WEIGHTS = "vit.safetensors"
 SECOND_SEED = 1_000
-"""Of the images that what was selected is served on."""
-ResultDocument = Mapping[str, Any]
+"""Of the images that the selected points are served on."""
+Figures = Mapping[str, Any]
 
 
 def document() -> dict[str, Any]:
-    """A pipeline of the transformer alone; its first task is the one that it answers."""
+    """Return a pipeline of the transformer alone, which answers its first task."""
     stage = {
         "name": STAGE,
         "inputs": [{"name": "image", "from": "request.inputs.image"}],
@@ -70,67 +70,60 @@ def document() -> dict[str, Any]:
 def write_images(images: LabelledImages, folder: Path) -> Path:
     """Write images by label, as users have them."""
     for number, (pixels, label) in enumerate(zip(images.pixels, images.labels.tolist(), strict=True)):
-        place = folder / f"{label:02}"
-        place.mkdir(parents=True, exist_ok=True)
-        Image.fromarray(pixels[0].numpy()).save(place / f"{number}.png")
+        label_folder = folder / f"{label:02}"
+        label_folder.mkdir(parents=True, exist_ok=True)
+        Image.fromarray(pixels[0].numpy()).save(label_folder / f"{number}.png")
     return folder
 
 
-def run(*arguments: str | Path) -> tuple[ResultDocument, float]:
-    """Run a command of ours; its last line, and the seconds that it took."""
+def run(*arguments: str | Path) -> tuple[Figures, float]:
+    """Run a command of ours; return the figures of its last line, and the seconds that it took."""
     began = time.monotonic()
     done = subprocess.run(
         [sys.executable, "-m", "trimtab", *map(str, arguments)], stdout=subprocess.PIPE, text=True, check=True
     )
     console.print(done.stdout, markup=False, highlight=False)
-    result: ResultDocument = json.loads(done.stdout.splitlines()[-1])
-    return result, time.monotonic() - began
+    figures: Figures = json.loads(done.stdout.splitlines()[-1])["figures"]
+    return figures, time.monotonic() - began
 
 
-def judge(report: Report, tuned: ResultDocument, seconds: float, served: ResultDocument, variant: Variant) -> None:
+def judge(report: Report, tuned: Figures, seconds: float, served: Figures, variant: Variant) -> None:
     """Compare the points that were found, and their accuracy on other images, with the goals."""
-    figures, names = tuned["figures"], [point.name for point in variant.operating_points]
-    speeds = [1.0, *(float(figures[f"{name}_speed_up"]) for name in names[1:])]
-    outside = [name for name in names if not _inside(variant, name, served)]
+    names = [point.name for point in variant.operating_points]
+    speeds = [1.0, *(float(tuned[f"{name}_speed_up"]) for name in names[1:])]
+    steps = [faster / slower for slower, faster in pairwise(speeds)] or [0.0]
+    intervals = {name: variant.point(name).measured_accuracy() for name in names}
+    outside = sum(
+        not (interval.low or 0.0) <= served_accuracy(served, name) <= (interval.high or 1.0)
+        for name, interval in intervals.items()
+    )
     report.hold("minutes until points were found", seconds / 60, "<=", 10.0)
-    report.hold("forms tried", figures["tried"], ">=", 8)
+    report.hold("forms tried", tuned["tried"], ">=", 8)
     report.hold("points selected", len(names), ">=", 3)
-    report.hold("a point's speed over the next more accurate one's, least", min(_steps(speeds)), ">=", 1.05)
-    report.hold("points whose served accuracy is outside of their interval", len(outside), "==", 0)
+    report.hold("a point's speed over the next more accurate one's, least", min(steps), ">=", 1.05)
+    report.hold("points whose served accuracy is outside of their interval", outside, "==", 0)
 
 
-def _steps(speeds: Sequence[float]) -> list[float]:
-    return [faster / why_slower for why_slower, faster in pairwise(speeds)] or [0.0]
-
-
-def _inside(variant: Variant, name: str, served: ResultDocument) -> bool:
-    interval = variant.point(name).measured_accuracy()
-    return (interval.low or 0.0) <= _served(name, served) <= (interval.high or 1.0)
-
-
-def _served(name: str, served: ResultDocument) -> float:
-    return float(served["figures"][f"accuracy_{STAGE}_{VARIANT}_{name}"])
+def served_accuracy(served: Figures, name: str) -> float:
+    return float(served[f"accuracy_{STAGE}_{VARIANT}_{name}"])
 
 
 def main() -> int:
-    """Run it; 0 where every bar holds."""
-    parser = argparse.ArgumentParser(prog="benchmarks.points", description=__doc__)
+    parser = argparse.ArgumentParser(prog="benchmarks tuning", description=__doc__)
     parser.add_argument("--images", type=int, default=1_000, help="that points are chosen on")
     parser.add_argument("--second", type=int, default=1_000, help="that they are served on")
-    given = parser.parse_args()
+    options = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="trimtab-bench-") as name:
         folder = Path(name)
-        shutil.copyfile(
-            FOLDER / train_finer_patches.WEIGHTS, folder / WEIGHTS
-        )  # what is compiled is written beside them
+        shutil.copyfile(FOLDER / train_finer_patches.WEIGHTS, folder / WEIGHTS)  # compiled forms are written beside it
         (folder / "pipeline.yaml").write_text(yaml.safe_dump(document()), encoding="utf-8")
-        first = write_images(TASKS[TASK]("held-out", given.images, SEED), folder / "first")
-        second = write_images(TASKS[TASK]("held-out", given.second, SECOND_SEED), folder / "second")
-        found, seconds = run("tune", folder, "--samples", first)
+        first = write_images(TASKS[TASK]("held-out", options.images, SEED), folder / "first")
+        second = write_images(TASKS[TASK]("held-out", options.second, SECOND_SEED), folder / "second")
+        tuned, seconds = run("tune", folder, "--samples", first)
         variant = load_pipeline(folder).spec.stage(STAGE).variant(VARIANT)
         served, _ = run("evaluate", folder, "--samples", second, "--out", folder / "served.yaml")
-    report = Report("bench-points", {"images": given.images, "second_images": given.second})
-    report.add({name: figure for name, figure in found["figures"].items() if name != "samples"})
-    report.add({f"{point.name}_served": _served(point.name, served) for point in variant.operating_points})
-    judge(report, found, seconds, served, variant)
+    report = Report("bench-points", {"images": options.images, "second_images": options.second})
+    report.add({name: figure for name, figure in tuned.items() if name != "samples"})
+    report.add({f"{point.name}_served": served_accuracy(served, point.name) for point in variant.operating_points})
+    judge(report, tuned, seconds, served, variant)
     return report.finish()

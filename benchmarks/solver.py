@@ -143,7 +143,6 @@ def main() -> int:
         gap = max(gap, runs["exact"].largest_gap)
     report.add({"largest_difference": largest, "largest_gap_of_exact": gap})
     report.add(_compare_with_brute_force(most))
-    report.add({"gurobi_limit": _gurobi_limit()})
     for name, bound in MAX_PROCESSOR_MS.items():
         report.hold(name, float(report.figures[name] or 0.0), "<=", bound)
     for name in ("largest_difference", "largest_gap_of_exact", "brute_force_largest_difference"):
@@ -202,15 +201,6 @@ def _compare_with_brute_force(most: int) -> dict[str, float]:
             objective = None if best is None else program.objective(best)
             largest = max(largest, _difference(objective, None if solution is None else solution.objective))
     return {"brute_force_problems": compared, "brute_force_largest_difference": largest}
-
-
-def _gurobi_limit() -> str:
-    """Return what Gurobi's free licence prevents."""
-    try:
-        gurobi.solve(a_large_program(0, 60, 30), LIMIT_SECONDS)
-    except SolverUnavailable as reason:
-        return str(reason)
-    return "none met at 60 stages of 30 variants"
 
 
 def _tracked(count: int, what: str) -> Iterable[int]:

@@ -7,9 +7,8 @@ over rounds of its ratio to delta 0 in the same round. Weights of ViT-B/16 are r
 import argparse
 import statistics
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
-from dataclasses import dataclass, replace
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 import torch
@@ -20,7 +19,7 @@ from benchmarks.harness.report import Report
 from trimtab.options import console
 from trimtab_model_servers.transformer.checkpoints import load, random_checkpoint
 from trimtab_model_servers.transformer.config import SHAPES
-from trimtab_model_servers.transformer.merging import RULES, MergeInputs, Rule
+from trimtab_model_servers.transformer.merging import RULES
 from trimtab_model_servers.transformer.transformer import ForwardPlan, VisionTransformer
 
 BASE_DELTAS = (0, 5, 10, 15, 20, 25)
@@ -42,83 +41,31 @@ class Setting:
     rounds: int
 
 
-@dataclass(slots=True)
-class Timed:
-    """What one delta took, round by round."""
-
-    seconds: list[float]
-    merging_share: float = 0.0
-    peak_mebibytes: float | None = None
-
-
-class Watched:
-    """A rule that remembers how long it took."""
-
-    def __init__(self, rule: Rule) -> None:
-        self.seconds = 0.0
-        self.rule = replace(rule, merge=self._merge)
-        self._inner = rule.merge
-
-    def _merge(
-        self, tokens: torch.Tensor, sizes: torch.Tensor, evidence: MergeInputs, merged: int
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        settle(tokens.device)
-        began = time.perf_counter()
-        found = self._inner(tokens, sizes, evidence, merged)
-        settle(tokens.device)
-        self.seconds += time.perf_counter() - began
-        return found
-
-
-def settle(device: torch.device) -> None:
-    """Wait until the device has done what it was given."""
+def _synchronize(device: torch.device) -> None:
     if device.type == "cuda":
         torch.cuda.synchronize(device)
 
 
-@contextmanager
-def peak(device: torch.device, found: Timed) -> Iterator[None]:
-    """Note the most memory that is resident meanwhile; of a processor only where the kernel lets us begin anew."""
-    if device.type == "cuda":
-        torch.cuda.reset_peak_memory_stats(device)
-    else:
-        with suppress(OSError):
-            Path("/proc/self/clear_refs").write_text("5")
-    yield
-    if device.type == "cuda":
-        found.peak_mebibytes = torch.cuda.max_memory_allocated(device) / 2**20
-        return
-    with suppress(OSError, StopIteration):
-        lines = Path("/proc/self/status").read_text().splitlines()
-        found.peak_mebibytes = int(next(line for line in lines if line.startswith("VmHWM")).split()[1]) / 1024
-
-
-def run(setting: Setting, device: torch.device, rule: str, progress: Progress) -> dict[int, Timed]:
-    """Time every delta in every round."""
+def run(setting: Setting, device: torch.device, rule: str, progress: Progress) -> dict[int, list[float]]:
+    """Return the seconds of every delta in every round, after one round of warm-up."""
     shape = setting.transformer.shape
     images = torch.randn(setting.batch, shape.channels, shape.side, shape.side, device=device)
-    found = {delta: Timed([]) for delta in setting.deltas}
+    seconds: dict[int, list[float]] = {delta: [] for delta in setting.deltas}
     task = progress.add_task(f"{setting.name}, batch {setting.batch}", total=(setting.rounds + 1) * len(setting.deltas))
     with torch.inference_mode():
-        for delta in setting.deltas:  # also warms up
-            watched = Watched(RULES[rule])
-            with peak(device, found[delta]):
-                seconds = _once(setting.transformer, images, ForwardPlan((delta,) * shape.depth, watched.rule))
-            found[delta].merging_share = watched.seconds / seconds
-            progress.advance(task)
-        for _ in range(setting.rounds):
+        for _ in range(setting.rounds + 1):
             for delta in setting.deltas:
-                course = ForwardPlan((delta,) * shape.depth, RULES[rule])
-                found[delta].seconds.append(_once(setting.transformer, images, course))
+                plan = ForwardPlan((delta,) * shape.depth, RULES[rule])
+                seconds[delta].append(_forward_seconds(setting.transformer, images, plan))
                 progress.advance(task)
-    return found
+    return {delta: rounds[1:] for delta, rounds in seconds.items()}
 
 
-def _once(transformer: VisionTransformer, images: torch.Tensor, course: ForwardPlan) -> float:
-    settle(images.device)
+def _forward_seconds(transformer: VisionTransformer, images: torch.Tensor, plan: ForwardPlan) -> float:
+    _synchronize(images.device)
     began = time.perf_counter()
-    transformer(images, course)
-    settle(images.device)
+    transformer(images, plan)
+    _synchronize(images.device)
     return time.perf_counter() - began
 
 
@@ -131,41 +78,38 @@ def operations(transformer: VisionTransformer, plan: ForwardPlan) -> int:
     return int(counter.get_total_flops())
 
 
-def judge(setting: Setting, timings: dict[int, Timed], report: Report, min_share: float | None) -> None:
+def judge(setting: Setting, seconds: dict[int, list[float]], report: Report, min_share: float | None) -> None:
     """Add a setting's figures to the report; each speed-up must reach `min_share` of the ratio of operations."""
-    shape = setting.transformer.shape
+    depth = setting.transformer.shape.depth
     costs = {
-        delta: operations(setting.transformer, ForwardPlan((delta,) * shape.depth, RULES["bipartite"]))
+        delta: operations(setting.transformer, ForwardPlan((delta,) * depth, RULES["bipartite"]))
         for delta in setting.deltas
     }
-    for delta, timed in timings.items():
+    for delta, rounds in seconds.items():
         name = f"{setting.name}_batch_{setting.batch}_merge_{delta}"
-        ratios = [plain / own for plain, own in zip(timings[0].seconds, timed.seconds, strict=True)]
-        speed_up, promised = statistics.median(ratios), costs[0] / costs[delta]
+        speed_up = statistics.median(plain / own for plain, own in zip(seconds[0], rounds, strict=True))
+        fewer_operations = costs[0] / costs[delta]
         report.add(
             {
-                f"{name}_images_per_second": round(setting.batch / statistics.median(timed.seconds), 2),
+                f"{name}_images_per_second": round(setting.batch / statistics.median(rounds), 2),
                 f"{name}_speed_up_ratio": round(speed_up, 3),
-                f"{name}_multiplications_ratio": round(promised, 3),
-                f"{name}_merging_share": round(timed.merging_share, 4),
+                f"{name}_multiplications_ratio": round(fewer_operations, 3),
             }
         )
-        if timed.peak_mebibytes is not None:
-            report.add({f"{name}_peak_mebibytes": round(timed.peak_mebibytes, 1)})
         if delta and min_share is not None:
-            share = speed_up / promised
+            share = speed_up / fewer_operations
             report.hold(f"{name}: speed-up over ratio of multiplications", share, ">=", min_share)
 
 
 def settings(options: argparse.Namespace) -> list[Setting]:
-    """What is timed: ViT-B/16 at batch 8 and 32, and the small trained transformer where its weights are."""
+    """Return ViT-B/16 at batch 8 and 32, and the small trained transformer if its weights exist."""
     device = torch.device(options.device)
     base = random_checkpoint(SHAPES["base"], 1).transformer.to(device)
-    found = [Setting("base", base, batch, BASE_DELTAS, options.rounds) for batch in (8, 32)]
+    timed = [Setting("base", base, batch, BASE_DELTAS, options.rounds) for batch in (8, 32)]
     if options.small.is_file():
         small = load(options.small).transformer.to(device)
-        found += [Setting("small", small, batch, SMALL_DELTAS, 8 * options.rounds) for batch in (8, 32)]
-    return found
+        timed += [Setting("small", small, batch, SMALL_DELTAS, 8 * options.rounds) for batch in (8, 32)]
+    return timed
 
 
 def main() -> int:

@@ -19,7 +19,7 @@ from trimtab_model_servers.errors import RefusalError
 from trimtab_model_servers.server.chat_routes import embeddings
 from trimtab_protocol import InferRequest
 from trimtab_protocol.chat.embedding_refs import ImageIdentity
-from trimtab_training.lmm_digits.chat_samples import Chat, ChatSource
+from trimtab_training.lmm_digits.questions import Chat, ChatSource
 
 CONCURRENCY: Final = 16
 WARMUP_DISCONNECTS: Final = 1_000

@@ -19,7 +19,7 @@ from trimtab_pipelines.model_spec import ModelSpec
 from trimtab_pipelines.processes.parent_death import command_tied_to_parent
 from trimtab_protocol import InferRequest, Tensor
 from trimtab_protocol.rest import HEADER_LENGTH, decode_response, encode_request
-from trimtab_training.lmm_digits.chat_samples import Chat
+from trimtab_training.lmm_digits.questions import Chat
 
 START_SECONDS: Final = 120.0
 RANDOM_WEIGHTS_START_SECONDS: Final = 600.0

@@ -40,7 +40,7 @@ from trimtab_pipelines.documents import write_json
 from trimtab_pipelines.endpoints import Endpoints
 from trimtab_pipelines.spec import InferencePipeline
 from trimtab_protocol.rest import HEADER_LENGTH, encode_request
-from trimtab_training.lmm_digits.chat_samples import Chat, ChatSource
+from trimtab_training.lmm_digits.questions import Chat, ChatSource
 
 STREAMS: Final = 50
 CLIENTS, THINK_SECONDS = 70, 0.25

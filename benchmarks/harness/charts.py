@@ -53,16 +53,6 @@ def panels(
     return style(figure, **layout)
 
 
-def stack(rows: Sequence[Panel], *, x: str = "", **layout: Any) -> go.Figure:
-    """Return a chart with panels one above the other on one x axis; each title is that of its y axis."""
-    figure = make_subplots(rows=len(rows), cols=1, shared_xaxes=True, vertical_spacing=0.08)
-    for row, (title, traces) in enumerate(rows, 1):
-        add_traces(figure, traces, row=row, col=1)
-        figure.update_yaxes(title_text=title, row=row, col=1)
-    figure.update_xaxes(title_text=x, row=len(rows), col=1)
-    return style(figure, **layout)
-
-
 def add_traces(figure: go.Figure, traces: Iterable[Any], second_axis: str | None = None, **place: int) -> None:
     """Add traces to a panel; the legend lists each name once."""
     listed = {trace.name for trace in figure.data}

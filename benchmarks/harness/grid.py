@@ -5,7 +5,7 @@ import math
 import multiprocessing
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Generic, Protocol, TypeVar
 
 import numpy as np
@@ -26,14 +26,12 @@ class Cell:
         method: what decides.
         factor: multiplies the load.
         seed: of everything that is drawn.
-        variation: replaces one setting of the case; None leaves it.
     """
 
     case: tuple[str, ...]
     method: str
     factor: float = 1.0
     seed: int = 1
-    variation: float | None = None
 
 
 def grid(
@@ -42,10 +40,9 @@ def grid(
     *,
     factors: Iterable[float] = (1.0,),
     seeds: int = 1,
-    variations: Iterable[float | None] = (None,),
 ) -> list[Cell]:
     """Return the cells of all combinations; seeds count from 1."""
-    sides = (cases, methods, factors, range(1, seeds + 1), variations)
+    sides = (cases, methods, factors, range(1, seeds + 1))
     return [Cell(*sides) for sides in itertools.product(*sides)]
 
 
@@ -77,13 +74,13 @@ def progress_bar() -> Progress:
 
 
 class Evaluation(Generic[AnyRow]):
-    """Rows of a grid by case, method, factor and variation; those of several seeds are in the order of the seeds."""
+    """Rows of a grid by case, method and factor; those of several seeds are in the order of the seeds."""
 
     def __init__(self, rows: Iterable[AnyRow]) -> None:
         self.all_rows = sorted(rows, key=lambda row: row.cell.seed)
         self._rows: dict[Cell, list[AnyRow]] = defaultdict(list)
         for row in self.all_rows:
-            self._rows[_key(row.cell)].append(row)
+            self._rows[replace(row.cell, seed=0)].append(row)
 
     @property
     def cases(self) -> list[tuple[str, ...]]:
@@ -93,11 +90,9 @@ class Evaluation(Generic[AnyRow]):
         """Return the loads of a case, ascending."""
         return sorted({cell.factor for cell in self._rows if cell.case == case})
 
-    def rows(
-        self, case: tuple[str, ...], method: str, factor: float = 1.0, variation: float | None = None
-    ) -> list[AnyRow]:
+    def rows(self, case: tuple[str, ...], method: str, factor: float = 1.0) -> list[AnyRow]:
         """Return the rows of all seeds; empty if the cell was not run."""
-        return self._rows.get(Cell(case, method, factor, 0, variation), [])
+        return self._rows.get(Cell(case, method, factor, 0), [])
 
     def mean(
         self,
@@ -105,16 +100,11 @@ class Evaluation(Generic[AnyRow]):
         method: str,
         figure: Callable[[AnyRow], float],
         factor: float | None = None,
-        variation: float | None = None,
     ) -> float:
         """Return the mean of a figure over the seeds, and over all loads if `factor` is None."""
         factors = self.factors(case) if factor is None else [factor]
-        rows = [row for load in factors for row in self.rows(case, method, load, variation)]
+        rows = [row for load in factors for row in self.rows(case, method, load)]
         return float(np.mean([figure(row) for row in rows]))
-
-
-def _key(cell: Cell) -> Cell:
-    return Cell(cell.case, cell.method, cell.factor, 0, cell.variation)
 
 
 @dataclass(frozen=True, slots=True)

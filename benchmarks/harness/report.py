@@ -1,6 +1,5 @@
 """Report of a benchmark: figures, thresholds, tables, an HTML page, and the line of JSON that ends its output."""
 
-import csv
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from html import escape
@@ -32,8 +31,10 @@ class Page:
         self._charts: Charts = {}
         self._parts = [f"<h1>{escape(title)}, {escape(how)}</h1><p class='lead'>{escape(lead)}</p>"]
 
-    def add_cards(self, items: Iterable[SummaryItem]) -> None:
-        self._parts.append(html_page.summary_grid(items))
+    def add_thresholds(self, report: "Report") -> None:
+        """Add a card for each threshold."""
+        cards = [SummaryItem(bar.bar, f"{bar.value:.4g}", bar.bound, bar.holds) for bar in report.bars]
+        self._parts.append(html_page.summary_grid(cards))
 
     def add_chart(self, title: str, note: str, figure: go.Figure) -> None:
         self._parts.append(html_page.section(title, note, figure, self._charts))
@@ -83,13 +84,6 @@ class Report:
             console.print(f"{'holds' if bar.holds else 'MISSED'}: {bar.bar} {bar.value:.4g} {bar.bound}")
         ResultLine(name=self.name, figures=self.figures, bars=tuple(self.bars)).print()
         return 0 if self.holds else 1
-
-
-def write_csv(path: Path, columns: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with path.open("w", newline="", encoding="utf-8") as file:
-        csv.writer(file, lineterminator="\n").writerows([columns, *rows])
-    console.print(f"table: {path}")
 
 
 def print_table(columns: Sequence[str], rows: Iterable[Sequence[str]], title: str = "") -> None:

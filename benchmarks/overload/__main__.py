@@ -8,7 +8,6 @@ on any but the first. The figures include the generator's CPU usage: if it fills
 
 import argparse
 import asyncio
-import sys
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 
@@ -33,6 +32,7 @@ from benchmarks.overload.targets import (
     neighbours,
     serve_echo,
 )
+from trimtab.options import console
 
 ALL_CASES = (REST_FEW, REST_MANY, GRPC_FEW, GRPC_MANY)
 MIN_KEPT = {3.0: 0.9, 10.0: 0.8}
@@ -55,8 +55,6 @@ PHASES = (
     Phase("model", "the model is the bottleneck", MODEL_BOUND_BATCH, (REST_MANY, GRPC_FEW)),
     Phase("slowed", "core slowed to a third", ROUTER_BOUND_BATCH, ALL_CASES, neighbours=NEIGHBOURS),
 )
-HEADER = ("situation", "clients", "maximum/s", "offered/s", "times", "kept", "p99 ms", "others", "responses")
-ROW = "{:29}{:28}{:>10}{:>11}{:>7}{:>7}{:>9}{:>8}  {}\n"
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,17 +87,11 @@ class Result:
         }
         return {f"{self.key}_{name}": value for name, value in figures.items()}
 
-    def row(self, phase: Phase, case: Case) -> str:
-        return ROW.format(
-            phase.title,
-            case.name,
-            f"{self.max_rps:.0f}",
-            f"{self.summary.offered_rps:.0f}",
-            self.offered_times,
-            f"{self.kept:.0%}",
-            f"{self.summary.p99_ms:.0f}",
-            f"{self.cpu.others_share:.0%}",
-            ", ".join(f"{code} {count}" for code, count in self.summary.codes.items()),
+    def line(self, phase: Phase, case: Case) -> str:
+        codes = ", ".join(f"{code} {count}" for code, count in self.summary.codes.items())
+        return (
+            f"{phase.title}, {case.name}: {self.kept:.0%} of {self.max_rps:.0f} requests/s kept at "
+            f"{self.offered_times} times; p99 {self.summary.p99_ms:.0f} ms, others {self.cpu.others_share:.0%}; {codes}"
         )
 
 
@@ -120,7 +112,7 @@ def main() -> int:
 
 
 async def _run_phases(phases: Sequence[Phase], factors: Sequence[float], seconds: float, report: Report) -> None:
-    _print(ROW.format(*HEADER))
+    console.print("starting the generator and the first target")
     with generator() as load:
         for phase in phases:
             async with serve_echo(phase.batch_size) as target:
@@ -142,14 +134,9 @@ async def measure(
             max_rps, before_rps = (before_rps + after_rps) / 2, after_rps
             result = Result(f"{phase.key}_{case.protocol}_{case.connections}_{factor:g}x", max_rps, summary, cpu)
             report.add(result.figures())
-            _print(result.row(phase, case))
+            console.print(result.line(phase, case), highlight=False)
             name = f"{phase.title}: {case.name}: kept of the maximum at {factor:g} times"
             report.hold(name, result.kept, ">=", _min_kept(factor))
-
-
-def _print(row: str) -> None:
-    sys.stdout.write(row)
-    sys.stdout.flush()
 
 
 def _min_kept(factor: float) -> float:

@@ -18,7 +18,7 @@ import plotly.graph_objects as go
 from benchmarks.harness import charts
 from benchmarks.harness.grid import Cell, Evaluation, interval, run_cells
 from benchmarks.harness.options import find_trace, paper_parser
-from benchmarks.harness.report import Page, Report, print_table, write_csv
+from benchmarks.harness.report import Page, Report, print_table
 from benchmarks.papers import ipa_data
 from benchmarks.papers.ipa_cells import (
     BASELINES,
@@ -26,7 +26,6 @@ from benchmarks.papers.ipa_cells import (
     ORACLE,
     OURS,
     PIPELINES,
-    RANKS,
     REACTIVE,
     PlannerRow,
     Source,
@@ -37,7 +36,6 @@ from benchmarks.papers.ipa_cells import (
 )
 from benchmarks.papers.ipa_data import RecordedRun
 from trimtab.options import console
-from trimtab.report.summary import SummaryItem
 from trimtab_profiler.profile import write_profiles
 
 SEEDS, QUICK_SECONDS, QUICK_WORKLOADS = 3, 240, ("bursty", "steady_low")
@@ -46,14 +44,6 @@ PAPER_NAMES = {OURS: "IPA", "FA2-low": "FA2-low", "FA2-high": "FA2-high", "RIM":
 MAX_ORACLE_VIOLATIONS, MAX_LSTM_VIOLATIONS = 0.005, 0.01
 SAME_CORES, SAME_ACCURACY = 0.005, 0.0005
 """What counts as equal if the seeds' own interval is narrower: half a percent of the cores, 0.05 points."""
-PUBLISHED_SWEEP: Mapping[str, tuple[tuple[float, float], ...]] = {
-    "video": ((25.0, 0.536), (4.8, 0.420), (2.8, 0.341)),
-    "audio-qa": ((47.8, 0.547), (17.4, 0.517), (13.2, 0.487)),
-    "audio-sent": ((28.2, 0.591), (17.0, 0.568), (11.7, 0.535)),
-    "sum-qa": ((32.2, 0.304), (16.8, 0.289), (8.9, 0.267)),
-    "nlp": ((184.7, 0.127), (106.8, 0.121), (48.2, 0.106)),
-}
-"""Cores and PAS of the paper's own sweep (figure 14, simulated, bursty): accuracy first, balanced, resources first."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,8 +111,8 @@ def judge(evaluation: Evaluation[PlannerRow], seconds: float) -> Report:
 
     Without cells to compare, or if an oracle or a plan met no requests, they do not hold.
     """
-    cases = grid_cases(evaluation)
-    report = Report("reproduce-ipa", {"cells": len(grid_rows(evaluation)), "wall_seconds": seconds})
+    cases = evaluation.cases
+    report = Report("reproduce-ipa", {"cells": len(evaluation.all_rows), "wall_seconds": seconds})
     places = {case: place(evaluation, case) for case in cases}
     avoidable: list[float] = []
     for case, ours_place in places.items():
@@ -139,8 +129,6 @@ def judge(evaluation: Evaluation[PlannerRow], seconds: float) -> Report:
         )
     reactive = [evaluation.mean(case, REACTIVE, _violations) for case in cases]
     report.add({"worst_violations_reactive": max(reactive, default=0.0)})
-    ranked = [place(evaluation, case, RANKS) for case in cases]
-    report.add({"pairs_below_optimising_ranks": sum(each.standing == "below" for each in ranked)})
     below = sum(each.standing == "below" for each in places.values())
     worst = float(np.max(avoidable)) if avoidable else math.inf  # NaN if one is
     report.hold("pipeline x workload pairs judged", len(cases), ">=", 1)
@@ -152,15 +140,6 @@ def judge(evaluation: Evaluation[PlannerRow], seconds: float) -> Report:
 
 def _violations(row: PlannerRow) -> float:
     return row.violations
-
-
-def grid_rows(evaluation: Evaluation[PlannerRow]) -> list[PlannerRow]:
-    """Return all rows but those of the sweep."""
-    return [row for row in evaluation.all_rows if row.cell.variation is None]
-
-
-def grid_cases(evaluation: Evaluation[PlannerRow]) -> list[tuple[str, ...]]:
-    return sorted({row.cell.case for row in grid_rows(evaluation)})
 
 
 COLUMNS = (
@@ -182,21 +161,17 @@ FRONT_NOTE = (
     "Mean cores against mean PAS, over all seeds; crosses are the paper's recorded runs, on its own machines and with "
     "its batch sizes. A request late or dropped counts 0 in the served PAS shown here."
 )
-TIMELINE_NOTE = "Cores reserved and PAS planned, first seed."
-ABLATION_NOTE = "Requests late or dropped, and cores: ours with each predictor, mean over seeds with its 95 % interval."
-SWEEP_NOTE = "Ours, bursty, α from a quarter to 32 times the manifest's; crosses: the paper's sweep."
 TABLE_NOTE = (
     "± is the half width of the 95 % interval over seeds. Served PAS: a request late or dropped counts 0. "
     "Standing: ours against the front of the baselines, by served PAS and cores."
 )
 COLOURS = {
     OURS: "#3f7fd9",
-    RANKS: "#7fb0f0",
     REACTIVE: "#9b7fd9",
     ORACLE: "#2b4f8a",
     **dict(zip(BASELINES, ("#e08a2e", "#b0691c", "#cf4b4b", "#a33333", "#5a9a6a", "#3a7a4a", "#868d98"), strict=True)),
 }
-SYMBOLS = {OURS: "circle", RANKS: "circle-open", REACTIVE: "triangle-up", ORACLE: "triangle-down"}
+SYMBOLS = {OURS: "circle", REACTIVE: "triangle-up", ORACLE: "triangle-down"}
 RecordedRuns = Mapping[tuple[str, ...], RecordedRun]
 
 
@@ -204,7 +179,7 @@ def table_rows(evaluation: Evaluation[PlannerRow], recorded: RecordedRuns) -> li
     """Return a row of COLUMNS for each pipeline, workload and method."""
     return [
         _table_row(evaluation, case, method, recorded.get((*case, PAPER_NAMES.get(method, ""))))
-        for case in grid_cases(evaluation)
+        for case in evaluation.cases
         for method in METHODS
     ]
 
@@ -225,7 +200,7 @@ def _table_row(
         interval(100 * row.dropped for row in rows).format(2, " %"),
         interval(row.objective for row in rows).format(2),
         f"{np.mean([row.p99_seconds for row in rows]):.2f} s",
-        place(evaluation, case, method).label if method in {OURS, RANKS} else "",
+        place(evaluation, case, method).label if method == OURS else "",
         f"{100 * paper.accuracy:.1f}" if paper else "",
         f"{paper.cores:.1f}" if paper else "",
     )
@@ -234,39 +209,18 @@ def _table_row(
 def build_page(
     evaluation: Evaluation[PlannerRow],
     recorded: RecordedRuns,
+    report: Report,
     lead: str,
 ) -> Page:
-    cases = grid_cases(evaluation)
+    cases = evaluation.cases
     pipelines = list(dict.fromkeys(pipeline for pipeline, _ in cases))
     page = Page("IPA's evaluation", "simulated", lead)
-    page.add_cards(_cards(evaluation))
+    page.add_thresholds(report)
     for name in pipelines:
         front = _front(evaluation, recorded, [case for case in cases if case[0] == name])
         page.add_chart(f"{name}: accuracy against cores", FRONT_NOTE, front)
-    for name in pipelines:
-        page.add_chart(f"{name} over time, bursty", TIMELINE_NOTE, _timeline(evaluation, name))
-    page.add_chart("Predictors", ABLATION_NOTE, _ablation(evaluation, cases))
-    page.add_chart("The weight of accuracy", SWEEP_NOTE, _sweep(evaluation, pipelines))
     page.add_table("All figures", TABLE_NOTE, COLUMNS, table_rows(evaluation, recorded), range(3, 10))
     return page
-
-
-def _cards(evaluation: Evaluation[PlannerRow]) -> list[SummaryItem]:
-    cases = grid_cases(evaluation)
-    standings = [place(evaluation, case).standing for case in cases]
-    above, on, below = (standings.count(standing) for standing in ("above", "on", "below"))
-    worst = max(evaluation.mean(case, OURS, _violations) for case in cases)
-    rows = grid_rows(evaluation)
-    return [
-        SummaryItem(
-            "on or above the baselines' front",
-            f"{above + on} of {len(cases)}",
-            f"{above} above, {on} on, {below} below",
-            not below,
-        ),
-        SummaryItem("worst violations, LSTM", f"{100 * worst:.2f} %", "late or dropped, mean over seeds"),
-        SummaryItem("simulations", f"{len(rows):,}", f"{sum(row.requests for row in rows):,} requests"),
-    ]
 
 
 def _front(evaluation: Evaluation[PlannerRow], recorded: RecordedRuns, cases: Sequence[tuple[str, ...]]) -> go.Figure:
@@ -296,61 +250,6 @@ def _crosses(name: str, x: Iterable[object], y: Iterable[float], colour: str) ->
     return go.Scatter(x=list(x), y=list(y), name=name, mode="markers", marker=marker)
 
 
-def _timeline(evaluation: Evaluation[PlannerRow], pipeline: str) -> go.Figure:
-    """Return cores and PAS over time under the bursty load."""
-    cores, accuracy = [], []
-    for method in (OURS, "FA2-low", "FA2-high", "RIM"):
-        for row in evaluation.rows((pipeline, "bursty"), method)[:1]:
-            at, at_cores, at_accuracy = zip(*row.timeline, strict=True)
-            step = {"color": COLOURS[method], "width": 2, "shape": "hv"}
-            cores.append(go.Scatter(x=at, y=at_cores, name=method, line=step, mode="lines"))
-            pas = [100 * value for value in at_accuracy]
-            accuracy.append(go.Scatter(x=at, y=pas, name=method, line=step, mode="lines"))
-    figure = charts.stack([("cores", cores), ("PAS × 100", accuracy)], x="seconds", height=380, from_zero=False)
-    return figure.update_yaxes(rangemode="tozero", row=1, col=1)
-
-
-def _ablation(evaluation: Evaluation[PlannerRow], cases: Sequence[tuple[str, ...]]) -> go.Figure:
-    """Return violations and cores by predictor."""
-    labels = [f"{pipeline}, {workload.replace('_', ' ')}" for pipeline, workload in cases]
-    violations: list[go.Bar] = []
-    cores: list[go.Bar] = []
-    for method, name in ((OURS, "LSTM"), (REACTIVE, "reactive"), (ORACLE, "oracle")):
-        rows = [evaluation.rows(case, method) for case in cases]
-        lost = [interval(100 * row.violations for row in seeds) for seeds in rows]
-        used = [interval(row.cores for row in seeds) for seeds in rows]
-        for target, means in ((violations, lost), (cores, used)):
-            error = {"type": "data", "array": [float(np.nan_to_num(mean.half)) for mean in means]}
-            target.append(charts.bars(name, labels, [mean.mean for mean in means], COLOURS[method], error_y=error))
-    figure = charts.stack([("late or dropped, %", violations), ("cores", cores)], height=560)
-    return figure.update_yaxes(range=[0, max(1.0, 1.2 * _max_violations(evaluation))], row=1, col=1)
-
-
-def _max_violations(evaluation: Evaluation[PlannerRow]) -> float:
-    compared = {OURS, REACTIVE, ORACLE}
-    return max(100 * row.violations for row in grid_rows(evaluation) if row.cell.method in compared)
-
-
-def _sweep(evaluation: Evaluation[PlannerRow], pipelines: Sequence[str]) -> go.Figure:
-    """Return the front that our planner follows as accuracy weighs more."""
-    columns = []
-    for name in pipelines:
-        swept = [row for row in evaluation.all_rows if row.cell.variation is not None and row.cell.case[0] == name]
-        rows = sorted(swept, key=lambda row: row.cell.variation or 0.0)
-        ours = go.Scatter(
-            x=[row.cores for row in rows],
-            y=[100 * row.served_accuracy for row in rows],
-            text=[f"α = {row.cell.variation:g}" for row in rows],
-            name="trimtab",
-            mode="lines+markers",
-            marker={"color": COLOURS[OURS]},
-        )
-        cores, accuracy = zip(*PUBLISHED_SWEEP[name], strict=True)
-        columns.append((name, [ours, _crosses("IPA, paper", cores, [100 * a for a in accuracy], COLOURS["FA2-low"])]))
-    figure = charts.panels(columns, x="cores", y="PAS × 100", height=380, from_zero=False)
-    return figure.update_xaxes(type="log")
-
-
 def main() -> int:
     """Simulate every cell, write table and page; 0 if every threshold holds or the data is missing."""
     options = _parse()
@@ -373,9 +272,7 @@ def main() -> int:
             console.print(f"written: {write_profiles(read_pipeline(source, name)[1], options.out / name)}")
         return 0
     workloads = tuple(read_workloads(source))  # before hours of simulating: a trace that lacks an excerpt
-    return _evaluate(
-        options, source, cells(source, names, QUICK_WORKLOADS if options.quick else workloads, options.seeds)
-    )
+    return _evaluate(options, source, cells(names, QUICK_WORKLOADS if options.quick else workloads, options.seeds))
 
 
 def _evaluate(options: argparse.Namespace, source: Source, wanted: Sequence[Cell]) -> int:
@@ -383,12 +280,12 @@ def _evaluate(options: argparse.Namespace, source: Source, wanted: Sequence[Cell
     evaluation = Evaluation(run_cells(partial(measure, source), wanted, options.processes))
     recorded = ipa_data.read_recorded_runs(options.data)
     excerpts = "the paper's own" if source.published else "look-alikes from the training part"
-    lead = f"{len(grid_rows(evaluation))} simulations, {options.seeds} seeds each · excerpts: {excerpts}"
+    lead = f"{len(evaluation.all_rows)} simulations, {options.seeds} seeds each · excerpts: {excerpts}"
     rows = table_rows(evaluation, recorded)
     print_table(COLUMNS, rows)
-    write_csv(options.out / "results.csv", COLUMNS, rows)
-    build_page(evaluation, recorded, lead).write(options.out / "ipa.html")
-    return judge(evaluation, time.perf_counter() - began).finish()
+    report = judge(evaluation, time.perf_counter() - began)
+    build_page(evaluation, recorded, report, lead).write(options.out / "ipa.html")
+    return report.finish()
 
 
 def _parse() -> argparse.Namespace:

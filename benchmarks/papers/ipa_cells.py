@@ -27,16 +27,11 @@ from trimtab_pipelines.spec import InferencePipeline
 
 PIPELINES = ("video", "audio-qa", "audio-sent", "sum-qa", "nlp")
 OURS, REACTIVE, ORACLE = "trimtab", "trimtab, reactive", "trimtab, oracle"
-RANKS = "trimtab, ranks"
-"""With the objective of the paper's submission: the sum of the stages' normalised ranks in place of PAS."""
 STATIC = "static for the peak"
 BASELINES = ("FA2-low", "FA2-low, best", "FA2-high", "FA2-high, best", "RIM", "RIM, best", STATIC)
-METHODS = (OURS, REACTIVE, ORACLE, RANKS, *BASELINES)
+METHODS = (OURS, REACTIVE, ORACLE, *BASELINES)
 FORECASTERS = {REACTIVE: "Reactive", ORACLE: "Oracle"}
 FIRST_PEAK_SECONDS = 20
-
-WEIGHT_FACTORS = (0.25, 0.5, 1.0, 2.0, 4.0, 8.0, 16.0, 32.0)
-SWEPT_WORKLOAD = "bursty"
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,11 +69,7 @@ def read_pipeline(source: Source, name: str) -> tuple[InferencePipeline, dict[st
 
 @dataclass(frozen=True, slots=True)
 class PlannerRow:
-    """What a planner achieved in a cell; `served_accuracy` counts late and dropped requests as 0.
-
-    Attributes:
-        timeline: seconds, reserved cores and planned accuracy, one entry a decision.
-    """
+    """What a planner achieved in a cell; `served_accuracy` counts late and dropped requests as 0."""
 
     cell: Cell
     requests: int
@@ -89,7 +80,6 @@ class PlannerRow:
     dropped: float
     objective: float
     p99_seconds: float
-    timeline: tuple[tuple[float, float, float], ...] = ()
 
     @property
     def violations(self) -> float:
@@ -97,39 +87,23 @@ class PlannerRow:
         return self.late + self.dropped
 
 
-def cells(source: Source, names: Sequence[str], workloads: Sequence[str], seeds: int) -> list[Cell]:
-    """Return the grid, and the sweep of the accuracy weight as variations of our planner."""
-    swept = [
-        Cell((name, SWEPT_WORKLOAD), OURS, variation=factor * weight)
-        for name in names
-        for weight in [read_pipeline(source, name)[0].spec.objective.accuracy_weight]
-        for factor in WEIGHT_FACTORS
-    ]
-    return grid([(name, workload) for name in names for workload in workloads], METHODS, seeds=seeds) + swept
+def cells(names: Sequence[str], workloads: Sequence[str], seeds: int) -> list[Cell]:
+    return grid([(name, workload) for name in names for workload in workloads], METHODS, seeds=seeds)
 
 
 def measure(source: Source, cell: Cell) -> PlannerRow:
-    """Simulate a cell; a variation replaces the weight of accuracy, α."""
+    """Simulate a cell."""
     name, workload_name = cell.case
     pipeline, profiles = read_pipeline(source, name)
     workload = read_workloads(source)[workload_name]
     arrivals = poisson_arrivals(workload.rates_rps, cell.seed)
-    result = simulate(_scenario(source, cell, _adapt(pipeline, cell), profiles, workload, arrivals))
+    result = simulate(_scenario(source, cell, _with_forecaster(pipeline, cell.method), profiles, workload, arrivals))
     return _row(cell, pipeline, result)
 
 
-def _adapt(pipeline: InferencePipeline, cell: Cell) -> InferencePipeline:
-    """Set the forecaster and the objective of a cell."""
-    spec = pipeline.spec
-    adaptation = spec.adaptation.model_copy(update={"forecaster": FORECASTERS.get(cell.method, "LSTM")})
-    objective = spec.objective
-    if cell.method == RANKS:  # our ranks are a mean over the stages, the paper's a sum
-        summed = objective.accuracy_weight * len(spec.stages)
-        objective = objective.model_copy(update={"accuracy_metric": "NormalizedRanks", "accuracy_weight": summed})
-    if cell.variation is not None:
-        objective = objective.model_copy(update={"accuracy_weight": cell.variation})
-    changed = spec.model_copy(update={"adaptation": adaptation, "objective": objective})
-    return pipeline.model_copy(update={"spec": changed})
+def _with_forecaster(pipeline: InferencePipeline, method: str) -> InferencePipeline:
+    adaptation = pipeline.spec.adaptation.model_copy(update={"forecaster": FORECASTERS.get(method, "LSTM")})
+    return pipeline.model_copy(update={"spec": pipeline.spec.model_copy(update={"adaptation": adaptation})})
 
 
 def _scenario(
@@ -182,7 +156,6 @@ def _row(cell: Cell, pipeline: InferencePipeline, result: SimulationResult) -> P
     objective = pipeline.spec.objective
     in_time = np.where(result.outcomes == OK, np.nan_to_num(result.accuracy), 0.0)
     late = result.share(LATE)
-    cores_at = {second.at_seconds: second.cores for second in result.seconds}
     return PlannerRow(
         cell=cell,
         requests=int(result.outcomes.size),
@@ -193,12 +166,4 @@ def _row(cell: Cell, pipeline: InferencePipeline, result: SimulationResult) -> P
         dropped=result.violations - late,
         objective=objective.accuracy_weight * result.mean_accuracy - objective.cost_weight * result.mean_cores,
         p99_seconds=result.latency(0.99),
-        timeline=tuple(
-            (
-                plan.spec.created_at,
-                cores_at.get(float(int(plan.spec.created_at)), math.nan),
-                plan.spec.expected.accuracy if plan.spec.expected else math.nan,
-            )
-            for plan in result.plans
-        ),
     )

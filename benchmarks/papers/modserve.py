@@ -20,7 +20,6 @@ from benchmarks.papers.modserve_cluster import (
     OURS,
     ROUTED,
     SCHEDULED,
-    SLO_FACTOR,
     Cluster,
     LatencyFigures,
     System,
@@ -28,19 +27,16 @@ from benchmarks.papers.modserve_cluster import (
 )
 from benchmarks.papers.modserve_day import Day, simulate_day
 from benchmarks.papers.modserve_model import ASSUMED, GPUS, IMAGE_GPUS, MODELS, STEPS, TEXT_GPUS, Profile, draw_mixture
-from trimtab.report.summary import SummaryItem
 from trimtab_loadtester.multimodal.rates import HourlyRates, read_hours, read_minutes, synthetic_rates, traffic_of
-from trimtab_loadtester.multimodal.traffic import Request, Traffic
+from trimtab_loadtester.multimodal.traffic import Traffic
 from trimtab_predictor.trace import TraceError
 
 TRACE, HOURS = "azure_lmm_per_minute_dev.csv.gz", "azure_lmm_hourly_dev.csv"
 SYSTEMS: Final = {system.name: system for system in (MONOLITH, DECOUPLED, SCHEDULED, ROUTED, OURS, ALERT_MONOLITH)}
 COMPARED: Final = (MONOLITH, ROUTED, OURS)
 COLOURS: Final = dict(zip(SYSTEMS, ("#868d98", "#b0691c", "#e08a2e", "#9b7fd9", "#3f7fd9", "#5a9a6a"), strict=True))
-MAX_LOAD, BY_IMAGES, BY_FACTOR, STEP, DAY = "most", "images", "factor", "step", "day"
-"""Experiments; their cells' factors are GPUs, images a request, factors of the SLO, load over the monolith's, 1."""
-IMAGE_COUNTS: Final = (0, 1, 2, 4, 8, 16)
-FACTORS: Final = (15.0, 20.0, 30.0, 40.0)
+MAX_LOAD, STEP, DAY = "most", "step", "day"
+"""Experiments; their cells' factors are GPUs, load over the monolith's, 1."""
 LOADS: Final = (0.5, 1.0, 2.0, 4.0)
 DAY_SHARE: Final = 0.25
 """Load of the hours over what a monolith of 128 GPUs carries: the burst's busiest minutes fill them."""
@@ -48,7 +44,6 @@ DAY_MINUTES: Final = 180
 ATTAINMENT: Final = 0.99
 """P99 within the SLO, in each kind of request."""
 HALVINGS: Final = 9
-Draw = Callable[[float, int], list[Request]]
 
 
 def cells() -> list[Cell]:
@@ -59,9 +54,6 @@ def cells() -> list[Cell]:
             gpus = (GPUS, 5 * GPUS) if system in COMPARED else (GPUS,)
             wanted += [Cell((MAX_LOAD, profile.name), name, count) for count in gpus]
             wanted += [Cell((STEP, profile.name), name, load) for load in LOADS]
-        for system in COMPARED:
-            wanted += [Cell((BY_IMAGES, profile.name), system.name, count) for count in IMAGE_COUNTS]
-            wanted += [Cell((BY_FACTOR, profile.name), system.name, factor) for factor in FACTORS]
         wanted += [Cell((DAY, profile.name), system.name) for system in (MONOLITH, OURS)]
     return wanted
 
@@ -81,29 +73,23 @@ def measure(seed: int, hours: Traffic, cell: Cell) -> SystemRow:
     experiment, model = cell.case
     profile = next(profile for profile in MODELS if profile.name == model)
     system = SYSTEMS[cell.method]
-    drawn = partial(draw_mixture, images=int(cell.factor)) if experiment == BY_IMAGES else draw_mixture
-    size = system.sizes(texts=balanced_texts(profile, drawn, seed) if system is OURS else None)
-    if experiment in {BY_IMAGES, BY_FACTOR}:
-        factor = cell.factor if experiment == BY_FACTOR else SLO_FACTOR
-        return SystemRow(cell, max_load(system, profile, size, drawn, seed, factor))
+    size = system.sizes(texts=balanced_texts(profile, seed) if system is OURS else None)
     if experiment == MAX_LOAD:
         images, texts = size
         times = int(cell.factor) // GPUS
-        return SystemRow(cell, max_load(system, profile, (images * times, texts * times), drawn, seed))
-    carried = max_load(MONOLITH, profile, MONOLITH.sizes(), draw_mixture, seed)
+        return SystemRow(cell, max_load(system, profile, (images * times, texts * times), seed))
+    carried = max_load(MONOLITH, profile, MONOLITH.sizes(), seed)
     if experiment == STEP:
         answers = Cluster(system, profile, size).run(draw_mixture(cell.factor * carried, seed))
         return SystemRow(cell, figures=sum_up(answers))
     return SystemRow(cell, day=simulate_day(system, profile, hours.scaled(DAY_SHARE * carried), seed))
 
 
-def max_load(
-    system: System, profile: Profile, size: tuple[int, int], drawn: Draw, seed: int, factor: float = SLO_FACTOR
-) -> float:
+def max_load(system: System, profile: Profile, size: tuple[int, int], seed: int) -> float:
     """Return the most requests a second with 99 of 100 of each kind in time; 0 if even a trickle is not."""
 
     def holds(rate: float) -> bool:
-        return sum_up(Cluster(system, profile, size, factor).run(drawn(rate, seed))).attainment >= ATTAINMENT
+        return sum_up(Cluster(system, profile, size).run(draw_mixture(rate, seed))).attainment >= ATTAINMENT
 
     high = 4 * (size[0] / max(profile.encode, 1e-9) + size[1] / profile.prefill(100, 0))
     low = high / 4096
@@ -115,9 +101,9 @@ def max_load(
     return low
 
 
-def balanced_texts(profile: Profile, drawn: Draw, seed: int) -> int:
+def balanced_texts(profile: Profile, seed: int) -> int:
     """Return the text instances (of 128 GPUs) with which both pools are equally busy, by mean work of a request."""
-    requests = drawn(1.0, seed)
+    requests = draw_mixture(1.0, seed)
     encode = sum(request.images for request in requests) * profile.encode_alone
     prefill = sum(profile.prefill(request.text_tokens, request.images) for request in requests)
     return max(
@@ -225,10 +211,10 @@ def table_rows(evaluation: Systems) -> list[tuple[str, ...]]:
     return rows
 
 
-def build_page(evaluation: Systems, trace: str) -> Page:
+def build_page(evaluation: Systems, report: Report, trace: str) -> Page:
     lead = f"128 GPUs · minutes of the trace: {trace} · seconds in times of one image alone"
     page = Page("ModServe's evaluation", "simulated", lead)
-    page.add_cards(_cards(evaluation))
+    page.add_thresholds(report)
     page.add_chart(
         "Step by step",
         "P99 of the time to the first token by load, as shares of what the monolith carries.",
@@ -241,24 +227,6 @@ def build_page(evaluation: Systems, trace: str) -> Page:
             from_zero=False,
         ).update_yaxes(type="log"),
     )
-    for title, note, experiment, values, x in (
-        (
-            "Images a request",
-            "Most load within the SLO by images of each image request.",
-            BY_IMAGES,
-            IMAGE_COUNTS,
-            "images",
-        ),
-        (
-            "Looser SLOs",
-            "Most load by SLO, in times of what a request of its kind takes alone.",
-            BY_FACTOR,
-            FACTORS,
-            "SLO",
-        ),
-    ):
-        chart = _chart(COMPARED, values, partial(evaluation.max_rps, experiment), x=x, y="requests/s")
-        page.add_chart(title, f"Most load within the SLO {note}.", chart)
     page.add_chart(
         "Hours with a burst",
         "GPUs in use, both following the load; a third of the time requests bring more images.",
@@ -268,15 +236,6 @@ def build_page(evaluation: Systems, trace: str) -> Page:
     page.add_table("All figures", note, COLUMNS, table_rows(evaluation), range(2, 6))
     page.add_notes("What is assumed", f"{ASSUMED}.")
     return page
-
-
-def _cards(evaluation: Systems) -> Iterable[SummaryItem]:
-    for profile in MODELS:
-        gain, fewer = evaluation.gain(profile, OURS), evaluation.fewer_gpus(profile)
-        detail = f"over the monolith; the paper: {profile.throughput_gain} x"
-        yield SummaryItem(f"load, {profile.kind}", f"{gain:.2f} x", detail, gain >= profile.throughput_gain)
-        detail = f"following the load; the paper: {100 * profile.fewer_gpus:.0f} %"
-        yield SummaryItem(f"fewer GPUs, {profile.kind}", f"{100 * fewer:.0f} %", detail, fewer >= profile.fewer_gpus)
 
 
 def _chart(
@@ -320,5 +279,6 @@ def main() -> int:
     evaluation = Systems(run_cells(partial(measure, options.seed, hours), cells(), options.processes))
     label = "made up" if trace is None else trace.name
     print_table(COLUMNS, table_rows(evaluation))
-    build_page(evaluation, label).write(options.out / "modserve.html")
-    return judge(evaluation, label).finish()
+    report = judge(evaluation, label)
+    build_page(evaluation, report, label).write(options.out / "modserve.html")
+    return report.finish()

@@ -147,11 +147,11 @@ class Pool:
         self._counted_at = self._events.now
 
 
-def slo_seconds(profile: Profile, request: Request, factor: float = SLO_FACTOR) -> float:
+def slo_seconds(profile: Profile, request: Request) -> float:
     """Return the SLO of the time to the first token: a multiple of that of such a request alone (section 5.1)."""
     if request.images:
-        return factor * profile.alone(IMAGE_PROMPT_TOKENS, 1)
-    return factor * profile.alone(MEDIAN_TEXT_TOKENS, 0)
+        return SLO_FACTOR * profile.alone(IMAGE_PROMPT_TOKENS, 1)
+    return SLO_FACTOR * profile.alone(MEDIAN_TEXT_TOKENS, 0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -170,11 +170,11 @@ class Answer:
 class Cluster:
     """A system's instances, and the answers so far."""
 
-    def __init__(self, system: System, profile: Profile, sizes: tuple[int, int], factor: float = SLO_FACTOR) -> None:
+    def __init__(self, system: System, profile: Profile, sizes: tuple[int, int]) -> None:
         self.events = EventQueue()
         self.answers: list[Answer] = []
         self.recent: deque[Answer] = deque()
-        self.system, self.profile, self._factor = system, profile, factor
+        self.system, self.profile = system, profile
         images, texts = sizes
         self.images = Pool(self.events, images if system.decoupled else 0, IMAGE_GPUS, system)
         chunk_seconds = system.chunk_tokens * profile.prefill_token or inf
@@ -185,7 +185,7 @@ class Cluster:
         """Serve all requests; return their answers in the order of arrival."""
         for request in requests:
             self.events.call_at(request.arrival_seconds, partial(self._arrive, request))
-        slos = [slo_seconds(self.profile, request, self._factor) for request in requests]
+        slos = [slo_seconds(self.profile, request) for request in requests]
         end_seconds = requests[-1].arrival_seconds if requests else 0.0
         self.events.run(end_seconds + PATIENCE * max(slos, default=0.0))
         self.images.count_gpu_seconds()
@@ -196,7 +196,7 @@ class Cluster:
         ]
 
     def _arrive(self, request: Request) -> None:
-        profile, due = self.profile, request.arrival_seconds + slo_seconds(self.profile, request, self._factor)
+        profile, due = self.profile, request.arrival_seconds + slo_seconds(self.profile, request)
         ready_at = request.arrival_seconds + (profile.preprocess if request.images else 0.0)
         if request.images and self.system.decoupled:
             self.events.call_at(ready_at, partial(self._encode, request, due))
@@ -226,7 +226,7 @@ class Cluster:
 
     def _answer(self, request: Request) -> None:
         seconds = self.events.now - request.arrival_seconds
-        answer = Answer(request, seconds, slo_seconds(self.profile, request, self._factor))
+        answer = Answer(request, seconds, slo_seconds(self.profile, request))
         self.answers.append(answer)
         self.recent.append(answer)
 

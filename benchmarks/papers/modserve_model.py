@@ -119,7 +119,6 @@ ASSUMED: Final = (
 REQUESTS: Final = 8_000
 
 
-def draw_mixture(rate: float, seed: int, *, images: int | None = None) -> list[Request]:
-    """Draw requests at a steady rate, with the trace's images or so many each; 0: text only."""
-    share = 0.0 if images == 0 else IMAGE_SHARE
-    return draw(Traffic.steady(rate, REQUESTS / rate, share), seed, images=images)
+def draw_mixture(rate: float, seed: int) -> list[Request]:
+    """Draw requests at a steady rate, with the trace's images."""
+    return draw(Traffic.steady(rate, REQUESTS / rate, IMAGE_SHARE), seed)

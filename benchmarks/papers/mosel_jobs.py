@@ -26,12 +26,12 @@ SIZE_MEAN, SIZE_DEVIATION = 1.0, 6.0
 MAX_VIOLATIONS = 0.01
 ROUNDING = 1e-9
 OURS, MOSEL, PLAIN = "ModalityMix", "Mosel", "AllModalities"
-NO_ESCALATION, WHOLE_JOBS, NO_PRICE = "ours, one look", "ours, one look, whole jobs", "ours, one look, λ = 0"
-METHODS = (OURS, NO_ESCALATION, WHOLE_JOBS, NO_PRICE, MOSEL, PLAIN, "Aggressive", "Random")
+NO_ESCALATION = "ours, no escalation"
+METHODS = (OURS, NO_ESCALATION, MOSEL, PLAIN, "Aggressive", "Random")
 COLOURS = dict(
     zip(
         METHODS,
-        ("#3f7fd9", "#7fb0f0", "#9b7fd9", "#5a9a6a", "#cf4b4b", "#868d98", "#e08a2e", "#b0691c"),
+        ("#3f7fd9", "#7fb0f0", "#cf4b4b", "#868d98", "#e08a2e", "#b0691c"),
         strict=True,
     )
 )

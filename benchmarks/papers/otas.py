@@ -30,7 +30,6 @@ from benchmarks.papers.otas_model import (
     bursty_rps,
     draw_requests,
     synthetic_rps,
-    trained_with_merging,
 )
 from benchmarks.papers.otas_queries import (
     BURSTY,
@@ -49,7 +48,6 @@ from benchmarks.papers.otas_queries import (
     simulated_row,
 )
 from benchmarks.papers.policies import baselines, otas
-from trimtab.report.summary import SummaryItem
 from trimtab_adapter.simulation.environment import Environment
 from trimtab_adapter.simulation.simulator import Scenario, simulate
 from trimtab_router.request import RequestOptions
@@ -57,7 +55,6 @@ from trimtab_router.scheduling.policies import slack_fit, token_adaptive
 from trimtab_router.scheduling.policies.interface import Point, Policy, SchedulerView
 
 FACTORS = (0.75, 1.0, 1.25)
-MIN_ESCALATION_GAIN = 0.005
 PETS_EVICTS, INFAAS, TOME, VPT = "PetS-like, evicting", "INFaaS-like", "ToMe −15", "VPT 2"
 PAPER_GAINS = {PETS: 0.182, INFAAS: 0.725}
 """Utility of OTAS over these, as printed."""
@@ -69,13 +66,11 @@ class Method:
 
     Attributes:
         evicts: whether queries that cannot meet their deadline are dropped.
-        escalates: whether escalations are offered.
     """
 
     policy: Policy
     options: Sequence[Option] = GAMMAS
     evicts: bool = True
-    escalates: bool = False
 
 
 def point_of_table(view: SchedulerView, points: Sequence[Point]) -> Point:
@@ -93,8 +88,6 @@ def _policy(policy: Policy, **changes: object) -> Policy:
 
 
 _PLAIN = [option for option in GAMMAS if option.name == PLAIN]
-_AWARE = [*GAMMAS, *(trained_with_merging(option, _PLAIN[0]) for option in GAMMAS if option.rps >= 1000.0)]
-"""The paper's list, and its two strongest numbers with prompts that were trained with the merging."""
 METHODS = {
     OURS: Method(token_adaptive.POLICY),
     OTAS: Method(_policy(otas.POLICY, table=point_of_table)),
@@ -104,10 +97,6 @@ METHODS = {
     TOME: _fixed(MERGED),
     VPT: _fixed(PROMPTED),
     "SlackFit": Method(slack_fit.POLICY),
-    "ours, λ = 0": Method(_policy(token_adaptive.POLICY, uses_shadow_price=False)),
-    "ours, fixed batches": Method(_policy(token_adaptive.POLICY, joins_batches=False)),
-    "ours, escalations": Method(token_adaptive.POLICY, escalates=True),
-    "ours, merge-aware prompts": Method(token_adaptive.POLICY, _AWARE),
 }
 """By the names on the page; ours first."""
 
@@ -133,11 +122,7 @@ def _scenario(method: Method, requests: Requests, seconds: int) -> Scenario:
         dropPolicy="Predicted" if method.evicts else "Never",
         queue={"maxRows": 1_000_000},
     )
-    plan = build_plan(
-        pipeline,
-        points,
-        escalates=lambda point, to: method.escalates and to.accuracy > point.accuracy + MIN_ESCALATION_GAIN,
-    )
+    plan = build_plan(pipeline, points)
     options = [RequestOptions(timeout_seconds=q.seconds, utility=q.utility, task=q.task) for q in QUERIES]
     return Scenario(
         pipeline=pipeline,
@@ -229,10 +214,12 @@ def table_rows(evaluation: QueryEvaluation) -> list[tuple[str, ...]]:
     ]
 
 
-def build_page(evaluation: QueryEvaluation, trace: str, served: "otas_served.Comparison | None" = None) -> Page:
+def build_page(
+    evaluation: QueryEvaluation, report: Report, trace: str, served: "otas_served.Comparison | None" = None
+) -> Page:
     how = "simulated and served" if served else "simulated"
     page = Page("OTAS's evaluation", how, f"{len(evaluation.all_rows)} simulations · bursty load: {trace}")
-    page.add_cards(_cards(evaluation))
+    page.add_thresholds(report)
     page.add_chart(
         "What became of the queries",
         "The paper's figure 13, at the paper's load: right in time (1), wrong in time (2), late (3), evicted (4). "
@@ -262,15 +249,6 @@ def build_page(evaluation: QueryEvaluation, trace: str, served: "otas_served.Com
     return page
 
 
-def _cards(evaluation: QueryEvaluation) -> list[SummaryItem]:
-    right = evaluation.type_share(SYNTHETIC, OURS, 0)
-    cards = [SummaryItem("right in time, synthetic", f"{100 * right:.1f} %", "the paper: 85.54 %", right >= 0.85)]
-    for rival in (OTAS, PETS, PETS_EVICTS, INFAAS, TOME, VPT):
-        gain = evaluation.gain(SYNTHETIC, rival)
-        cards.append(SummaryItem(f"utility over {rival}", f"{100 * gain:+.1f} %", "synthetic load", gain > 0))
-    return cards
-
-
 def main() -> int:
     """Simulate every cell, serve if asked, write the page; 0 if every threshold holds."""
     parser = paper_parser("otas", __doc__, "another trace of requests per second, for the bursty load")
@@ -293,5 +271,5 @@ def main() -> int:
         served = otas_served.serve_all(served_rates, options.deadline, options.out)
         otas_served.judge(served, report)
     print_table(COLUMNS, table_rows(evaluation))
-    build_page(evaluation, trace.label, served).write(options.out / "otas.html")
+    build_page(evaluation, report, trace.label, served).write(options.out / "otas.html")
     return report.finish()

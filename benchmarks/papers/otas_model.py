@@ -74,15 +74,6 @@ GAMMAS = (
 """The paper's list."""
 MERGED, PROMPTED, PLAIN = "-15", "2", "0"
 """The fixed numbers of ToMe (the strongest before the drop) and VPT (two prompts, section V), and PetS's."""
-RECOVERED, PROMPT_SECONDS = 0.75, 1.02
-"""Share of what merging costs that prompts and heads trained with it recover, and times its seconds (vit-fine)."""
-
-
-def trained_with_merging(option: Option, plain: Option) -> Option:
-    """Return a strong number of tokens whose prompts and heads were trained with the merging; the paper has none."""
-    accuracy = {task: low + RECOVERED * (plain.accuracy[task] - low) for task, low in option.accuracy.items()}
-    return Option(f"aware{option.name}", option.rps / PROMPT_SECONDS, accuracy)
-
 
 MODELS = (
     _option("small", 580.0 * 953 / 309, 0.93, 0.75, 0.935),
@@ -107,8 +98,7 @@ TABLE_RPS = ((279.0, "8"), (319.0, "4"), (349.0, "2"), (379.0, "0"), (449.0, "-5
 ASSUMED = (
     "all accuracies but that they fall off below −15; throughputs at −20, −10, −5, 2, 4, 8 (by table I); what a small "
     "batch costs; how long the rate of the synthetic load stays as it is (2 to 20 s); accuracies of ViT-S and -L; "
-    "seconds to load a model (measured with timm on a core); what prompts trained with merging recover, and take "
-    "(measured on vit-fine)"
+    "seconds to load a model (measured with timm on a core)"
 )
 
 TRACE = "twitter_rps_train.csv.gz"

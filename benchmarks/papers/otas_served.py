@@ -53,7 +53,7 @@ from trimtab_pipelines.stages import Pin
 from trimtab_protocol import InferRequest, Tensor, event_loop, rest
 from trimtab_protocol.extensions import OPERATING_POINT, TASK, UTILITY
 from trimtab_router.scheduling.policies.interface import DropPolicy
-from trimtab_training.prompt_tuning import LabelledImages
+from trimtab_training.task_training import LabelledImages
 from trimtab_training.vit_tasks.datasets import MAX_PER_TASK, SEED, TASKS
 
 SOURCE = Path(__file__).parents[2] / "pipelines" / "vit-tasks"

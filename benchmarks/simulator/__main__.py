@@ -17,12 +17,11 @@ from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
-from rich.table import Table
 
+from benchmarks.harness.report import Report, print_table
 from benchmarks.simulator.calibration import calibrate
 from benchmarks.simulator.phases import AFTER, BEFORE, COMPARED, CYCLE, Figures, PhaseSequence
 from benchmarks.simulator.served import Served, plan_of, recorded, serve
-from trimtab.app import run_reporting_errors
 from trimtab.options import console
 from trimtab.preflight import prepare, profiling_progress
 from trimtab.report.page import write_report
@@ -33,7 +32,6 @@ from trimtab_adapter.simulation.simulator import Scenario, simulate
 from trimtab_pipelines.documents import load_profiles
 from trimtab_pipelines.profile import ModelProfile
 from trimtab_pipelines.request_outcome import LATE
-from trimtab_pipelines.result_line import ResultLine, threshold
 from trimtab_pipelines.spec import InferencePipeline
 from trimtab_profiler.measure import Effort
 from trimtab_profiler.profile import ProfileOptions, profile, write_profiles
@@ -42,6 +40,7 @@ EFFORT = Effort(seconds=1.5, min_batches=40, max_seconds=6.0)
 SEEDS = range(1, 5)
 MAX_ERROR, MAX_DROP_GAP, MIN_SPEED = 0.15, 0.02, 300.0
 ATTEMPTS = 2
+COLUMNS = ("load", "requests", "p50 served", "simulated", "p99 served", "simulated", "dropped served", "simulated")
 
 
 def main() -> int:
@@ -57,10 +56,6 @@ def main() -> int:
     parser.add_argument("--out", type=Path, default=Path("out"))
     parser.add_argument("--recorded", action="store_true", help="simulate the run recorded in OUT/simulator")
     options = parser.parse_args()
-    return run_reporting_errors(lambda: bench(options))
-
-
-def bench(options: argparse.Namespace) -> int:
     folder: Path = options.out / "simulator"
     pipeline, phases = _narrowed(prepare(options.pipeline)), PhaseSequence(CYCLE * options.cycles)
     served = recorded(folder, phases) if options.recorded else _serve(options, pipeline, folder, phases)
@@ -70,9 +65,7 @@ def bench(options: argparse.Namespace) -> int:
     simulation = _Simulation(pipeline, profiles, served, conditions)
     simulated = simulation.run(options.out / "simulator.html")
     _print(served, simulated)
-    outcome = fidelity_outcome(served, simulated, conditions)
-    outcome.print()
-    return 0 if outcome.holds else 1
+    return judge(served, simulated, conditions).finish()
 
 
 def _serve(options: argparse.Namespace, pipeline: InferencePipeline, folder: Path, phases: PhaseSequence) -> Served:
@@ -195,45 +188,50 @@ def _taken(served: Served) -> str:
 
 
 def _print(served: Served, simulated: SimulatedRuns) -> None:
-    heads = ("load", "requests", "p50 served", "simulated", "p99 served", "simulated", "dropped served", "simulated")
-    table = Table(*heads, box=None, pad_edge=False)
+    rows = []
     for name, figures in served.figures.items():
         sides = (figures, simulated.figures[name])
-        table.add_row(
-            name if name in COMPARED else f"({name})",
-            f"{figures['requests']:.0f}",
-            *(f"{1000 * side[figure]:.1f} ms" for figure in ("p50", "p99") for side in sides),
-            *(f"{100 * side['dropped']:.2f} %" for side in sides),
+        rows.append(
+            (
+                name if name in COMPARED else f"({name})",
+                f"{figures['requests']:.0f}",
+                *(f"{1000 * side[figure]:.1f} ms" for figure in ("p50", "p99") for side in sides),
+                *(f"{100 * side['dropped']:.2f} %" for side in sides),
+            )
         )
-    console.print(table)
-    console.print("in brackets: phases for calibration")
+    print_table(COLUMNS, rows, "in brackets: phases for calibration")
+    for stage, batch_rows in simulated.batch_rows.items():
+        console.print(f"{stage}: {served.batch_rows(stage):.3f} rows a batch served, {batch_rows:.3f} simulated")
+
+
+def judge(served: Served, simulated: SimulatedRuns, conditions: Environment) -> Report:
+    """Compare the simulation with the served run."""
+    machine = served.machine
+    report = Report(
+        "bench-simulator",
+        {
+            "contention": conditions.contention,
+            "times_real_time": simulated.times_real_time,
+            "machine_slowness_deviation": float(machine.slowness.std()) if machine.slowness.size else None,
+            "machine_paused_seconds": machine.paused_seconds,
+            "machine_others_seconds": machine.taken(0.0, np.inf) - machine.paused_seconds,
+            "phases": len(served.phases.phases),
+            "phases_excluded": len(served.phases.excluded),
+        },
+    )
+    report.add({f"p99_over_median_{variant}": _p99(each) for (_, variant), each in conditions.factors.items()})
+    report.add({f"service_ratio_{variant}": ratio for (_, variant), ratio in conditions.service_ratios.items()})
     for stage, rows in simulated.batch_rows.items():
-        console.print(f"{stage}: {served.batch_rows(stage):.3f} rows a batch served, {rows:.3f} simulated")
-
-
-def fidelity_outcome(served: Served, simulated: SimulatedRuns, conditions: Environment) -> ResultLine:
-    """Judge the simulation by how far it is off."""
-    figures: dict[str, float | int | str | None] = {
-        "contention": conditions.contention,
-        **{f"p99_over_median_{variant}": _p99(each) for (_, variant), each in conditions.factors.items()},
-        **{f"service_ratio_{variant}": ratio for (_, variant), ratio in conditions.service_ratios.items()},
-        **{f"mean_batch_rows_{stage}_served": served.batch_rows(stage) for stage in simulated.batch_rows},
-        **{f"mean_batch_rows_{stage}_simulated": rows for stage, rows in simulated.batch_rows.items()},
-        "times_real_time": simulated.times_real_time,
-        "machine_slowness_deviation": float(served.machine.slowness.std()) if served.machine.slowness.size else None,
-        "machine_paused_seconds": served.machine.paused_seconds,
-        "machine_others_seconds": served.machine.taken(0.0, np.inf) - served.machine.paused_seconds,
-        "phases": len(served.phases.phases),
-        "phases_excluded": len(served.phases.excluded),
-    }
-    bars = [threshold("times real time", simulated.times_real_time, ">=", MIN_SPEED)]
+        report.add({f"mean_batch_rows_{stage}_served": served.batch_rows(stage)})
+        report.add({f"mean_batch_rows_{stage}_simulated": rows})
+    report.hold("times real time", simulated.times_real_time, ">=", MIN_SPEED)
     for name in COMPARED:
-        ours, theirs = served.figures[name], simulated.figures[name]
+        observed, predicted = served.figures[name], simulated.figures[name]
         for figure in ("p50", "p99"):
-            figures[f"{name}: {figure} served, seconds"] = ours[figure]
-            figures[f"{name}: {figure} simulated, seconds"] = theirs[figure]
-            error = abs(theirs[figure] / ours[figure] - 1.0)
-            bars.append(threshold(f"{name}: relative error of {figure}", error, "<=", MAX_ERROR))
-        gap = abs(theirs["dropped"] - ours["dropped"])
-        bars.append(threshold(f"{name}: gap of dropped share", gap, "<=", MAX_DROP_GAP))
-    return ResultLine(name="bench-simulator", figures=figures, bars=tuple(bars))
+            report.add({f"{name}: {figure} served, seconds": observed[figure]})
+            report.add({f"{name}: {figure} simulated, seconds": predicted[figure]})
+            error = abs(predicted[figure] / observed[figure] - 1.0)
+            report.hold(f"{name}: relative error of {figure}", error, "<=", MAX_ERROR)
+        gap = abs(predicted["dropped"] - observed["dropped"])
+        report.hold(f"{name}: gap of dropped share", gap, "<=", MAX_DROP_GAP)
+    return report

@@ -17,8 +17,7 @@ from trimtab_pipelines.accuracy_evidence import Accuracy, measured_accuracy
 from trimtab_pipelines.model_spec import ModelSpec
 from trimtab_pipelines.operating_point import OperatingPoint
 from trimtab_pipelines.tasks import MAX_TASK_FILE_BYTES, TaskRecord, TaskTerms, file_name, parse_file_name
-from trimtab_training.prompt_tuning import CHUNK, LabelledImages
-from trimtab_training.task_training import PromptSpec, select_fitting, train_task
+from trimtab_training.task_training import CHUNK, LabelledImages, PromptSpec, select_fitting, train_task
 from trimtab_training.trainer import Schedule
 
 HELD_OUT = 0.25

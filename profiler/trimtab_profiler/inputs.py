@@ -48,7 +48,7 @@ def request_rows(pipeline: InferencePipeline, count: int, seed: int = 0) -> dict
         items = ItemSource("held-out", seed).items(0, count)
         rows |= {f"{REQUEST}.inputs.{name}": array for name, array in items.inputs().items()}
     elif kind.partition(":")[0] == synthetic_inputs.LMM_DIGITS:
-        from trimtab_training.lmm_digits.chat_samples import ChatSource  # noqa: PLC0415 - slow to import
+        from trimtab_training.lmm_digits.questions import ChatSource  # noqa: PLC0415 - slow to import
 
         source = ChatSource(seed, pages=(1, 1))
         chats = [source.chat(index) for index in range(count)]

@@ -7,8 +7,7 @@ from aiohttp.test_utils import TestServer
 
 from benchmarks.chats.through import DIRECT, ROUTED, Route, StreamMeasurements, judge, read_stream
 from benchmarks.harness.report import Report
-from trimtab_training.lmm_digits.chat_samples import Chat
-from trimtab_training.lmm_digits.questions import Kind
+from trimtab_training.lmm_digits.questions import Chat, Kind
 
 QUESTION = Chat(Kind.SUM, b'[{"role": "user", "content": "What is 7 plus 5?"}]', (), "12")
 ERROR = b'data: {"error": {"message": "the replica is gone"}}\n\ndata: [DONE]\n\n'

@@ -91,7 +91,7 @@ def test_minutes_are_made_up_without_a_trace():
 
 
 def test_a_layout_gives_each_pool_what_it_has_to_do():
-    assert balanced_texts(LLAMA, draw_mixture, 1) < balanced_texts(INTERNVL, draw_mixture, 1)
+    assert balanced_texts(LLAMA, 1) < balanced_texts(INTERNVL, 1)
     assert count_tokens(MONOLITH, LLAMA, [Request(0, 10, 2)]) == (0, 10 + 2 * 6404)
     assert count_tokens(OURS, LLAMA, [Request(0, 10, 2)]) == (2 * 6404, 10)
     assert count_tokens(OURS, INTERNVL, [Request(0, 10, 2)]) == (2 * 1280, 10 + 2 * 1280)
@@ -99,10 +99,11 @@ def test_a_layout_gives_each_pool_what_it_has_to_do():
 
 def test_sustained_load_is_found_or_none(monkeypatch):
     monkeypatch.setattr("benchmarks.papers.modserve_model.REQUESTS", 400)
-    carried = max_load(ROUTED, LLAMA, (8, 4), draw_mixture, 1)
+    carried = max_load(ROUTED, LLAMA, (8, 4), 1)
 
     assert 0 < carried < 8 / (0.47 * LLAMA.encode_alone)
-    assert max_load(ROUTED, LLAMA, (8, 4), draw_mixture, 1, factor=0.5) == 0
+    monkeypatch.setattr("benchmarks.papers.modserve_cluster.SLO_FACTOR", 0.5)
+    assert max_load(ROUTED, LLAMA, (8, 4), 1) == 0
 
 
 def test_pools_follow_the_load_down_and_up_again(monkeypatch):

@@ -5,7 +5,7 @@ import torch
 from benchmarks.harness.report import Report
 from benchmarks.points import document, judge, write_images
 from trimtab_pipelines.spec import InferencePipeline
-from trimtab_training.prompt_tuning import LabelledImages
+from trimtab_training.task_training import LabelledImages
 
 EVIDENCE = {"source": "Measured", "samples": 1000, "low": 0.6, "high": 0.8}
 
@@ -15,8 +15,8 @@ def holding(speeds, served, seconds=60.0, tried=20):
     content = document()
     content["spec"]["stages"][0]["variants"][0]["operatingPoints"] = points
     variant = InferencePipeline.model_validate(content).spec.stages[0].variants[0]
-    found = {"figures": {"tried": tried, **{f"p{n}_speed_up": speed for n, speed in enumerate(speeds)}}}
-    again = {"figures": {f"accuracy_classify_vit_p{n}": accuracy for n, accuracy in enumerate(served)}}
+    found = {"tried": tried, **{f"p{n}_speed_up": speed for n, speed in enumerate(speeds)}}
+    again = {f"accuracy_classify_vit_p{n}": accuracy for n, accuracy in enumerate(served)}
     report = Report("bench-points")
     judge(report, found, seconds, again, variant)
     return [bar.holds for bar in report.bars]

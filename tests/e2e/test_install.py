@@ -46,7 +46,7 @@ from trimtab_pipelines.documents import load_pipeline
 from trimtab_pipelines.plan import PipelinePlanSpec
 from trimtab_pipelines.request_outcome import RequestOutcome
 from trimtab_pipelines.spec import InferencePipeline
-from trimtab_training.lmm_digits.chat_samples import Chat, ChatSource
+from trimtab_training.lmm_digits.questions import Chat, ChatSource
 
 pytestmark = [pytest.mark.e2e, pytest.mark.asyncio(loop_scope="module"), pytest.mark.timeout(3600)]
 

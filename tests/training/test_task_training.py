@@ -10,8 +10,14 @@ from trimtab_model_servers.transformer.checkpoints import random_checkpoint
 from trimtab_model_servers.transformer.config import ViTConfig
 from trimtab_model_servers.transformer.transformer import ForwardPlan
 from trimtab_pipelines.operating_point import OperatingPoint, TokenPrompts
-from trimtab_training.prompt_tuning import LabelledImages, compute_logits
-from trimtab_training.task_training import PromptSpec, select_fitting, train_task, trained_prompt_variant
+from trimtab_training.task_training import (
+    LabelledImages,
+    PromptSpec,
+    compute_logits,
+    select_fitting,
+    train_task,
+    trained_prompt_variant,
+)
 from trimtab_training.trainer import Schedule
 
 SMALL = ViTConfig(side=16, patch=4, channels=1, width=32, depth=2, heads=2, inner=64)

@@ -24,28 +24,6 @@ class MeasuredPoint(Model):
     """Mean difference of confidence and accuracy, in 15 bins of equal width."""
 
 
-class ConfidenceCurve(Model):
-    """Accuracy of all rows when the least confident share is escalated."""
-
-    first: Name
-    """Operating point that serves all rows."""
-    then: Name
-    """Operating point that serves escalated rows."""
-    shares: tuple[Fraction, ...] = Field(min_length=2, max_length=1024)
-    """Shares of escalated rows, ascending from none to all."""
-    accuracies: tuple[Fraction, ...] = Field(min_length=2, max_length=1024)
-
-    @model_validator(mode="after")
-    def _one_accuracy_a_share(self) -> Self:
-        if len(self.shares) != len(self.accuracies):
-            raise ValueError(
-                f"curve {self.first} to {self.then}: {len(self.shares)} shares but {len(self.accuracies)} accuracies"
-            )
-        if list(self.shares) != sorted(self.shares):
-            raise ValueError(f"curve {self.first} to {self.then}: shares must ascend")
-        return self
-
-
 class MeasuredOn(Model):
     """Results of a variant on one kind of samples."""
 
@@ -53,7 +31,6 @@ class MeasuredOn(Model):
     """Description of the samples, and of how they were held out."""
     samples: int = Field(gt=0)
     points: tuple[MeasuredPoint, ...] = Field(min_length=1, max_length=64)
-    curves: tuple[ConfidenceCurve, ...] = Field(default=(), max_length=4096)
     escalations: dict[Name, tuple[Escalation, ...]] = Field(default_factory=dict, max_length=64)
     """Escalations of each operating point, at thresholds with tested floors."""
 
@@ -63,10 +40,6 @@ class MeasuredOn(Model):
             if point.point == name:
                 return point
         raise KeyError(f"no results for point {name!r}; measured points: {', '.join(p.point for p in self.points)}")
-
-    @property
-    def worst(self) -> MeasuredPoint:
-        return min(self.points, key=lambda point: point.accuracy.value)
 
 
 class MeasuredVariant(Model):
@@ -105,16 +78,13 @@ class MeasuredPipeline(Model):
 def write_points(path: Path, measured: MeasuredPipeline) -> None:
     """Replace accuracies and escalations of the measured variants' operating points in a pipeline file."""
     stage = load_pipeline(path).spec.stages[0].name
-    points = [(variant, point) for variant in measured.variants for point in variant.primary_results.points]
-    keys = [(stage, variant.name, point.point) for variant, point in points]
-    accuracies = {key: point.accuracy for key, (_, point) in zip(keys, points, strict=True)}
-    by_kind = {
-        key: {kind: on.point(point.point).accuracy for kind, on in sorted(variant.on.items())}
-        for key, (variant, point) in zip(keys, points, strict=True)
-    }
-    escalations = {
-        key: variant.primary_results.escalations.get(point.point, ())
-        for key, (variant, point) in zip(keys, points, strict=True)
-    }
+    accuracies, by_kind, escalations = {}, {}, {}
+    for variant in measured.variants:
+        primary = variant.primary_results
+        for point in primary.points:
+            key = (stage, variant.name, point.point)
+            accuracies[key] = point.accuracy
+            by_kind[key] = {kind: on.point(point.point).accuracy for kind, on in sorted(variant.on.items())}
+            escalations[key] = primary.escalations.get(point.point, ())
     text = with_accuracies(path.read_text(encoding="utf-8"), accuracies, by_kind)
     write_atomically(path, with_escalations(text, escalations))

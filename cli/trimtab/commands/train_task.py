@@ -48,7 +48,7 @@ def command(
     import torch  # noqa: PLC0415  (slow to import)
 
     from trimtab.task_training import TaskTraining  # noqa: PLC0415
-    from trimtab_training.prompt_tuning import LabelledImages, task_schedule  # noqa: PLC0415
+    from trimtab_training.task_training import LabelledImages, task_schedule  # noqa: PLC0415
 
     document = prepare(pipeline)
     terms = TaskTerms(utility=utility, latency_seconds=parse_duration(latency) if latency else None)

@@ -135,8 +135,11 @@ def _absent(fraction: float, names: tuple[str, ...], random: np.random.Generator
 def _pool_of(seed: int, recordings: Path | None, speakers: tuple[str, ...], weights: Path | None, rows: int) -> "Items":
     """Draw the rows of a pool; cached, since consecutive loads often use the same pool."""
     from trimtab_model_servers.families.digits_av.family import speakers_of  # noqa: PLC0415 - as above
-    from trimtab_training.digits_av.dataset import ItemSource  # noqa: PLC0415 - slow to import
-    from trimtab_training.digits_av.recorded_digits import held_out_speakers, load_recordings  # noqa: PLC0415 - as above
+    from trimtab_training.digits_av.dataset import (  # noqa: PLC0415 - as above
+        ItemSource,
+        held_out_speakers,
+        load_recordings,
+    )
 
     audio = None if recordings is None else load_recordings(recordings)
     if audio is not None:

@@ -23,8 +23,7 @@ class ChatPayloads:
     """Chats about held-out pages: `messages` [1], and `images` [1, pages] if there are pages."""
 
     def __init__(self, seed: int = 0, options: str = "") -> None:
-        from trimtab_training.lmm_digits.chat_samples import ChatSource  # noqa: PLC0415 - slow to import
-        from trimtab_training.lmm_digits.questions import MAX_PAGES  # noqa: PLC0415 - as above
+        from trimtab_training.lmm_digits.questions import MAX_PAGES, ChatSource  # noqa: PLC0415 - slow to import
 
         self._chats = ChatSource(seed, parse_pages(options) or (0, MAX_PAGES))
 

@@ -7,8 +7,15 @@ from trimtab_model_servers.families.digits.locator import Locator, cut_crops, de
 from trimtab_model_servers.families.digits.reader import Reader
 from trimtab_training.digits.evaluate import locate_all
 from trimtab_training.digits.page_generator import PageSource, match_boxes
-from trimtab_training.digits.train import SCHEDULES, calibrate, fit_locator, fit_reader
-from trimtab_training.digits.training_pool import draw_crops, gather, locator_target
+from trimtab_training.digits.train import (
+    SCHEDULES,
+    calibrate,
+    draw_crops,
+    fit_locator,
+    fit_reader,
+    gather,
+    locator_target,
+)
 from trimtab_training.trainer import Schedule
 
 

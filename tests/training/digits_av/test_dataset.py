@@ -3,9 +3,16 @@
 import numpy as np
 import pytest
 
-from trimtab_training.digits_av.dataset import NAMES, ItemSource, synthesize_text
+from trimtab_training.digits_av.dataset import (
+    FILE,
+    NAMES,
+    ItemSource,
+    held_out_speakers,
+    load_recordings,
+    synthesize_text,
+    training_speakers,
+)
 from trimtab_training.digits_av.formant_synthesis import VOICES, synthesize_word, voice
-from trimtab_training.digits_av.recorded_digits import FILE, held_out_speakers, load_recordings, training_speakers
 
 SPEAKERS = ("george", "jackson", "lucas", "nicolas")
 

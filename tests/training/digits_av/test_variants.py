@@ -11,7 +11,7 @@ from trimtab_model_servers.families.digits_av import MODALITIES, SUBSETS, family
 from trimtab_model_servers.families.digits_av.base import Calibration, identity_calibration, select_modalities
 from trimtab_pipelines.model_spec import ModelSpec
 from trimtab_training.digits_av.dataset import ItemSource
-from trimtab_training.digits_av.train_loops import to_tensors
+from trimtab_training.digits_av.evaluate import to_tensors
 
 VARIANTS = list(family.VARIANTS)
 BENT = np.stack([identity_calibration()[0], identity_calibration()[0] ** 2])

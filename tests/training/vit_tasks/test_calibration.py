@@ -13,8 +13,7 @@ from trimtab_pipelines.documents import load_pipeline
 from trimtab_pipelines.model_spec import model_spec
 from trimtab_training.vit_tasks import calibration, train, train_finer_patches
 from trimtab_training.vit_tasks.datasets import TASKS
-from trimtab_training.vit_tasks.evaluate import ScoredImages
-from trimtab_training.vit_tasks.operating_points import FULL, merging
+from trimtab_training.vit_tasks.evaluate import FULL, ScoredImages, merging
 
 FOLDER = Path(__file__).parents[3] / "pipelines" / "vit-tasks"
 FILES = {

@@ -12,14 +12,12 @@ from trimtab_model_servers.server.hosted_model import load_model
 from trimtab_model_servers.transformer.transformer import ForwardPlan, VisionTransformer
 from trimtab_pipelines.documents import load_pipeline
 from trimtab_pipelines.model_spec import model_spec
-from trimtab_training.prompt_tuning import compute_features
+from trimtab_training.task_training import compute_features
 from trimtab_training.trainer import Schedule
 from trimtab_training.vit_tasks import datasets, train, train_finer_patches
 from trimtab_training.vit_tasks.datasets import CLASSES, PHOTOS, TASKS, HeldOut
-from trimtab_training.vit_tasks.evaluate import accuracy_report, hits_of, score_points
-from trimtab_training.vit_tasks.operating_points import COMPARED, FULL, POINTS
-from trimtab_training.vit_tasks.train import SHAPE, add_heads
-from trimtab_training.vit_tasks.train_loops import fit_head, fit_transformer, init_weights
+from trimtab_training.vit_tasks.evaluate import COMPARED, FULL, POINTS, accuracy_report, hits_of, score_points
+from trimtab_training.vit_tasks.train import SHAPE, add_heads, fit_head, fit_transformer, init_weights
 
 FOLDER = Path(__file__).parents[3] / "pipelines" / "vit-tasks"
 MEASURED = json.loads((FOLDER / "accuracy.json").read_text())["points"]

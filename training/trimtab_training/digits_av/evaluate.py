@@ -1,6 +1,6 @@
 """Evaluation of digits-av networks on held-out items: accuracy, calibration and escalations of each modality subset."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Final
 
@@ -13,25 +13,38 @@ from trimtab_model_servers.families.digits_av.base import (
     Calibration,
     apply_calibration,
     identity_calibration,
-    strict_pairs,
+    select_modalities,
 )
 from trimtab_model_servers.families.digits_av.family import Network
 from trimtab_pipelines.accuracy_evidence import measured_accuracy
-from trimtab_pipelines.escalation_thresholds import (
-    ConfidenceSample,
-    PairedConfidence,
-    escalation_curve,
-    measure_escalations,
-)
+from trimtab_pipelines.escalation_thresholds import ConfidenceSample, measure_escalations
 from trimtab_training.confidence_fitting import best_temperature, calibration_error, fitted_curve
 from trimtab_training.digits_av.dataset import Items
-from trimtab_training.digits_av.train_loops import compute_logits
-from trimtab_training.training_report import ConfidenceCurve, MeasuredOn, MeasuredPoint
+from trimtab_training.training_report import MeasuredOn, MeasuredPoint
 
-SHARES: Final = (0.0, 0.05, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.7, 1.0)
 ALL: Final = SUBSETS[-1]
 Subset = tuple[str, ...]
 Samples = Mapping[Subset, ConfidenceSample]
+Inputs = dict[str, Tensor]
+
+
+def to_tensors(items: Items) -> tuple[Inputs, Tensor]:
+    return {name: torch.from_numpy(array) for name, array in items.inputs().items()}, torch.from_numpy(items.digit)
+
+
+def compute_logits(network: Network, items: Items, batch: int = 128) -> dict[tuple[str, ...], Tensor]:
+    """Uncalibrated logits [n, 10] of all items, by modality subset."""
+    inputs, _ = to_tensors(items)
+    with torch.inference_mode():
+        return {
+            subset: torch.cat([network.logits(select_modalities(part, subset)) for part in _split(inputs, batch)])
+            for subset in SUBSETS
+        }
+
+
+def _split(inputs: Inputs, size: int) -> Iterator[Inputs]:
+    count = len(next(iter(inputs.values())))
+    return ({name: tensor[start : start + size] for name, tensor in inputs.items()} for start in range(0, count, size))
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -85,12 +98,11 @@ def concatenate_samples(parts: Iterable[Samples]) -> dict[Subset, ConfidenceSamp
 
 
 def measurement_document(description: str, samples: Samples) -> MeasuredOn:
-    """Accuracies, confidence curves and escalations, as `measured.json` holds them."""
+    """Accuracies and escalations, as `measured.json` holds them."""
     return MeasuredOn(
         description=description,
         samples=samples[ALL].right.size,
         points=tuple(_point(subset, samples[subset]) for subset in SUBSETS),
-        curves=tuple(_curve(fewer, more, samples) for fewer, more in strict_pairs()),
         escalations=measure_escalations({subset_name(subset): sample for subset, sample in samples.items()}),
     )
 
@@ -101,15 +113,4 @@ def _point(subset: Subset, sample: ConfidenceSample) -> MeasuredPoint:
         modalities=subset,
         accuracy=measured_accuracy(int(sample.right.sum()), sample.right.size, sample.confidence.tolist()),
         calibration_error=round(calibration_error(sample.confidence, sample.right), 4),
-    )
-
-
-def _curve(fewer: Subset, more: Subset, samples: Samples) -> ConfidenceCurve:
-    pairs = PairedConfidence(samples[fewer].confidence, samples[fewer].right, samples[more].right)
-    thresholds = escalation_curve(pairs, SHARES)
-    return ConfidenceCurve(
-        first=subset_name(fewer),
-        then=subset_name(more),
-        shares=tuple(round(threshold.share, 4) for threshold in thresholds),
-        accuracies=tuple(round(threshold.accuracy, 4) for threshold in thresholds),
     )

@@ -18,9 +18,11 @@ from typing import Final, TypeVar
 
 import numpy as np
 import torch
+import torch.nn.functional as fn
+from torch import Tensor
 
-from trimtab_model_servers.families.digits_av import SUBSETS, subset_name
-from trimtab_model_servers.families.digits_av.base import Calibration
+from trimtab_model_servers.families.digits_av import MODALITIES, SUBSETS, subset_name
+from trimtab_model_servers.families.digits_av.base import Calibration, select_modalities, strict_pairs
 from trimtab_model_servers.families.digits_av.family import (
     RECORDINGS_KEY,
     SPEAKERS_KEY,
@@ -30,13 +32,19 @@ from trimtab_model_servers.families.digits_av.family import (
     prepare_for_serving,
     save,
 )
+from trimtab_model_servers.families.digits_av.late_fusion import LateNetwork
 from trimtab_pipelines.documents import write_json
 from trimtab_pipelines.escalation_thresholds import ConfidenceSample
-from trimtab_training.digits_av.dataset import Items, ItemSource
-from trimtab_training.digits_av.evaluate import ScoredItems, Subset, concatenate_samples, measurement_document
-from trimtab_training.digits_av.recorded_digits import Recordings, load_recordings, training_speakers
-from trimtab_training.digits_av.train_loops import fit
-from trimtab_training.trainer import Advance, Schedule, argument_parser, loss_bar, training_progress
+from trimtab_training.digits_av.dataset import Items, ItemSource, Recordings, load_recordings, training_speakers
+from trimtab_training.digits_av.evaluate import (
+    Inputs,
+    ScoredItems,
+    Subset,
+    concatenate_samples,
+    measurement_document,
+    to_tensors,
+)
+from trimtab_training.trainer import Advance, Schedule, argument_parser, loss_bar, minimize, training_progress
 from trimtab_training.training_report import MeasuredPipeline, MeasuredVariant, write_points
 
 TRAINING_ITEMS: Final = 5_000
@@ -53,8 +61,52 @@ TUNING_STEPS: Final = {"late": 130, "early": 200}
 """Further steps on synthesised and recorded voices together."""
 TUNING_RATE: Final = 0.5
 """Peak learning rate of tuning, as a share of the first one."""
+RANKING_WEIGHT: Final = 0.5
+_PAIRS: Final = strict_pairs()
 
 Value = TypeVar("Value")
+
+
+def fit(network: Network, items: Items, schedule: Schedule, advance: Advance) -> None:
+    """Train a network on items and leave it in evaluation mode; every modality subset is trained explicitly.
+
+    Early fusion runs its trunk once per subset: a step trains one subset and a larger one. Late fusion encodes each
+    modality once and fuses all seven subsets in every step. Both add a ranking loss (SimMLM, 2025): a subset's loss may
+    not exceed that of a smaller one.
+
+    Modalities of items with the same digit are exchanged at random, so that they share nothing but the digit.
+    """
+    random = np.random.default_rng(schedule.seed)
+    inputs, _ = to_tensors(items)
+    rows_of_digit = [np.flatnonzero(items.digit == digit) for digit in range(10)]
+
+    def loss() -> Tensor:
+        digits = random.integers(10, size=schedule.batch)
+        rows = {name: torch.from_numpy(_draw_rows(rows_of_digit, digits, random)) for name in MODALITIES}
+        batch = {name: inputs[name][indices] for name, indices in rows.items()}
+        return _loss(network, batch, torch.from_numpy(digits), random)
+
+    network.train()
+    minimize(network.parameters(), loss, schedule, warm_up_share=0.15, max_gradient_norm=2.0, advance=advance)
+    network.eval()
+
+
+def _draw_rows(rows_of_digit: Sequence[np.ndarray], digits: np.ndarray, random: np.random.Generator) -> np.ndarray:
+    return np.array([rows_of_digit[digit][random.integers(rows_of_digit[digit].size)] for digit in digits])
+
+
+def _loss(network: Network, batch: Inputs, digits: Tensor, random: np.random.Generator) -> Tensor:
+    if isinstance(network, LateNetwork):
+        features = {name: network.encode(name, batch[name]) for name in MODALITIES}
+        logits = {subset: network.fuse(select_modalities(features, subset)) for subset in SUBSETS}
+        losses = {subset: fn.cross_entropy(scores, digits) for subset, scores in logits.items()}
+        ranked = [fn.relu(losses[more] - losses[fewer].detach()) for fewer, more in _PAIRS]
+        return torch.stack(list(losses.values())).mean() + RANKING_WEIGHT * torch.stack(ranked).mean()
+    fewer_loss, more_loss = (
+        fn.cross_entropy(network.logits(select_modalities(batch, subset)), digits)
+        for subset in _PAIRS[random.integers(len(_PAIRS))]
+    )
+    return (fewer_loss + more_loss) / 2 + RANKING_WEIGHT * fn.relu(more_loss - fewer_loss.detach())
 
 
 @dataclass(frozen=True, slots=True, eq=False)

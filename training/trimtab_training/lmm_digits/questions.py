@@ -1,16 +1,22 @@
-"""Questions about zero to three pages, each with exactly one correct answer."""
+"""Questions about zero to three pages, each with exactly one correct answer, and chats that ask them."""
 
-from collections.abc import Callable, Sequence
+import io
+import json
+from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Final
 
 import numpy as np
+from numpy.typing import NDArray
+from PIL import Image as Pillow
 
-from trimtab_training.lmm_digits.page_generator import EMPTY
+from trimtab_training.lmm_digits.page_generator import EMPTY, CellPage, CellPageSource
 
 Cells = Sequence[int]
 MAX_PAGES: Final = 3
+CHAT_SEED: Final = 31
+MAX_TRIES: Final = 64
 
 
 class Kind(StrEnum):
@@ -68,7 +74,7 @@ def ask(kind: Kind, pages: Sequence[Cells], random: np.random.Generator) -> Ques
         raise ValueError(
             f"{kind.value!r} has not exactly one answer on pages {[format_cells(cells) for cells in pages]}"
         )
-    wordings, answer = _BUILDERS[kind](pages, random)
+    wordings, answer = _build(kind, pages, random)
     return Question(kind, wordings[int(random.integers(len(wordings)))], answer)
 
 
@@ -80,62 +86,84 @@ def _digits(cells: Cells) -> list[int]:
     return [cell for cell in cells if cell != EMPTY]
 
 
-_Wordings = tuple[tuple[str, ...], str]
+def _build(kind: Kind, pages: Sequence[Cells], random: np.random.Generator) -> tuple[tuple[str, ...], str]:
+    """Return the wordings of a question and its answer; half of the answers of PRESENT are yes."""
+    match kind:
+        case Kind.COUNT:
+            wordings, answer = ("How many digits are there?", "Count the digits."), str(_count(pages[0]))
+        case Kind.READ:
+            wordings, answer = ("Read the cells.", "What do the cells say?"), format_cells(pages[0])
+        case Kind.LARGEST:
+            wordings, answer = ("What is the largest digit?", "Name the largest digit."), str(max(_digits(pages[0])))
+        case Kind.SMALLEST:
+            wordings, answer = ("What is the smallest digit?", "Name the smallest digit."), str(min(_digits(pages[0])))
+        case Kind.PRESENT:
+            present = sorted(set(_digits(pages[0])))
+            yes = random.random() < 0.5
+            digits = present if yes else [digit for digit in range(10) if digit not in present]
+            digit = digits[int(random.integers(len(digits)))]
+            wordings, answer = (f"Is there a {digit}?", f"Do you see a {digit}?"), "yes" if yes else "no"
+        case Kind.MORE:
+            counts = [_count(cells) for cells in pages]
+            most = 1 + counts.index(max(counts))
+            wordings, answer = ("Which page has the most digits?", "Which page shows more digits?"), str(most)
+        case Kind.READ_PAGE:
+            page = int(random.integers(len(pages)))
+            wordings, answer = (f"Read page {page + 1}.", f"What does page {page + 1} say?"), format_cells(pages[page])
+        case Kind.SUM:
+            first, second = random.integers(10, size=2).tolist()
+            wordings, answer = (f"What is {first}+{second}?", f"{first}+{second}="), str(first + second)
+    return wordings, answer
 
 
-def _ask_count(pages: Sequence[Cells], random: np.random.Generator) -> _Wordings:
-    del random
-    return ("How many digits are there?", "Count the digits."), str(_count(pages[0]))
+@dataclass(frozen=True, slots=True)
+class Chat:
+    """A question as a chat."""
+
+    kind: Kind
+    messages: bytes
+    """JSON."""
+    images: tuple[bytes, ...]
+    """PNG files, in order."""
+    answer: str
+    """The exact expected answer."""
 
 
-def _ask_read(pages: Sequence[Cells], random: np.random.Generator) -> _Wordings:
-    del random
-    return ("Read the cells.", "What do the cells say?"), format_cells(pages[0])
+class ChatSource:
+    """Generator of chats about held-out pages, deterministic in seed and index."""
+
+    def __init__(self, seed: int = CHAT_SEED, pages: tuple[int, int] = (0, MAX_PAGES)) -> None:
+        least, most = pages
+        if not 0 <= least <= most <= MAX_PAGES:
+            raise ValueError(f"pages {least}..{most}: expected a range within 0..{MAX_PAGES}")
+        self._pages = CellPageSource("held-out", seed)
+        self._seed = seed
+        self._least, self._most = pages
+
+    def chat(self, index: int, page_count: int | None = None) -> Chat:
+        """Draw chat `index`, uniform over numbers of pages and then over kinds; `page_count` fixes the former."""
+        random = np.random.default_rng([self._seed, index])
+        drawn_count = int(random.integers(self._least, self._most + 1))
+        count = drawn_count if page_count is None else page_count
+        kinds = [kind for kind, (least, most) in PAGES.items() if least <= count <= most]
+        kind = kinds[int(random.integers(len(kinds)))]
+        for attempt in range(MAX_TRIES):
+            first = (index * MAX_TRIES + attempt) * MAX_PAGES
+            pages = [self._pages.page(first + number) for number in range(count)]
+            if fits(kind, [page.cells for page in pages]):
+                return _chat(kind, pages, random)
+        raise RuntimeError(f"no pages fit a question of kind {kind.value!r} in {MAX_TRIES} tries")
 
 
-def _ask_largest(pages: Sequence[Cells], random: np.random.Generator) -> _Wordings:
-    del random
-    return ("What is the largest digit?", "Name the largest digit."), str(max(_digits(pages[0])))
+def png(pixels: NDArray[np.uint8]) -> bytes:
+    """Encode a grey page [1, height, width]."""
+    file = io.BytesIO()
+    Pillow.fromarray(pixels[0]).save(file, "PNG", compress_level=1)
+    return file.getvalue()
 
 
-def _ask_smallest(pages: Sequence[Cells], random: np.random.Generator) -> _Wordings:
-    del random
-    return ("What is the smallest digit?", "Name the smallest digit."), str(min(_digits(pages[0])))
-
-
-def _ask_present(pages: Sequence[Cells], random: np.random.Generator) -> _Wordings:
-    """Half of the answers are yes."""
-    present = sorted(set(_digits(pages[0])))
-    absent = [digit for digit in range(10) if digit not in present]
-    yes = random.random() < 0.5
-    digit = present[int(random.integers(len(present)))] if yes else absent[int(random.integers(len(absent)))]
-    return (f"Is there a {digit}?", f"Do you see a {digit}?"), "yes" if yes else "no"
-
-
-def _ask_more(pages: Sequence[Cells], random: np.random.Generator) -> _Wordings:
-    del random
-    counts = [_count(cells) for cells in pages]
-    return ("Which page has the most digits?", "Which page shows more digits?"), str(1 + counts.index(max(counts)))
-
-
-def _ask_read_page(pages: Sequence[Cells], random: np.random.Generator) -> _Wordings:
-    page = int(random.integers(len(pages)))
-    return (f"Read page {page + 1}.", f"What does page {page + 1} say?"), format_cells(pages[page])
-
-
-def _ask_sum(pages: Sequence[Cells], random: np.random.Generator) -> _Wordings:
-    del pages
-    first, second = random.integers(10, size=2).tolist()
-    return (f"What is {first}+{second}?", f"{first}+{second}="), str(first + second)
-
-
-_BUILDERS: Final[dict[Kind, Callable[[Sequence[Cells], np.random.Generator], _Wordings]]] = {
-    Kind.COUNT: _ask_count,
-    Kind.READ: _ask_read,
-    Kind.LARGEST: _ask_largest,
-    Kind.SMALLEST: _ask_smallest,
-    Kind.PRESENT: _ask_present,
-    Kind.MORE: _ask_more,
-    Kind.READ_PAGE: _ask_read_page,
-    Kind.SUM: _ask_sum,
-}
+def _chat(kind: Kind, pages: list[CellPage], random: np.random.Generator) -> Chat:
+    question = ask(kind, [page.cells for page in pages], random)
+    content = [*({"type": "image"} for _ in pages), {"type": "text", "text": question.text}]
+    messages = json.dumps([{"role": "user", "content": content}]).encode()
+    return Chat(kind, messages, tuple(png(page.pixels) for page in pages), question.answer)

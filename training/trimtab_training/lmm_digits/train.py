@@ -28,7 +28,7 @@ from trimtab_model_servers.families.lmm_digits.models import (
     Architecture,
     VisionTower,
 )
-from trimtab_training.digits.training_pool import invert_some
+from trimtab_training.digits.train import invert_some
 from trimtab_training.lmm_digits.batches import IGNORED, Batch, Questioner, character_ids, token_cells, train_tokenizer
 from trimtab_training.lmm_digits.evaluate import measure_folder
 from trimtab_training.lmm_digits.page_generator import EMPTY, CellPageSource

@@ -16,7 +16,7 @@ from torch import Tensor
 from torch.nn.functional import affine_grid, grid_sample, interpolate
 
 from trimtab_training.digits.datasets import Split, load_datasets, load_grey_photo
-from trimtab_training.prompt_tuning import LabelledImages
+from trimtab_training.task_training import LabelledImages
 
 SIDE_PX: Final = 32
 PHOTOS: Final = (

@@ -8,21 +8,31 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 import torch
 from rich.progress import Progress
+from torch import Tensor, nn
+from torch.nn.functional import cross_entropy
 
 from trimtab_model_servers.transformer.checkpoints import Checkpoint, load, save, store_temperatures
-from trimtab_model_servers.transformer.config import ViTConfig
+from trimtab_model_servers.transformer.config import ViTConfig, preprocess
 from trimtab_model_servers.transformer.tasks import PLAIN, Head
-from trimtab_model_servers.transformer.transformer import VisionTransformer
-from trimtab_training.prompt_tuning import LabelledImages
-from trimtab_training.trainer import Advance, Schedule, argument_parser, loss_bar, training_progress, write_report
+from trimtab_model_servers.transformer.transformer import PLAIN as PLAIN_PLAN
+from trimtab_model_servers.transformer.transformer import ForwardPlan, VisionTransformer
+from trimtab_training.task_training import LabelledImages, compute_features
+from trimtab_training.trainer import (
+    Advance,
+    Schedule,
+    argument_parser,
+    loss_bar,
+    minimize,
+    training_progress,
+    write_report,
+)
 from trimtab_training.vit_tasks import calibration, evaluate
-from trimtab_training.vit_tasks.datasets import CLASSES, MAX_PER_TASK, SEED, SIDE_PX, TASKS
-from trimtab_training.vit_tasks.operating_points import COMPARED, POINTS
-from trimtab_training.vit_tasks.train_loops import fit_head, fit_transformer, init_weights
+from trimtab_training.vit_tasks.datasets import CLASSES, SIDE_PX, TASKS
+from trimtab_training.vit_tasks.evaluate import COMPARED, POINTS
 
 SHAPE: Final = ViTConfig(side=SIDE_PX, patch=4, channels=1, width=64, depth=8, heads=2, inner=256)
 TRANSFORMER: Final = Schedule(steps=1200, batch=128, peak_rate=1.5e-3, seed=3)
@@ -31,6 +41,71 @@ TRAINING_IMAGES: Final = {"crops": 40_000, "digits": 4_000, "turned": 4_000, "fa
 TRAINING_SEED: Final = 1
 PRETRAINING_TASK: Final = "crops"
 WEIGHTS: Final = "weights/vit-tasks.safetensors"
+TRANSFORMER_WEIGHT_DECAY: Final = 0.05
+HEAD_WEIGHT_DECAY: Final = 1e-4
+
+
+def init_weights(transformer: VisionTransformer, seed: int) -> None:
+    random = torch.Generator().manual_seed(seed)
+    for module in transformer.modules():
+        if isinstance(module, nn.Linear):
+            nn.init.trunc_normal_(module.weight, std=0.02, generator=random)
+            nn.init.zeros_(module.bias)
+    nn.init.trunc_normal_(transformer.pos_embed, std=0.02, generator=random)
+    nn.init.trunc_normal_(transformer.cls_token, std=0.02, generator=random)
+
+
+def fit_transformer(
+    transformer: VisionTransformer,
+    images: LabelledImages,
+    classes: int,
+    schedule: Schedule,
+    advance: Advance,
+    initial: Head | None = None,
+) -> Head:
+    """Train a transformer with a head on one task, from an initial head or a new one; return the head."""
+    random = torch.Generator().manual_seed(schedule.seed)
+    head = nn.Linear(transformer.shape.width, classes)
+    if initial is not None:
+        head.load_state_dict({"weight": initial.weight, "bias": initial.bias})
+
+    def loss() -> Tensor:
+        indices = torch.randint(len(images), (schedule.batch,), generator=random)
+        features = transformer(preprocess(images.pixels[indices], "Image"))
+        return cross_entropy(head(features), images.labels[indices], label_smoothing=0.1)
+
+    groups = _decay_groups([*transformer.parameters(), *head.parameters()], TRANSFORMER_WEIGHT_DECAY)
+    minimize(groups, loss, schedule, advance=advance)
+    return Head(head.weight.detach(), head.bias.detach())
+
+
+def fit_head(
+    transformer: VisionTransformer,
+    images: LabelledImages,
+    classes: int,
+    schedule: Schedule,
+    plan: ForwardPlan = PLAIN_PLAN,
+) -> Head:
+    """Train the head of one task on the features of a frozen transformer, which are computed once."""
+    features = compute_features(transformer, images.pixels, "Image", plan)
+    random = torch.Generator().manual_seed(schedule.seed)
+    head = nn.Linear(transformer.shape.width, classes)
+    nn.init.trunc_normal_(head.weight, std=0.02, generator=random)
+    nn.init.zeros_(head.bias)
+
+    def loss() -> Tensor:
+        indices = torch.randint(len(images), (schedule.batch,), generator=random)
+        return cross_entropy(head(features[indices]), images.labels[indices], label_smoothing=0.05)
+
+    minimize(_decay_groups(list(head.parameters()), HEAD_WEIGHT_DECAY), loss, schedule)
+    return Head(head.weight.detach(), head.bias.detach())
+
+
+def _decay_groups(parameters: list[nn.Parameter], weight_decay: float) -> list[dict[str, Any]]:
+    """Parameter groups in which only matrices decay."""
+    matrices = [parameter for parameter in parameters if parameter.dim() == 2]
+    others = [parameter for parameter in parameters if parameter.dim() != 2]
+    return [{"params": matrices, "weight_decay": weight_decay}, {"params": others, "weight_decay": 0.0}]
 
 
 def train_transformer(advance: Advance) -> tuple[VisionTransformer, Head]:
@@ -58,8 +133,7 @@ def measure(
     checkpoint: Checkpoint, advance: Callable[[str], None]
 ) -> tuple[dict[str, object], calibration.Temperatures]:
     """Report of the served points and those compared with them, and temperatures of the served points."""
-    held_out = {task: draw("held-out", MAX_PER_TASK, SEED) for task, draw in TASKS.items()}
-    scored = evaluate.score_points(checkpoint, [*POINTS, *COMPARED], held_out, advance)
+    scored = evaluate.score_points(checkpoint, [*POINTS, *COMPARED], advance)
     report = evaluate.accuracy_report(evaluate.hits_of(scored))
     report |= {"confidence": calibration.confidence_report(scored, POINTS)}
     return report, calibration.fit_temperatures(scored, POINTS)

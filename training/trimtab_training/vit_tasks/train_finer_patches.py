@@ -20,12 +20,12 @@ from trimtab_model_servers.transformer.checkpoints import Checkpoint, load, save
 from trimtab_model_servers.transformer.tasks import PLAIN, Head, prompt_variant
 from trimtab_model_servers.transformer.transformer import ForwardPlan, VisionTransformer, forward_plan
 from trimtab_pipelines.operating_point import OperatingPoint, TokenPrompts
-from trimtab_training.prompt_tuning import fit_prompts
+from trimtab_training.task_training import fit_prompts
 from trimtab_training.trainer import Advance, Schedule, argument_parser, loss_bar, training_progress, write_report
 from trimtab_training.vit_tasks import calibration, evaluate, train
-from trimtab_training.vit_tasks.datasets import CLASSES, MAX_PER_TASK, SEED, TASKS
-from trimtab_training.vit_tasks.operating_points import FULL, gains, merging
-from trimtab_training.vit_tasks.train_loops import fit_head, fit_transformer
+from trimtab_training.vit_tasks.datasets import CLASSES, TASKS
+from trimtab_training.vit_tasks.evaluate import FULL, gains, merging
+from trimtab_training.vit_tasks.train import fit_head, fit_transformer
 
 VARIANT: Final = "vit-fine"
 WEIGHTS: Final = "weights/vit-fine.safetensors"
@@ -124,10 +124,9 @@ def measure(
     checkpoint: Checkpoint, advance: Callable[[str], None]
 ) -> tuple[dict[str, object], calibration.Temperatures, calibration.Escalations]:
     """Report, temperatures and escalations of the served points, compared with plain heads at the strongest."""
-    held_out = {task: draw("held-out", MAX_PER_TASK, SEED) for task, draw in TASKS.items()}
     bare = tuple(point.model_copy(update={"name": f"{point.name}-plain-head"}) for point in STRONGEST)
-    scored = evaluate.score_points(checkpoint, (*POINTS, *STRONGEST), held_out, advance)
-    scored |= evaluate.score_points(plain(checkpoint), bare, held_out, advance)
+    scored = evaluate.score_points(checkpoint, (*POINTS, *STRONGEST), advance)
+    scored |= evaluate.score_points(plain(checkpoint), bare, advance)
     hits = evaluate.hits_of(scored)
     pairs = [*zip(bare, STRONGEST, strict=True), *zip(bare, PROMPTED, strict=True)]
     report = evaluate.accuracy_report(hits, VARIANT, (*POINTS, *STRONGEST, *bare)) | {"gains": gains(hits, pairs)}

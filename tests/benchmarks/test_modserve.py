@@ -83,13 +83,6 @@ def test_minutes_without_requests_are_rejected(tmp_path):
         read_day(trace, None, 2, seed=1)
 
 
-def test_minutes_are_made_up_without_a_trace():
-    hours = read_day(None, None, 30, seed=1)
-
-    assert hours.rps.mean() == pytest.approx(1.0)
-    assert hours.bursts.sum() == 10
-
-
 def test_a_layout_gives_each_pool_what_it_has_to_do():
     assert balanced_texts(LLAMA, 1) < balanced_texts(INTERNVL, 1)
     assert count_tokens(MONOLITH, LLAMA, [Request(0, 10, 2)]) == (0, 10 + 2 * 6404)

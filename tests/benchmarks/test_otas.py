@@ -5,7 +5,6 @@ import pytest
 
 from benchmarks.harness.grid import Cell
 from benchmarks.harness.report import Report
-from benchmarks.harness.serving import write_pipeline
 from benchmarks.papers import otas_served
 from benchmarks.papers.otas import (
     INFAAS,
@@ -19,7 +18,7 @@ from benchmarks.papers.otas import (
 )
 from benchmarks.papers.otas_model import bursty_rps, synthetic_rps
 from benchmarks.papers.otas_queries import BURSTY, OTAS, OURS, PETS, SYNTHETIC, QueryEvaluation
-from benchmarks.papers.otas_served import QUERIES, SOURCE, STAGE, VARIANT, Comparison, Queries, ServedLoad, scale_of
+from benchmarks.papers.otas_served import QUERIES, SOURCE, STAGE, VARIANT, Comparison, Queries, ServedLoad
 from trimtab_loadtester.results import Record, Results, RunFacts, StageVisit
 from trimtab_pipelines.documents import load_pipeline
 from trimtab_pipelines.request_outcome import RequestOutcome
@@ -152,23 +151,11 @@ def test_served_methods_are_compared_with_ours():
     assert not bars["served: queries by each method, least"], "too few show nothing"
 
 
-def test_paper_loads_are_scaled_to_the_machine():
-    assert scale_of(580.0) == 1.0
-    assert scale_of(58.0) == pytest.approx(0.1)
-
-
 def test_each_served_method_has_a_policy_and_a_point():
     points = {point.name for point in load_pipeline(SOURCE / "pipeline.yaml").spec.stage(STAGE).variant(VARIANT).points}
 
     assert {method.policy for method in otas_served.METHODS} <= set(POLICIES)
     assert {method.point for method in otas_served.METHODS if method.point} <= points
-
-
-def test_written_pipeline_has_the_fields_of_its_spec(tmp_path):
-    pipeline = write_pipeline(SOURCE, tmp_path, schedulingPolicy="PetsLike", dropPolicy="Never")
-
-    assert (pipeline.spec.drop_policy, pipeline.spec.scheduling_policy) == ("Never", "PetsLike")
-    assert (tmp_path / "weights").is_dir()
 
 
 def test_queries_have_task_deadline_utility_and_label():

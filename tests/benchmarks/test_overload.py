@@ -17,8 +17,8 @@ import pytest
 from aiohttp import web
 
 from benchmarks.harness.report import Report
-from benchmarks.overload.__main__ import Phase, Result, measure
-from benchmarks.overload.driver import Case, CpuUsage, Generator, watch_cpu
+from benchmarks.overload.__main__ import Phase, measure
+from benchmarks.overload.driver import Case, Generator, watch_cpu
 from benchmarks.overload.generator import Offer, Protocol, run_offer
 from benchmarks.overload.outcomes import ABANDONED, CONNECTION_CLOSED, GRPC, OK, OfferSummary, Outcomes, summarize
 from benchmarks.overload.targets import Target
@@ -152,25 +152,6 @@ def test_latency_runs_from_the_moment_a_request_was_due():
     assert summary.codes == {"ok": 1, "late": 1, "UNAVAILABLE": 1, "connection_closed": 1, "abandoned": 1}
     assert (summary.offered_rps, summary.goodput_rps) == (2.0, 0.5)
     assert [summary.p99_ms, summary.lag_p99_ms] == pytest.approx([600, 300])
-
-
-def test_goodput_is_a_share_of_the_maximum_with_its_offers():
-    summary = OfferSummary(2900.0, 950.0, 100.0, 300.0, 1.0, {"ok": 950, "429": 1950})
-    result = Result("proxy_grpc_8_3x", 1000.0, summary, CpuUsage(0.25, {"generator": 0.3}))
-    assert result.figures() == {
-        "proxy_grpc_8_3x_kept": 0.95,
-        "proxy_grpc_8_3x_offered_rps": 2900.0,
-        "proxy_grpc_8_3x_offered_times": 2.9,
-        "proxy_grpc_8_3x_goodput_rps": 950.0,
-        "proxy_grpc_8_3x_p50_ms": 100.0,
-        "proxy_grpc_8_3x_p99_ms": 300.0,
-        "proxy_grpc_8_3x_lag_p99_ms": 1.0,
-        "proxy_grpc_8_3x_others_share": 0.25,
-        "proxy_grpc_8_3x_generator_cores": 0.3,
-        "proxy_grpc_8_3x_maximum_rps": 1000.0,
-        "proxy_grpc_8_3x_ok": 950,
-        "proxy_grpc_8_3x_429": 1950,
-    }
 
 
 def test_cpu_time_of_each_process_is_reported():

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from benchmarks.simulator.calibration import calibrate
-from benchmarks.simulator.machine import WINDOW_SECONDS, MachineRecord, machine_record, probing, read_readings
+from benchmarks.simulator.machine import MachineRecord, machine_record, probing, read_readings
 from benchmarks.simulator.phases import BEFORE, Phase, PhaseSequence
 from tests.builders import a_pipeline, a_point_profile, a_profile, a_stage, a_variant
 from trimtab_loadtester.results import Record, Results, RunFacts, StageVisit
@@ -99,23 +99,6 @@ def test_phases_with_much_other_cpu_usage_are_excluded():
     assert found.taken(20.0, 40.0) == pytest.approx(20 * 0.08)
     assert phases.without_disturbed(found).excluded == {1}
     assert found.paused_seconds == 0.0
-
-
-def test_windows_without_a_reading_lie_between_their_neighbours():
-    gone = readings(slow(0, 50, 3.0))
-    hole = (gone[:, 0] - BEGAN > 49.0) & (gone[:, 0] - BEGAN < 51.0)
-    found = machine_record([gone[~hole]], BEGAN, 100.0)
-
-    assert found.slowness_at(np.array([45.0, 50.0, 55.0])) == pytest.approx(
-        [1.5, 1.0, 0.5], abs=3 * WINDOW_SECONDS / 10
-    )
-
-
-def test_without_probes_the_machine_counts_as_steady():
-    found = machine_record([], BEGAN, 100.0)
-
-    assert found.slowness_at(np.array([3.0])) == 1.0
-    assert found.speeds == ()
 
 
 def test_processors_are_probed_as_long_as_asked_for(tmp_path):

@@ -7,7 +7,7 @@ size with a prompt: its placeholders are counted, the tiles that would be encode
 import io
 import os
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cache
 from importlib import import_module
 from typing import Any, Final, NamedTuple
@@ -23,7 +23,7 @@ from trimtab_model_servers.chat.interfaces import EmbeddingShape
 from trimtab_model_servers.families.hf_vlm.configs import CONFIGS, VlmConfig
 from trimtab_model_servers.families.lmm_digits import models
 from trimtab_model_servers.families.lmm_digits.family import PageEncoder
-from trimtab_pipelines.image_tokens import RULES, ImageTokenRule, ImageTokens, OneTile
+from trimtab_pipelines.image_tokens import RULES, ImageTokenRule, ImageTokens
 
 LEAST_PX, MOST_PX = 8, 3000
 SEED: Final = 7
@@ -203,15 +203,3 @@ def test_predicted_tokens_equal_those_of_our_encoder(
     architecture: models.Architecture, prompts: list[Sequence[Size]]
 ) -> None:
     assert differences(encoder_counter(architecture), [PageEncoder.token_rule], prompts) == []
-
-
-def test_wrong_rules_are_found() -> None:
-    counter, (rule, marked, *_) = processor_counter("smolvlm"), rules_of("smolvlm")
-    sizes = [(700, 400), (60, 900)]
-    assert isinstance(marked, MarkedRule)
-    wrong = replace(marked, config=replace(marked.config, image_prompt=lambda rows: (rows.total,)))
-
-    assert differences(counter, [rule, marked], [sizes]) == []
-    assert differences(counter, [OneTile(7)], [sizes]) == [sizes]
-    assert differences(counter, [wrong], [sizes]) == [sizes]
-    assert counter(sizes).markers > 2 * 16

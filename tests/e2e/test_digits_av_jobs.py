@@ -1,11 +1,10 @@
-"""Jobs of digits-av, served by a router and a model server of the test, and contradictions found in responses."""
+"""Jobs of digits-av, served by a router and a model server of the test."""
 
 from pathlib import Path
 
-import pytest
 import yaml
 
-from tests.e2e.digits_av_jobs import JOBS, MIN_RIGHT_SHARE, ROWS, TIMES, Job, check_response, run_jobs
+from tests.e2e.digits_av_jobs import JOBS, MIN_RIGHT_SHARE, ROWS, TIMES, run_jobs
 from trimtab.local.supervisor import Setup, Supervisor
 from trimtab_loadtester.clients import RestClient
 from trimtab_pipelines.documents import load_pipeline
@@ -61,35 +60,3 @@ async def test_jobs_use_their_modalities_and_meet_their_floors(tmp_path):
     assert met.rows == len(JOBS) * TIMES * ROWS
     assert {"all", "video-text", "audio-text", "text"} <= met.points | {"all"}
     assert met.right / met.rows >= MIN_RIGHT_SHARE
-
-
-ANSWER = {
-    "trimtab.name.operating_point": "all",
-    "trimtab.name.confidences": ",".join(["0.9"] * ROWS),
-    "trimtab.expected_accuracy": 0.9,
-}
-
-
-@pytest.mark.parametrize(
-    ("job", "parameters", "fault"),
-    [
-        (Job(), {}, None),
-        (Job(floor=0.95), {}, "expected accuracy 0.9, below the floor"),
-        (Job(frozenset({"audio"})), {}, "rows at all without audio"),
-        (Job(), {"trimtab.name.operating_point": "none"}, "rows at none, which the plan does not have"),
-        (Job(), {"trimtab.name.confidences": "0.9"}, f"{ROWS} rows, but confidences '0.9'"),
-        (Job(), {"trimtab.name.confidences": ",".join(["9.9"] * ROWS)}, "but confidences"),
-        (Job(), {"trimtab.escalation_pending": True}, "escalation pending True, but by row []"),
-        (
-            Job(floor=0.95),
-            {"trimtab.escalation_pending": True, "trimtab.name.escalation_pending": ",".join(["true"] * ROWS)},
-            None,
-        ),
-    ],
-)
-def test_impossible_response_is_reported(job, parameters, fault):
-    stage = load_pipeline(FOLDER).spec.stages[0]
-    points, faults = check_response(job, stage, ["all"], ANSWER | parameters)
-
-    assert points == {parameters.get("trimtab.name.operating_point", "all")}
-    assert [fault in each for each in faults] == ([] if fault is None else [True])

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from trimtab_model_servers.transformer.checkpoints import Checkpoint
 from trimtab_pipelines.operating_point import OperatingPoint, TokenMerging
-from trimtab_training.task_training import task_logits
+from trimtab_training.task_training import LabelledImages, task_logits
 from trimtab_training.trainer import accuracy_entry
 from trimtab_training.vit_tasks.datasets import MAX_PER_TASK, SEED, TASKS
 
@@ -56,13 +56,17 @@ class ScoredImages:
 ByTask = Mapping[str, ScoredImages]
 
 
+def held_out_images() -> dict[str, LabelledImages]:
+    return {task: draw("held-out", MAX_PER_TASK, SEED) for task, draw in TASKS.items()}
+
+
 def score_points(
     checkpoint: Checkpoint,
     points: Iterable[OperatingPoint],
+    held_out: Mapping[str, LabelledImages],
     advance: Callable[[str], None],
 ) -> dict[str, ByTask]:
-    """Score the held-out images of every task at every point; `advance` receives each finished point."""
-    held_out = {task: draw("held-out", MAX_PER_TASK, SEED) for task, draw in TASKS.items()}
+    """Score every task's images at every point, by point and task; `advance` receives each finished point."""
     scored: dict[str, ByTask] = {}
     for point in points:
         scored[point.name] = {

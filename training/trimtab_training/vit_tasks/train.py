@@ -133,7 +133,7 @@ def measure(
     checkpoint: Checkpoint, advance: Callable[[str], None]
 ) -> tuple[dict[str, object], calibration.Temperatures]:
     """Report of the served points and those compared with them, and temperatures of the served points."""
-    scored = evaluate.score_points(checkpoint, [*POINTS, *COMPARED], advance)
+    scored = evaluate.score_points(checkpoint, [*POINTS, *COMPARED], evaluate.held_out_images(), advance)
     report = evaluate.accuracy_report(evaluate.hits_of(scored))
     report |= {"confidence": calibration.confidence_report(scored, POINTS)}
     return report, calibration.fit_temperatures(scored, POINTS)

@@ -124,9 +124,10 @@ def measure(
     checkpoint: Checkpoint, advance: Callable[[str], None]
 ) -> tuple[dict[str, object], calibration.Temperatures, calibration.Escalations]:
     """Report, temperatures and escalations of the served points, compared with plain heads at the strongest."""
+    held_out = evaluate.held_out_images()
     bare = tuple(point.model_copy(update={"name": f"{point.name}-plain-head"}) for point in STRONGEST)
-    scored = evaluate.score_points(checkpoint, (*POINTS, *STRONGEST), advance)
-    scored |= evaluate.score_points(plain(checkpoint), bare, advance)
+    scored = evaluate.score_points(checkpoint, (*POINTS, *STRONGEST), held_out, advance)
+    scored |= evaluate.score_points(plain(checkpoint), bare, held_out, advance)
     hits = evaluate.hits_of(scored)
     pairs = [*zip(bare, STRONGEST, strict=True), *zip(bare, PROMPTED, strict=True)]
     report = evaluate.accuracy_report(hits, VARIANT, (*POINTS, *STRONGEST, *bare)) | {"gains": gains(hits, pairs)}

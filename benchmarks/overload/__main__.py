@@ -15,23 +15,21 @@ from benchmarks.harness.report import Figure, Report
 from benchmarks.overload.driver import (
     GRPC_FEW,
     GRPC_MANY,
+    MODEL_BOUND_BATCH,
+    NEIGHBOURS,
     REST_FEW,
     REST_MANY,
+    ROUTER_BOUND_BATCH,
     Case,
     CpuUsage,
     Generator,
+    Target,
     generator,
+    neighbours,
+    serve_echo,
     watch_cpu,
 )
 from benchmarks.overload.outcomes import OfferSummary
-from benchmarks.overload.targets import (
-    MODEL_BOUND_BATCH,
-    NEIGHBOURS,
-    ROUTER_BOUND_BATCH,
-    Target,
-    neighbours,
-    serve_echo,
-)
 from trimtab.options import console
 
 ALL_CASES = (REST_FEW, REST_MANY, GRPC_FEW, GRPC_MANY)

@@ -15,18 +15,25 @@ from benchmarks.harness.options import find_trace, paper_parser
 from benchmarks.harness.report import Page, Report, print_table
 from benchmarks.papers.modserve_cluster import (
     ALERT_MONOLITH,
+    ASSUMED,
     DECOUPLED,
+    GPUS,
+    IMAGE_GPUS,
+    MODELS,
     MONOLITH,
     OURS,
     ROUTED,
     SCHEDULED,
+    STEPS,
+    TEXT_GPUS,
     Cluster,
     LatencyFigures,
+    Profile,
     System,
+    draw_mixture,
     sum_up,
 )
 from benchmarks.papers.modserve_day import Day, simulate_day
-from benchmarks.papers.modserve_model import ASSUMED, GPUS, IMAGE_GPUS, MODELS, STEPS, TEXT_GPUS, Profile, draw_mixture
 from trimtab_loadtester.multimodal.rates import HourlyRates, read_hours, read_minutes, synthetic_rates, traffic_of
 from trimtab_loadtester.multimodal.traffic import Traffic
 from trimtab_predictor.trace import TraceError

@@ -13,7 +13,7 @@ SCRIPT = """
 import json, os, sys
 os.sched_setaffinity(0, {int(sys.argv[1])})
 from benchmarks.harness.processors import CLIENT_CORE, SERVER_CORE, pin, pin_threads
-from benchmarks.overload.targets import keep_off_servers
+from benchmarks.overload.driver import keep_off_servers
 from benchmarks.overload.driver import watch_cpu
 
 found = []

@@ -13,7 +13,7 @@ PATIENT_SECONDS = 120.0
 GONE_WITHIN_SECONDS = 2.0
 SCRIPT = """
 import psutil, sys
-from benchmarks.overload.targets import neighbours
+from benchmarks.overload.driver import neighbours
 
 with neighbours(1):
     (busy,) = psutil.Process().children()

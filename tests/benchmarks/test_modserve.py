@@ -6,9 +6,18 @@ import numpy as np
 import pytest
 
 from benchmarks.papers.modserve import balanced_texts, max_load, read_day
-from benchmarks.papers.modserve_cluster import DECOUPLED, MONOLITH, OURS, ROUTED, Cluster, sum_up
+from benchmarks.papers.modserve_cluster import (
+    DECOUPLED,
+    INTERNVL,
+    LLAMA,
+    MONOLITH,
+    OURS,
+    ROUTED,
+    Cluster,
+    draw_mixture,
+    sum_up,
+)
 from benchmarks.papers.modserve_day import count_tokens, simulate_day
-from benchmarks.papers.modserve_model import INTERNVL, LLAMA, draw_mixture
 from trimtab_loadtester.multimodal.traffic import Request, Traffic
 
 SYSTEMS = (MONOLITH, DECOUPLED, ROUTED, OURS)
@@ -91,7 +100,7 @@ def test_a_layout_gives_each_pool_what_it_has_to_do():
 
 
 def test_sustained_load_is_found_or_none(monkeypatch):
-    monkeypatch.setattr("benchmarks.papers.modserve_model.REQUESTS", 400)
+    monkeypatch.setattr("benchmarks.papers.modserve_cluster.REQUESTS", 400)
     carried = max_load(ROUTED, LLAMA, (8, 4), 1)
 
     assert 0 < carried < 8 / (0.47 * LLAMA.encode_alone)
@@ -100,7 +109,7 @@ def test_sustained_load_is_found_or_none(monkeypatch):
 
 
 def test_pools_follow_the_load_down_and_up_again(monkeypatch):
-    monkeypatch.setattr("benchmarks.papers.modserve_model.REQUESTS", 400)
+    monkeypatch.setattr("benchmarks.papers.modserve_cluster.REQUESTS", 400)
     found = simulate_day(OURS, INTERNVL, Traffic.split(np.array([1.0] * 12 + [9.0] * 8)), seed=1)
 
     assert found.gpus[11] < found.gpus[0]

@@ -18,10 +18,9 @@ from aiohttp import web
 
 from benchmarks.harness.report import Report
 from benchmarks.overload.__main__ import Phase, measure
-from benchmarks.overload.driver import Case, Generator, watch_cpu
+from benchmarks.overload.driver import Case, Generator, Target, watch_cpu
 from benchmarks.overload.generator import Offer, Protocol, run_offer
 from benchmarks.overload.outcomes import ABANDONED, CONNECTION_CLOSED, GRPC, OK, OfferSummary, Outcomes, summarize
-from benchmarks.overload.targets import Target
 from trimtab_protocol.grpc_messages import method_path
 
 SECONDS, RATE_RPS, PATIENT_SECONDS = 1.0, 300.0, 20.0

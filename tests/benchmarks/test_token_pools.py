@@ -5,7 +5,7 @@ from math import inf
 import numpy as np
 import pytest
 
-from benchmarks.papers.token_pools import CapacityPoint, PoolProfile, Scaling, divide, scale
+from benchmarks.papers.modserve_day import CapacityPoint, PoolProfile, Scaling, divide, scale
 
 
 def a_profile(*points, gpus=1):

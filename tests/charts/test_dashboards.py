@@ -100,8 +100,8 @@ class Talking:
         self._asked = 0
 
     def pending(self) -> dict[str, int]:
-        fields = ("text_tokens", "image_tokens", "waiting", "running", "busy_slots", "slots")
-        fields += ("embedding_bytes", "stored_embeddings")
+        fields = ["text_tokens", "image_tokens", "waiting", "running", "busy_slots", "slots"]
+        fields += ["embedding_bytes", "stored_embeddings"]
         return dict.fromkeys(fields, 2)
 
     def totals(self) -> dict[str, float]:

@@ -65,7 +65,7 @@ MISJUDGED, MISJUDGED_FACTOR = {f"{OURS}, batches × {times:g}": times for times 
 POLICY_OF_METHOD: Mapping[str, str] = dict.fromkeys((NO_ESCALATION, *MISJUDGED), OURS)
 KEYS: Mapping[str, str] = {
     OURS: "ours",
-    NO_ESCALATION: "ours_one_look",
+    NO_ESCALATION: "ours_without_escalation",
     MOSEL: "mosel",
     PLAIN: "allmodalities",
 }

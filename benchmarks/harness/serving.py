@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import psutil
 import yaml
 from numpy.typing import NDArray
 
@@ -147,10 +146,10 @@ class ServedPipeline:
         """The router's process; another one after it was replaced, None while there is none."""
         return None if self.supervisor.router is None else self.supervisor.router.pid
 
-    def replica_url(self, stage: str, variant: str) -> str:
-        """Return the URL of a variant at the stage's only replica, past the router."""
+    def replica_address(self, stage: str) -> str:
+        """Return HOST:PORT of the stage's only replica, past the router."""
         (replica,) = load_endpoints(self.supervisor.replica_manager.site.endpoints_file).stages[stage]
-        return f"http://{replica.address}/v2/models/{variant}"
+        return replica.address
 
     async def follow(self, plan: PipelinePlan) -> None:
         """Have the router follow a plan as the next generation."""
@@ -178,14 +177,6 @@ class ServedPipeline:
         options = AttackOptions(duration_seconds=seconds, seed=seed, max_payloads=max_payloads)
         address = f"127.0.0.1:{self.supervisor.rest_port}"
         return await attack_async(self.pipeline, address, load, options, source=source, arrivals=arrivals)
-
-    def cpu_seconds(self) -> dict[str, float]:
-        """Return the processor time of router, Envoy, replicas and load generator."""
-        fronts = {"router": self.supervisor.router, "envoy": self.supervisor.proxy}
-        pids = {name: front.pid for name, front in fronts.items() if front is not None}
-        pids |= {**self.supervisor.replica_manager.pids, "generator": os.getpid()}
-        times = {name: psutil.Process(pid).cpu_times() for name, pid in pids.items()}
-        return {name: each.user + each.system for name, each in times.items()}
 
 
 @asynccontextmanager

@@ -10,7 +10,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-import aiohttp
 import numpy as np
 from numpy.typing import NDArray
 
@@ -42,6 +41,7 @@ from benchmarks.papers.otas_queries import (
     shares_over_time,
 )
 from trimtab.options import console
+from trimtab_loadtester.clients import RestClient
 from trimtab_loadtester.load_spec import LoadSpec
 from trimtab_loadtester.payloads.interface import Outputs, Payload, Score
 from trimtab_loadtester.results import Results
@@ -50,7 +50,7 @@ from trimtab_pipelines.plan import PipelinePlan, unmeasured_point_plan
 from trimtab_pipelines.profile import PointProfile
 from trimtab_pipelines.spec import InferencePipeline
 from trimtab_pipelines.stages import Pin
-from trimtab_protocol import InferRequest, Tensor, event_loop, rest
+from trimtab_protocol import Tensor, event_loop
 from trimtab_protocol.extensions import OPERATING_POINT, TASK, UTILITY
 from trimtab_router.scheduling.policies.interface import DropPolicy
 from trimtab_training.task_training import LabelledImages
@@ -317,12 +317,9 @@ class Bench:
         folder, pipeline = self.write(method)
         pixels = np.concatenate([self.queries.payload(index).inputs[0].array for index in range(BATCH)])
         async with serve(folder, pipeline, self.plan(method, pipeline), CORES) as served:
-            url = f"{served.replica_url(STAGE, VARIANT)}/infer"
-            async with aiohttp.ClientSession() as session:
-                await rows_per_second(session, url, pixels, WARM_SECONDS)
-                return statistics.median(
-                    [await rows_per_second(session, url, pixels, TURN_SECONDS) for _ in range(TURNS)]
-                )
+            async with RestClient(served.replica_address(STAGE), VARIANT) as client:
+                await rows_per_second(client, pixels, WARM_SECONDS)
+                return statistics.median([await rows_per_second(client, pixels, TURN_SECONDS) for _ in range(TURNS)])
 
     async def serve(self, method: Method, rates: Mapping[str, NDArray[np.float64]]) -> list[ServedLoad]:
         """Serve a method under loads with these rates, one a second."""
@@ -341,18 +338,15 @@ class Bench:
         return ServedLoad(cell, results, deadlines, np.array([QUERIES[kind].utility for kind in kinds]))
 
 
-async def rows_per_second(session: aiohttp.ClientSession, url: str, pixels: NDArray[np.uint8], seconds: float) -> float:
+async def rows_per_second(client: RestClient, pixels: NDArray[np.uint8], seconds: float) -> float:
     """Return the rows a second of full batches that a replica serves one after another at the plain point."""
     inputs = (Tensor.of("image", pixels), Tensor.of("task", np.zeros(len(pixels), np.int64)))
-    request = InferRequest(model_name="direct", inputs=inputs, parameters={OPERATING_POINT: PLAIN_POINT})
-    buffers, length = rest.encode_request(request)
-    headers = {rest.HEADER_LENGTH: str(length), "Content-Type": rest.BINARY_CONTENT_TYPE}
-    body = b"".join(bytes(buffer) for buffer in buffers)
+    body = client.encode(inputs, (), {OPERATING_POINT: PLAIN_POINT, "binary_data_output": True})
     served, began = 0, time.perf_counter()
     while (now := time.perf_counter()) - began < seconds:
-        async with session.post(url, data=body, headers=headers) as response:
-            response.raise_for_status()
-            await response.read()
+        response = await client.send(body)
+        if response.message is None:
+            raise RuntimeError(f"the replica responded {response.code}: {response.detail}")
         served += len(pixels)
     return served / (now - began)
 

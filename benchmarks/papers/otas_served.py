@@ -316,10 +316,12 @@ class Bench:
         method = Method("capacity", "SlackFit")
         folder, pipeline = self.write(method)
         pixels = np.concatenate([self.queries.payload(index).inputs[0].array for index in range(BATCH)])
-        async with serve(folder, pipeline, self.plan(method, pipeline), CORES) as served:
-            async with RestClient(served.replica_address(STAGE), VARIANT) as client:
-                await rows_per_second(client, pixels, WARM_SECONDS)
-                return statistics.median([await rows_per_second(client, pixels, TURN_SECONDS) for _ in range(TURNS)])
+        async with (
+            serve(folder, pipeline, self.plan(method, pipeline), CORES) as served,
+            RestClient(served.replica_address(STAGE), VARIANT) as client,
+        ):
+            await rows_per_second(client, pixels, WARM_SECONDS)
+            return statistics.median([await rows_per_second(client, pixels, TURN_SECONDS) for _ in range(TURNS)])
 
     async def serve(self, method: Method, rates: Mapping[str, NDArray[np.float64]]) -> list[ServedLoad]:
         """Serve a method under loads with these rates, one a second."""

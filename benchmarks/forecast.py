@@ -13,6 +13,7 @@ from benchmarks.forecast_windows import (
     LSTM,
     REACTIVE,
     SERVED,
+    STRIDE_SECONDS,
     Forecasters,
     Forecasts,
     Load,
@@ -20,13 +21,15 @@ from benchmarks.forecast_windows import (
 )
 from benchmarks.harness.report import Report, print_table
 from trimtab_predictor.context import MEMORY_SECONDS
-from trimtab_predictor.evaluate import LSTM_OVER_AR, STRIDE_SECONDS, require_enough, scaled_load, split
 from trimtab_predictor.lstm import QUANTILES, SHIPPED_WEIGHTS, LstmForecaster, LstmWeights
 from trimtab_predictor.trace import TraceError, read_trace
-from trimtab_predictor.windows import cut_windows
+from trimtab_predictor.windows import WINDOW_SECONDS, cut_windows, hold_back, scaled_load
 
 SMALLEST_FACTOR = 1 / 80
 MAX_FORECAST_SECONDS = 0.005
+LSTM_OVER_AR = 0.83
+MIN_WINDOWS = 20
+HELD_BACK_SECONDS = 3 * 86_400
 TIMED_FORECASTS = 500
 SHOWN = (SERVED, LSTM, AR, REACTIVE)
 COLUMNS = ("load", *SHOWN, "over AR(12)")
@@ -39,7 +42,7 @@ def main() -> int:
     parser.add_argument("--weights", type=Path, default=SHIPPED_WEIGHTS)
     options = parser.parse_args()
     whole = read_trace(options.trace).rps
-    earlier, held_back = (read_trace(options.fit).rps, whole) if options.fit else split(whole)
+    earlier, held_back = (read_trace(options.fit).rps, whole) if options.fit else hold_back(whole, HELD_BACK_SECONDS)
     try:
         _require_windows(earlier, held_back)
     except TraceError as error:
@@ -51,8 +54,12 @@ def main() -> int:
 def _require_windows(earlier: Load, held_back: Load) -> None:
     """Check a load as it is and enlarged, which widens its gaps; a smaller one has the same windows."""
     for factor in (1.0, SMALLEST_FACTOR):
-        fit, score = (cut_windows(scaled_load(part, factor), STRIDE_SECONDS) for part in (earlier, held_back))
-        require_enough(fit, score)
+        fit, score = (len(cut_windows(scaled_load(part, factor), STRIDE_SECONDS)) for part in (earlier, held_back))
+        if min(fit, score) < MIN_WINDOWS:
+            raise TraceError(
+                f"only {fit} windows to fit AR(12) and {score} to score; at least {MIN_WINDOWS} of {WINDOW_SECONDS} "
+                "seconds without a gap are needed in each part"
+            )
 
 
 def _measure(earlier: Load, held_back: Load, weights: LstmWeights) -> Report:

@@ -13,13 +13,13 @@ from numpy.typing import NDArray
 
 from trimtab_adapter.observation import lookback_seconds
 from trimtab_predictor.context import load_context
-from trimtab_predictor.evaluate import STRIDE_SECONDS, ar_forecaster, scaled_load
 from trimtab_predictor.fallback_forecaster import FallbackForecaster
-from trimtab_predictor.features import HISTORY_SECONDS
+from trimtab_predictor.features import BIN_SECONDS, BINS, HISTORY_SECONDS
 from trimtab_predictor.forecaster import HORIZON_SECONDS, smape
 from trimtab_predictor.lstm import QUANTILES, LstmForecaster, LstmWeights, forecast_quantiles
-from trimtab_predictor.windows import WINDOW_SECONDS, cut_windows
+from trimtab_predictor.windows import WINDOW_SECONDS, cut_windows, scaled_load
 
+STRIDE_SECONDS = 10
 DRAWN_SECONDS = 3_600
 DRAWN_LEVELS_RPS = (0.3, 5.0, 60.0, 5000.0)
 LSTM, AR, REACTIVE, SERVED = "LSTM", "AR(12)", "reactive", "LSTM as served"
@@ -101,7 +101,8 @@ class Forecasters:
 
     def __init__(self, earlier: Load, weights: LstmWeights) -> None:
         self._weights = weights
-        self._ar = ar_forecaster(cut_windows(earlier, STRIDE_SECONDS))
+        fit = cut_windows(earlier, STRIDE_SECONDS)
+        self._ar_coefficients, *_ = np.linalg.lstsq(_bin_peaks(fit.histories_rps), fit.peaks_rps, rcond=None)
 
     def forecast(self, load: Load, first: int = 0, end: int | None = None) -> Forecasts:
         """Forecast every ten seconds from `first` until `end`; windows with NaN are left out.
@@ -119,10 +120,15 @@ class Forecasters:
             LSTM: quantiles[:, 0],
             **{f"LSTM P{quantile * 100:.0f}": quantiles[:, k] for k, quantile in enumerate(QUANTILES) if k},
             REACTIVE: histories[:, -HORIZON_SECONDS:].max(axis=1),
-            AR: self._ar(histories),
+            AR: _bin_peaks(histories) @ self._ar_coefficients,
             SERVED: _forecast_as_served(self._weights, load, starts),
         }
         return Forecasts(windows[complete, HISTORY_SECONDS:].max(axis=1), forecasts)
+
+
+def _bin_peaks(histories: Load) -> Load:
+    """Return the inputs of AR(12), [N, 13]: the peak of each ten seconds, and a 1 for the intercept."""
+    return np.pad(histories.reshape(-1, BINS, BIN_SECONDS).max(axis=2), ((0, 0), (0, 1)), constant_values=1.0)
 
 
 def _forecast_as_served(weights: LstmWeights, load: Load, starts: NDArray[np.int64]) -> Load:

@@ -114,20 +114,6 @@ class EscalationThreshold:
     accuracy: float
 
 
-def escalation_curve(pairs: PairedConfidence, shares: Sequence[float]) -> list[EscalationThreshold]:
-    """Accuracy after escalating these shares, 0…1, of the rows: the least confident ones."""
-    order = np.argsort(pairs.confidence, kind="stable")
-    confidences = pairs.confidence[order]
-    first, second = pairs.right[order], pairs.right_escalated[order]
-    thresholds = []
-    for share in shares:
-        count = round(share * confidences.size)
-        below = float(confidences[count]) if count < confidences.size else 1.0 + 1.0 / STEPS
-        hits = int(second[:count].sum() + first[count:].sum())
-        thresholds.append(EscalationThreshold(below, count / confidences.size, hits / confidences.size))
-    return thresholds
-
-
 def evaluate_threshold(pairs: PairedConfidence, below: float) -> EscalationThreshold:
     return EscalationThreshold(below, float((pairs.confidence < below).mean()), pairs.hits(below) / pairs.right.size)
 

@@ -8,7 +8,6 @@ from trimtab_pipelines.escalation_thresholds import (
     ConfidenceSample,
     PairedConfidence,
     best_threshold,
-    escalation_curve,
     evaluate_threshold,
     measure_escalations,
     safe_threshold,
@@ -22,25 +21,6 @@ def a_sample(rng, rows, shift=0.0):
     right = rng.random(rows) < confidence
     right_escalated = np.where(rng.random(rows) < 0.9, right | (rng.random(rows) < 0.5), rng.random(rows) < 0.8)
     return PairedConfidence(confidence, right, right_escalated)
-
-
-def test_escalation_curve_ends_at_the_second_points_accuracy():
-    pairs = a_sample(np.random.default_rng(0), 4000)
-    found = escalation_curve(pairs, [0.0, 0.1, 0.3, 1.0])
-
-    assert found[0].accuracy == pytest.approx(pairs.right.mean())
-    assert found[-1].accuracy == pytest.approx(pairs.right_escalated.mean())
-    assert found[2].accuracy > found[1].accuracy > found[0].accuracy
-    kept = (found[2].accuracy - found[0].accuracy) / (found[-1].accuracy - found[0].accuracy)
-    assert kept > 0.5, "the least certain 30 % are where most of the gain is"
-
-
-def test_curve_points_match_their_thresholds():
-    pairs = a_sample(np.random.default_rng(1), 1000)
-    (found,) = escalation_curve(pairs, [0.25])
-
-    assert evaluate_threshold(pairs, found.below).share == pytest.approx(found.share)
-    assert evaluate_threshold(pairs, found.below).accuracy == pytest.approx(found.accuracy)
 
 
 def test_safe_threshold_keeps_its_floor_with_its_confidence():

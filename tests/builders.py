@@ -56,40 +56,45 @@ def a_pipeline(stages: Sequence[dict[str, Any]] | int = 1, **changes: Any) -> In
     return InferencePipeline.model_validate(a_pipeline_document(stages, **changes))
 
 
+def an_echo_pipeline(*stages: Sequence[dict[str, Any]], annotations: dict[str, str] | None = None) -> InferencePipeline:
+    """One stage or two of these variants, whose tensors have any length."""
+    outputs = [{"name": "y", "datatype": "FP32", "shape": [-1]}]
+    sources = (("first", "request.inputs.x"), ("second", "first.outputs.y"))
+    chain = [
+        a_stage(*named, outputs=outputs, variants=list(variants))
+        for named, variants in zip(sources, stages, strict=False)
+    ]
+    document = a_pipeline_document(chain, inputs=[{"name": "x", "datatype": "FP32", "shape": [-1]}])
+    document["metadata"] = {"name": "echoes", "annotations": annotations or {}}
+    return InferencePipeline.model_validate(document)
+
+
 def a_point_profile(
     variant: str = "small", constant_seconds: float = 0.004, linear_seconds: float = 0.002, cores: float = 1.0
 ) -> PointProfile:
     """A profile that follows constant + linear × batch exactly."""
     fit = LatencyFit(quadratic=0, linear=linear_seconds, constant=constant_seconds, mean_relative_error=0)
-    measurements = tuple(
-        Measurement(
-            batch_size=batch,
-            latency_seconds_mean=fit.seconds(batch),
-            latency_seconds_p50=fit.seconds(batch),
-            latency_seconds_p99=fit.seconds(batch),
-            throughput_rps=batch / fit.seconds(batch),
-            batches=100,
-        )
-        for batch in BATCH_SIZES
-    )
+    measurements = tuple(a_measurement(size, fit.seconds(size), 1.0) for size in BATCH_SIZES)
     return PointProfile(variant=variant, cores=cores, measurements=measurements, fit=fit)
 
 
-def a_measured_profile(seconds_by_size: dict[int, float]) -> PointProfile:
-    """A profile of these mean seconds by batch size, p99 a fifth above, with the law that is fitted to them."""
-    measurements = tuple(
-        Measurement(
-            batch_size=size,
-            latency_seconds_mean=seconds,
-            latency_seconds_p50=seconds,
-            latency_seconds_p99=1.2 * seconds,
-            throughput_rps=size / seconds,
-            batches=100,
-        )
-        for size, seconds in seconds_by_size.items()
+def a_measurement(batch_size: int, seconds: float, p99_ratio: float = 1.2) -> Measurement:
+    """Full batches back to back: throughput follows from the mean latency."""
+    return Measurement(
+        batch_size=batch_size,
+        latency_seconds_mean=seconds,
+        latency_seconds_p50=seconds,
+        latency_seconds_p99=p99_ratio * seconds,
+        throughput_rps=batch_size / seconds,
+        batches=100,
     )
+
+
+def a_measured_profile(seconds_by_size: dict[int, float], variant: str = "small", cores: float = 1.0) -> PointProfile:
+    """A profile of these mean seconds by batch size, p99 a fifth above, with the law that is fitted to them."""
+    measurements = tuple(a_measurement(size, seconds) for size, seconds in seconds_by_size.items())
     fit = fit_latency(list(seconds_by_size), list(seconds_by_size.values()))
-    return PointProfile(variant="small", cores=1.0, measurements=measurements, fit=fit)
+    return PointProfile(variant=variant, cores=cores, measurements=measurements, fit=fit)
 
 
 def a_profile(stage: str, points: Sequence[PointProfile], pipeline: str = "sample") -> ModelProfile:

@@ -14,10 +14,9 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from trimtab_adapter.control_loop import ControlLoop, LoadSources
-from trimtab_adapter.files import DecisionLog, FileConfigSource, FilePlanPublisher
+from trimtab_adapter.files import FileConfigSource, FilePlanPublisher
 from trimtab_adapter.forecasting import PlayedTrace, forecaster_for
-from trimtab_adapter.load_sources import LoadSource, RouterSource
-from trimtab_adapter.prometheus import PrometheusSource
+from trimtab_adapter.load_sources import LoadSource, PrometheusSource, RouterSource
 from trimtab_pipelines.documents import DocumentError
 from trimtab_predictor.metrics_client import PrometheusServer, open_session, tls_context
 
@@ -31,18 +30,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
     logging.basicConfig(level=logging.INFO, format="%(asctime)s adapter %(levelname)s %(message)s", stream=sys.stderr)
     try:
         if options.cluster:
-            return _adapt_cluster(options)
-        asyncio.run(_adapt(options, FileConfigSource(options.pipeline, options.profiles)))
+            from trimtab_adapter.cluster.main import adapt_cluster  # noqa: PLC0415 (an extra: files need no Kubernetes)
+
+            problem = asyncio.run(adapt_cluster(options))
+        else:
+            problem = ""
+            asyncio.run(_adapt(options, FileConfigSource(options.pipeline, options.profiles)))
     except DocumentError as error:
-        sys.stderr.write(f"{error}\n")
-        return 2
-    return 0
-
-
-def _adapt_cluster(options: argparse.Namespace) -> int:
-    from trimtab_adapter.cluster.main import adapt_cluster  # noqa: PLC0415 (an extra: files need no Kubernetes)
-
-    problem = asyncio.run(adapt_cluster(options))
+        problem = str(error)
     if problem:
         sys.stderr.write(f"{problem}\n")
     return 2 if problem else 0
@@ -61,7 +56,7 @@ async def _adapt(options: argparse.Namespace, config: FileConfigSource) -> None:
             loads = PrometheusSource(server, pipeline.metadata.namespace, pipeline.name)
         if loads is None:
             raise RuntimeError("neither --router nor --prometheus was given")
-        publisher = FilePlanPublisher(options.plan, DecisionLog(options.decisions))
+        publisher = FilePlanPublisher(options.plan, options.decisions)
         trace = None if options.trace is None else PlayedTrace(options.trace, options.trace_start or time.time())
         forecaster = forecaster_for(pipeline.spec.adaptation, trace)
         heartbeats = asyncio.create_task(_send_heartbeats()) if options.heartbeat else None

@@ -17,7 +17,8 @@ from typing import Protocol
 from trimtab_adapter.controller import Controller, Decided, Tick, outgrows_plan
 from trimtab_adapter.load_sources import LoadSource, StateSource
 from trimtab_adapter.observation import Load
-from trimtab_adapter.planning.decide import PlanningError, PlanningInputs, initial_inputs
+from trimtab_adapter.planning.decide import PlanningInputs, initial_inputs
+from trimtab_adapter.planning.planning_problem import PlanningError
 from trimtab_pipelines.plan import ForecastRecord, PipelinePlan
 from trimtab_pipelines.profile import ModelProfile
 from trimtab_pipelines.router_state import HISTORY_SECONDS, RecentRequests
@@ -45,20 +46,12 @@ class LoadSources:
 class ConfigSource(Protocol):
     """Source of the pipeline and profiles that decisions use."""
 
-    @property
-    def pipeline(self) -> InferencePipeline:
-        """The pipeline, its budget limited to what is schedulable."""
-        ...
-
-    @property
-    def profiles(self) -> Mapping[str, ModelProfile]:
-        """The profiles by stage."""
-        ...
-
-    @property
-    def remark(self) -> str:
-        """How the pipeline differs from the user's document, for the explanation; else empty."""
-        ...
+    pipeline: InferencePipeline
+    """Its budget is limited to what is schedulable."""
+    profiles: Mapping[str, ModelProfile]
+    """By stage."""
+    remark: str
+    """How the pipeline differs from the user's document, for the explanation; else empty."""
 
     def refresh(self) -> str | None:
         """Load changes; return the error, or None."""

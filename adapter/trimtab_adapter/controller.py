@@ -133,10 +133,7 @@ class Controller:
         load: Load,
         state: State,
     ) -> PipelinePlan:
-        """Decide once.
-
-        Raises ObservationError if the load is unknown, PlanningError if no plan exists.
-        """
+        """Decide once. Raises ObservationError if the load is unknown, PlanningError if no plan exists."""
         self.update(state)
         adaptation, now_seconds = pipeline.spec.adaptation, load.now_seconds
         forecast = self.forecast(load, now_seconds, adaptation, current)

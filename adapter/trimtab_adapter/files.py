@@ -45,22 +45,11 @@ def _file(path: Path, name: str) -> Path:
     return path / name if path.is_dir() else path
 
 
-class DecisionLog:
-    """Appends decisions; when full, drops the older half."""
-
-    def __init__(self, path: Path, max_bytes: int = MAX_LOG_BYTES) -> None:
-        self._lines = JsonLinesFile(path, max_bytes)
-
-    def append(self, plan: PipelinePlan) -> None:
-        """Append one decision; raises OSError if the write fails."""
-        self._lines.append(plan.model_dump_json(by_alias=True, exclude_none=True))
-
-
 class FilePlanPublisher:
-    """A plan file, replaced atomically, and a log of all decisions."""
+    """A plan file, replaced atomically, and a log of all decisions, of which the older half is dropped when full."""
 
-    def __init__(self, plan: Path, decision_log: DecisionLog) -> None:
-        self._path, self._decision_log = plan, decision_log
+    def __init__(self, plan: Path, decision_log: Path) -> None:
+        self._path, self._decision_log = plan, JsonLinesFile(decision_log, MAX_LOG_BYTES)
         self._written: PipelinePlan | None = None
 
     def adopt(self, pipeline: InferencePipeline, own: PipelinePlan | None) -> PipelinePlan | None:
@@ -73,26 +62,20 @@ class FilePlanPublisher:
             log.warning("%s; starting from a first plan", error)
             return None
         if plan.spec.pipeline != pipeline.name:
-            log.warning(
-                "%s is a plan of %s, not of %s; starting from a first plan",
-                self._path,
-                plan.spec.pipeline,
-                pipeline.name,
-            )
+            owner = plan.spec.pipeline
+            log.warning("%s is a plan of %s, not of %s; starting from a first plan", self._path, owner, pipeline.name)
             return None
         self._written = plan
         return plan
 
     async def publish(self, plan: PipelinePlan) -> None:
         """Write the plan if it differs from the last one written."""
-        if (
-            self._written is None
-            or actionable_fields(plan) != actionable_fields(self._written)
-            or not self._path.exists()
-        ):
-            write_json(self._path, plan)
-            self._written = plan
-            log.info("plan %s: %s", plan.spec.generation, plan.spec.explanation.change)
+        written = self._written
+        if written and actionable_fields(plan) == actionable_fields(written) and self._path.exists():
+            return
+        write_json(self._path, plan)
+        self._written = plan
+        log.info("plan %s: %s", plan.spec.generation, plan.spec.explanation.change)
 
     async def propose(self, plan: PipelinePlan) -> None:
         """Nothing: the decision log reports it."""
@@ -101,14 +84,12 @@ class FilePlanPublisher:
         """Append the decision to the log."""
         if tick.plan is None or tick.decided == "paused":
             return
-        plan = with_hold_reason(tick.plan, tick) if tick.decided == "held" else tick.plan
+        plan = tick.plan
+        if tick.decided == "held":
+            explanation = plan.spec.explanation.model_copy(update={"change": f"held: {tick.problem}"})
+            spec = plan.spec.model_copy(update={"explanation": explanation, "created_at": tick.now_seconds})
+            plan = plan.model_copy(update={"spec": spec})
         try:
-            self._decision_log.append(plan)
+            self._decision_log.append(plan.model_dump_json(by_alias=True, exclude_none=True))
         except OSError as error:
             log.warning("the decision log cannot be written: %s", error)
-
-
-def with_hold_reason(plan: PipelinePlan, tick: Tick) -> PipelinePlan:
-    explanation = plan.spec.explanation.model_copy(update={"change": f"held: {tick.problem}"})
-    spec = plan.spec.model_copy(update={"explanation": explanation, "created_at": tick.now_seconds})
-    return plan.model_copy(update={"spec": spec})

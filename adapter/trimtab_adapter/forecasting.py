@@ -4,7 +4,6 @@ If a forecaster fails or returns an impossible value, the reactive forecast repl
 """
 
 import logging
-import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -41,7 +40,13 @@ def forecaster_for(adaptation: Adaptation, trace: PlayedTrace | None) -> Forecas
         case "Reactive":
             return ReactiveForecaster()
         case "Oracle":
-            return _oracle(trace)
+            if trace is None:
+                return ReactiveForecaster("the oracle has no trace")
+            try:
+                load = read_trace(trace.path, zeros_are_gaps=False)
+            except TraceError as error:
+                return ReactiveForecaster(f"the oracle's trace is invalid: {error}")
+            return OracleForecaster(load, offset_seconds=-trace.start_seconds)
 
 
 class TrainedWeights:
@@ -61,17 +66,13 @@ class TrainedWeights:
         if stamp == self._stamp:
             return
         self._stamp = stamp
-        if self._path is None or stamp is None:
-            self._lstm = None
-            self.version += 1
-            return
         try:
-            self._lstm = LstmForecaster(LstmWeights.load(self._path))
+            self._lstm = None if self._path is None or stamp is None else LstmForecaster(LstmWeights.load(self._path))
         except WeightsError as error:
             log.warning("%s; the weights in use stay", error)
             return
         self.version += 1
-        log.info("forecasting with the weights of %s", self._path)
+        log.info("forecasting with the weights of %s", "this release" if self._lstm is None else self._path)
 
     def forecaster(self, history: LoadHistory) -> Forecaster:
         return shipped_forecaster(history=history) if self._lstm is None else FallbackForecaster(self._lstm, history)
@@ -87,12 +88,7 @@ def file_stamp(path: Path) -> tuple[int, int] | None:
 
 
 class CurrentForecaster:
-    """The forecaster a pipeline currently asks for, rebuilt when the choice or the weights change.
-
-    The load history outlives it.
-    """
-
-    name = "current"
+    """The forecaster a pipeline asks for, rebuilt when the choice or the weights change; the load history stays."""
 
     def __init__(self, adaptation: Callable[[], Adaptation], weights: TrainedWeights) -> None:
         self._adaptation, self._weights = adaptation, weights
@@ -109,15 +105,6 @@ class CurrentForecaster:
             self._inner = self._weights.forecaster(self._history) if trained else forecaster_for(adaptation, None)
             self._built_for = key
         return self._inner.forecast(history_rps, now_seconds)
-
-
-def _oracle(trace: PlayedTrace | None) -> Forecaster:
-    if trace is None:
-        return ReactiveForecaster("the oracle has no trace")
-    try:
-        return OracleForecaster(read_trace(trace.path, zeros_are_gaps=False), offset_seconds=-trace.start_seconds)
-    except TraceError as error:
-        return ReactiveForecaster(f"the oracle's trace is invalid: {error}")
 
 
 def forecast_record(forecaster: Forecaster, load: Load, adaptation: Adaptation) -> ForecastRecord:
@@ -154,16 +141,14 @@ def not_below(planned: ForecastRecord | None, forecast: ForecastRecord, missing:
 
 
 def _ask(forecaster: Forecaster, load: Load) -> Forecast:
+    """The forecast; the last maximum with the reason if the forecaster fails or its forecast is impossible."""
     try:
         forecast = forecaster.forecast(load.history_rps, load.now_seconds)
+        if 0 <= forecast.peak_rps <= MAX_RPS:
+            return forecast
+        reason = f"{forecast.source} forecast {forecast.peak_rps} requests/s, which is invalid"
+        log.warning("%s", reason)
     except Exception as error:
         log.exception("forecast failed; using the last maximum")
-        return _last_maximum(load, f"the forecaster failed: {type(error).__name__}: {error}")
-    if math.isfinite(forecast.peak_rps) and 0 <= forecast.peak_rps <= MAX_RPS:
-        return forecast
-    log.warning("forecast of %s requests/s from %s rejected", forecast.peak_rps, forecast.source)
-    return _last_maximum(load, f"{forecast.source} forecast {forecast.peak_rps} requests/s, which is invalid")
-
-
-def _last_maximum(load: Load, reason: str) -> Forecast:
+        reason = f"the forecaster failed: {type(error).__name__}: {error}"
     return reactive(np.asarray(load.history_rps, dtype=np.float64), reason)

@@ -137,9 +137,11 @@ def read_state(content: object) -> State:
         if stage.service_ratio is not None and stage.variant:
             ratios[name, stage.variant] = _within(stage.service_ratio, f"{where}.service_ratio", 0.0, math.inf)
         accuracies |= _drifted(name, stage, where)
-        registered_accuracies |= _registered_accuracies(
-            name, stage.registered_accuracies, f"{where}.registered_accuracies"
-        )
+        for variant, by_point in stage.registered_accuracies.items():
+            for point, by_task in by_point.items():
+                field = f"{where}.registered_accuracies.{variant}.{point}"
+                accuracy_by_task = {task: _accuracy(reported, f"{field}.{task}") for task, reported in by_task.items()}
+                registered_accuracies[name, variant, point] = accuracy_by_task
     if document.served is not None:
         _within(document.served.p99_seconds or 0.0, "state.served.p99_seconds", 0.0, 1e6)
         _within(document.served.accuracy or 0.0, "state.served.accuracy", 0.0, 1.0)
@@ -147,28 +149,14 @@ def read_state(content: object) -> State:
 
 
 def _drifted(name: str, stage: StageState, where: str) -> dict[AccuracyKey, float]:
-    reported = [(p, "", f"drifted_accuracies.{p}", accuracy) for p, accuracy in stage.drifted_accuracies.items()]
-    reported += [
-        (p, task, f"drifted_by_task.{p}.{task}", accuracy)
-        for p, by_task in stage.drifted_by_task.items()
-        for task, accuracy in by_task.items()
-    ]
-    return {
-        (name, stage.variant, point, task): _within(accuracy, f"{where}.{field}", 0.0, 1.0)
-        for point, task, field, accuracy in reported
-    }
-
-
-def _registered_accuracies(
-    stage: str, document: Mapping[str, Mapping[str, Mapping[str, RegisteredAccuracy]]], where: str
-) -> dict[tuple[str, str, str], Mapping[str, Accuracy]]:
-    return {
-        (stage, variant, point): {
-            task: _accuracy(accuracy, f"{where}.{variant}.{point}.{task}") for task, accuracy in by_task.items()
-        }
-        for variant, by_point in document.items()
-        for point, by_task in by_point.items()
-    }
+    drifted = {}
+    for point, accuracy in stage.drifted_accuracies.items():
+        drifted[name, stage.variant, point, ""] = _within(accuracy, f"{where}.drifted_accuracies.{point}", 0.0, 1.0)
+    for point, by_task in stage.drifted_by_task.items():
+        for task, accuracy in by_task.items():
+            field = f"{where}.drifted_by_task.{point}.{task}"
+            drifted[name, stage.variant, point, task] = _within(accuracy, field, 0.0, 1.0)
+    return drifted
 
 
 def _accuracy(document: RegisteredAccuracy, where: str) -> Accuracy:

@@ -8,7 +8,7 @@ from typing import Any
 from rich.table import Table
 
 from trimtab.options import terminal_table
-from trimtab_adapter.planning.decide import with_enlarged_batches
+from trimtab_adapter.planning.batch_enlargement import enlarge_batches
 from trimtab_adapter.planning.explain import describe_option
 from trimtab_adapter.planning.planning_problem import PlanningProblem
 from trimtab_adapter.planning.relaxation import PlanSolution
@@ -41,12 +41,12 @@ class PlanView:
 
     @property
     def sensitivities(self) -> list[Sensitivity]:
-        return sensitivities(self.solution, partial(with_enlarged_batches, self.problem))
+        return sensitivities(self.solution, partial(enlarge_batches, self.problem))
 
 
 def plan_estimate(problem: PlanningProblem, solved: PlanSolution) -> PlanEstimate:
     """Estimate the plan that a solution becomes."""
-    return estimate(solved.program, with_enlarged_batches(problem, solved.program, solved.solution.choice))
+    return estimate(solved.program, enlarge_batches(problem, solved.program, solved.solution.choice))
 
 
 def stage_rows(pipeline: InferencePipeline, plan: PipelinePlan) -> Rows:

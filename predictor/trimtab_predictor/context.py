@@ -76,10 +76,7 @@ def _peaks(rps: NDArray[np.float64]) -> NDArray[np.float64]:
 
 
 def _recurring(rps: NDArray[np.float64], moments: NDArray[np.int64]) -> NDArray[np.float64]:
-    """The mean change over the known earlier moments, shrunk towards 0 by one moment without change.
-
-    A single hour proves little.
-    """
+    """The mean change over the known earlier moments, shrunk to 0 by one without change: one hour proves little."""
     at = moments[:, None] - _LAGS
     seen = np.where(at >= 0, peak_changes(rps)[np.maximum(at, 0)], np.nan)
     known = np.isfinite(seen)

@@ -33,31 +33,17 @@ MIN_OBSERVED_SECONDS = 15
 
 
 @dataclass(frozen=True, slots=True)
-class _Pending:
-    """Two forecasts whose time has not passed."""
-
-    made_at_seconds: float
-    reactive: Forecast
-    lstm: Forecast | None
-
-
-@dataclass(frozen=True, slots=True)
 class _ForecastScore:
-    """The errors of two forecasts of the same moment, each 0 to 2; their mean over many is the SMAPE.
+    """A forecast compared to the peak that came."""
 
-    `reach`: distance of the peak above the median, in units of the distance from median to checked quantile.
-    """
-
-    reactive_error: float
-    reactive_reach: float
-    lstm_error: float | None = None
-    lstm_reach: float | None = None
+    error: float
+    """0 to 2; the mean over many forecasts is the SMAPE."""
+    reach: float
+    """Distance of the peak above the median, in units of the distance from median to checked quantile."""
 
 
 class FallbackForecaster:
     """The LSTM while it is at least as good as the reactive forecast, which replaces it otherwise."""
-
-    name = "guarded"
 
     def __init__(
         self, lstm: LstmForecaster | None, history: LoadHistory | None = None, *, without_lstm: str = "no LSTM given"
@@ -66,8 +52,10 @@ class FallbackForecaster:
         self._lstm = lstm
         self._without_lstm = without_lstm
         self._history = history or LoadHistory()
-        self._pending: deque[_Pending] = deque()
-        self._scores: deque[_ForecastScore] = deque(maxlen=RECENT_FORECASTS)
+        self._pending: deque[tuple[float, Forecast, Forecast | None]] = deque()
+        """Time, reactive forecast and LSTM's of moments that have not passed."""
+        self._scores: deque[tuple[_ForecastScore, _ForecastScore | None]] = deque(maxlen=RECENT_FORECASTS)
+        """Of the same, once they have."""
         self._last: Forecast | None = None
 
     def forecast(self, history_rps: ArrayLike, now_seconds: float) -> Forecast:
@@ -84,16 +72,15 @@ class FallbackForecaster:
             last_peak_rps = self._last.peak_rps if self._last else 0.0
             return replace(fallback, peak_rps=last_peak_rps, recent_error=self._reactive_error())
         lstm, shortfall = self._ask_lstm(remembered, now_seconds)
-        if not self._pending or self._pending[-1].made_at_seconds < now_seconds:
-            self._pending.append(_Pending(now_seconds, fallback, lstm))
+        if not self._pending or self._pending[-1][0] < now_seconds:
+            self._pending.append((now_seconds, fallback, lstm))
         self._last = self._widen(self._choose(fallback, lstm, shortfall))
         return self._last
 
     def _widen(self, chosen: Forecast) -> Forecast:
         """Widen the quantiles if recent peaks exceeded them more often than chance allows."""
-        of_lstm = chosen.source == "lstm"
-        reaches = [score.lstm_reach if of_lstm else score.reactive_reach for score in self._scores]
-        factor = widening_factor([reach for reach in reaches if reach is not None])
+        scores = [lstm if chosen.source == "lstm" else fallback for fallback, lstm in self._scores]
+        factor = widening_factor([score.reach for score in scores if score is not None])
         if factor == 1.0:
             return chosen
         stretched = tuple((q, chosen.peak_rps + factor * (rps - chosen.peak_rps)) for q, rps in chosen.quantiles)
@@ -110,8 +97,7 @@ class FallbackForecaster:
         fallback = replace(fallback, recent_error=self._reactive_error())
         if lstm is None:
             return replace(fallback, reason="; ".join(filter(None, (shortfall, fallback.reason))))
-        scores = [score for score in self._scores if score.lstm_error is not None]
-        pairs = [(score.lstm_error, score.reactive_error) for score in scores if score.lstm_error is not None]
+        pairs = [(of_lstm.error, of_fallback.error) for of_fallback, of_lstm in self._scores if of_lstm is not None]
         if not pairs:
             return replace(lstm, reason="two minutes of history; no forecast scored yet")
         lstm_error, reactive_error = (float(error) for error in np.mean(pairs, axis=0))
@@ -122,20 +108,21 @@ class FallbackForecaster:
         return replace(lstm, reason=f"{verdict} {compared}", recent_error=lstm_error)
 
     def _reactive_error(self) -> float | None:
-        return float(np.mean([score.reactive_error for score in self._scores])) if self._scores else None
+        return float(np.mean([score.error for score, _ in self._scores])) if self._scores else None
 
     def _score(self, history: NDArray[np.float64], now_seconds: float) -> None:
-        if self._pending and now_seconds < self._pending[-1].made_at_seconds:
+        if self._pending and now_seconds < self._pending[-1][0]:
             self._pending.clear()  # the clock went back, so the forecast seconds are unknown
         while self._pending:
-            elapsed = round(now_seconds - self._pending[0].made_at_seconds)
+            elapsed = round(now_seconds - self._pending[0][0])
             if elapsed < HORIZON_SECONDS:
                 return
-            due = self._pending.popleft()
+            _, fallback, lstm = self._pending.popleft()
             start = history.size - elapsed
             observed = history[max(start, 0) : max(start + HORIZON_SECONDS, 0)]
             if np.isfinite(observed).sum() >= MIN_OBSERVED_SECONDS:
-                self._scores.append(_score_forecast(due, float(np.nanmax(observed))))
+                peak_rps = float(np.nanmax(observed))
+                self._scores.append((_score(fallback, peak_rps), None if lstm is None else _score(lstm, peak_rps)))
 
 
 def widening_factor(reaches: Sequence[float]) -> float:
@@ -156,19 +143,10 @@ def _standard_error(pairs: Sequence[tuple[float, float]]) -> float:
     return float(differences.std(ddof=1) / np.sqrt(differences.size))
 
 
-def _score_forecast(due: _Pending, actual_rps: float) -> _ForecastScore:
-    error, reach = smape([due.reactive.peak_rps], [actual_rps]), _reach(due.reactive, actual_rps)
-    if due.lstm is None:
-        return _ForecastScore(error, reach)
-    return _ForecastScore(error, reach, smape([due.lstm.peak_rps], [actual_rps]), _reach(due.lstm, actual_rps))
-
-
-def _reach(made: Forecast, actual_rps: float) -> float:
-    distance = made.at(CHECKED_QUANTILE) - made.peak_rps
-    above = actual_rps - made.peak_rps
-    if distance > 0:
-        return above / distance
-    return 0.0 if above <= 0 else MAX_WIDENING
+def _score(forecast: Forecast, actual_rps: float) -> _ForecastScore:
+    above, distance = actual_rps - forecast.peak_rps, forecast.at(CHECKED_QUANTILE) - forecast.peak_rps
+    reach = above / distance if distance > 0 else 0.0 if above <= 0 else MAX_WIDENING
+    return _ForecastScore(smape([forecast.peak_rps], [actual_rps]), reach)
 
 
 def shipped_forecaster(weights: Path = SHIPPED_WEIGHTS, history: LoadHistory | None = None) -> FallbackForecaster:

@@ -33,18 +33,13 @@ class Forecast:
     """Why this source was used."""
     recent_error: float | None = None
     """SMAPE of the source's recent forecasts, 0 to 2; None before the first."""
-    horizon_seconds: int = HORIZON_SECONDS
     is_measured: bool = True
-    """False if no second of the history was observed.
+    """False if no second of the history was observed: missing metrics are not zero load.
 
-    Missing metrics are not zero load: `peak_rps` then repeats the last forecast (0 without one) and must not change a
-    plan.
+    `peak_rps` then repeats the last forecast (0 without one) and must not change a plan.
     """
     quantiles: tuple[tuple[float, float], ...] = ()
-    """(quantile, requests per second), both ascending:
-
-    the peak stays below the second with the probability of the first. Empty if only `peak_rps` is known.
-    """
+    """(probability that the peak stays below, requests per second), ascending; empty if only `peak_rps` is known."""
 
     def at(self, quantile: float) -> float:
         """The peak that is not exceeded with this probability, interpolated between the known quantiles."""
@@ -57,18 +52,11 @@ class Forecast:
 class Forecaster(Protocol):
     """A source of load forecasts."""
 
-    @property
-    def name(self) -> str: ...
-
     def forecast(self, history_rps: ArrayLike, now_seconds: float) -> Forecast:
-        """Forecast the peak of the next 20 seconds.
+        """Forecast the peak of the next 20 seconds from the requests in each of the last S whole seconds [S].
 
-        Args:
-            history_rps: [S], requests in each of the last S whole seconds, newest last; NaN if not measured.
-            now_seconds: the moment the newest second ended, on any steady clock.
-
-        Raises:
-            HistoryError: the history is not one row of numbers from 0 to 10^9.
+        The newest is last, and ended at `now_seconds` on any steady clock; NaN if not measured. Raises HistoryError if
+        the history is not one row of numbers from 0 to 10^9.
         """
         ...
 
@@ -78,28 +66,22 @@ def check_history(history_rps: ArrayLike) -> NDArray[np.float64]:
     try:
         history = np.asarray(history_rps, dtype=np.float64)
     except (TypeError, ValueError):
-        raise HistoryError(
-            "the load history is not a row of numbers; give requests per second, NaN if missing"
-        ) from None
+        message = "the load history is not a row of numbers; give requests per second, NaN if missing"
+        raise HistoryError(message) from None
     if history.ndim != 1:
         raise HistoryError(f"the load history has shape {history.shape}; give one row, [seconds]")
     wrong = np.flatnonzero((history < 0) | (history > MAX_RPS))
     if wrong.size:
-        ago = history.size - int(wrong[0])
-        raise HistoryError(
-            f"the load history holds {history[wrong[0]]:g} requests in the second {ago} s ago; "
-            f"0 to {MAX_RPS:g}, or NaN if not measured, are valid"
-        )
+        held = f"{history[wrong[0]]:g} requests in the second {history.size - int(wrong[0])} s ago"
+        raise HistoryError(f"the load history holds {held}; 0 to {MAX_RPS:g}, or NaN if not measured, are valid")
     return history
 
 
 def smape(forecast_rps: ArrayLike, actual_rps: ArrayLike) -> float:
     """The symmetric mean absolute percentage error as a fraction, 0 (perfect) to 2.
 
-    mean over i of 2·|f_i − a_i| / (|f_i| + |a_i|), pair by pair; a pair of zeros counts as 0.
-
-    Raises:
-        ValueError: shapes differ (numpy would silently compare all pairs), or there is nothing to compare.
+    mean over i of 2·|f_i − a_i| / (|f_i| + |a_i|), pair by pair; a pair of zeros counts as 0. Raises ValueError if the
+    shapes differ (numpy would silently compare all pairs), or there is nothing to compare.
     """
     forecast, actual = np.asarray(forecast_rps, np.float64), np.asarray(actual_rps, np.float64)
     if forecast.shape != actual.shape or forecast.ndim != 1 or not forecast.size:
@@ -114,8 +96,6 @@ class ReactiveForecaster:
     Past and horizon have the same length: on a constant load both peaks then have the same distribution, whereas the
     peak of a shorter past lies below that of a longer future.
     """
-
-    name = "reactive"
 
     def __init__(self, reason: str = "asked for") -> None:
         self._reason = reason
@@ -146,8 +126,6 @@ def _peak_quantiles(peak_rps: float) -> tuple[tuple[float, float], ...]:
 
 class OracleForecaster:
     """Knows the trace being played: the upper bound of any forecaster."""
-
-    name = "oracle"
 
     def __init__(self, trace: Trace, offset_seconds: float = 0.0) -> None:
         """Take the trace as played (sped up and scaled alike); trace second = now_seconds + offset_seconds."""

@@ -70,10 +70,7 @@ class LstmWeights:
 
     @classmethod
     def parse(cls, content: bytes, where: str) -> Self:
-        """Read weights from bytes; nothing in them is executed.
-
-        Raises WeightsError if they are damaged or of another network; the message names their source `where`.
-        """
+        """Read weights from the bytes of `where` without executing anything; raise WeightsError if they do not fit."""
         try:
             with np.load(io.BytesIO(content), allow_pickle=False) as arrays:
                 read = {name: np.asarray(arrays[name], dtype=np.float64) for name in _SHAPES}
@@ -81,9 +78,8 @@ class LstmWeights:
             raise WeightsError(f"forecaster weights {where} cannot be read ({error}); {_CURE}") from error
         for name, shape in _SHAPES.items():
             if read[name].shape != shape or not np.isfinite(read[name]).all():
-                raise WeightsError(
-                    f"forecaster weights {where}: {name} must be {shape} finite numbers, is {read[name].shape}; {_CURE}"
-                )
+                problem = f"{name} must be {shape} finite numbers, is {read[name].shape}"
+                raise WeightsError(f"forecaster weights {where}: {problem}; {_CURE}")
         return cls(**read)
 
     def to_bytes(self) -> bytes:
@@ -130,8 +126,6 @@ def forecast_peaks(weights: LstmWeights, windows_rps: NDArray[np.float64], conte
 class LstmForecaster:
     """Forecasts by the network if the history is sufficient, else reactively with the reason."""
 
-    name = "lstm"
-
     def __init__(self, weights: LstmWeights) -> None:
         self._weights = weights
 
@@ -149,13 +143,10 @@ class LstmForecaster:
         shortfall = self.shortfall(history)
         if shortfall is not None:
             return reactive(history, shortfall)
-        window = _interpolate(history[-HISTORY_SECONDS:])
+        seconds, newest = np.arange(HISTORY_SECONDS), history[-HISTORY_SECONDS:]
+        observed = np.isfinite(newest)
+        window = np.interp(seconds, seconds[observed], newest[observed])
         remembered = history[-MEMORY_SECONDS:]
         context = load_context(remembered, np.array([remembered.size]))
         levels = [float(peak) for peak in forecast_quantiles(self._weights, window[None], context)[0]]
         return Forecast(levels[0], "lstm", "asked for", quantiles=tuple(zip(QUANTILES, levels, strict=True)))
-
-
-def _interpolate(window: NDArray[np.float64]) -> NDArray[np.float64]:
-    observed = np.flatnonzero(np.isfinite(window))
-    return np.interp(np.arange(window.size), observed, window[observed])

@@ -2,8 +2,6 @@
 
 import math
 import time
-from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -29,22 +27,10 @@ Pipeline = tuple[str, str]
 Bins = dict[Pipeline, dict[int, float]]
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class PrometheusHistory:
-    """The load of one pipeline, requests per second [S]; NaN if it was not scraped."""
-
-    namespace: str
-    pipeline: str
-    rps: NDArray[np.float64]
-
-
 async def read_histories(
     url: str, seconds: float, token_file: Path | None = None, certificate_authority: Path | None = None
-) -> list[PrometheusHistory]:
-    """The load of every pipeline over the last seconds; over fewer if there are many pipelines.
-
-    Raises ObservationError if Prometheus does not respond, or has no load.
-    """
+) -> list[NDArray[np.float64]]:
+    """The load [S] of each pipeline in the last seconds, or fewer if there are many; ObservationError without any."""
     async with open_session(TIMEOUT_SECONDS, tls=tls_context(certificate_authority), trust_env=True) as session:
         server = PrometheusServer(session, url, token_file, MAX_RESPONSE_BYTES)
         end = math.floor(time.time() / BIN_SECONDS) * BIN_SECONDS
@@ -55,15 +41,12 @@ async def read_histories(
     if not peaks:
         span = f"the last {seconds / 3600:.0f} hours"
         raise ObservationError(f"{url} has no {ARRIVALS_PEAK_RPS} of {span}; are the routers scraped?", "Missing")
-    return [_rebuild_history(key, values, means.get(key, {})) for key, values in sorted(peaks.items())]
-
-
-def _rebuild_history(key: Pipeline, peaks: Mapping[int, float], means: Mapping[int, float]) -> PrometheusHistory:
-    """Put the bins in a row, missing ones as NaN, from the first that was scraped."""
-    first, last = min(peaks), max(peaks)
-    times = range(first, last + 1, BIN_SECONDS)
-    rps = seconds_of_bins((peaks[at], means[at]) if at in peaks and at in means else _UNKNOWN for at in times)
-    return PrometheusHistory(key[0], key[1], rps)
+    histories = []
+    for pipeline, values in sorted(peaks.items()):
+        times, levels = range(min(values), max(values) + 1, BIN_SECONDS), means.get(pipeline, {})
+        known = ((values[at], levels[at]) if at in values and at in levels else _UNKNOWN for at in times)
+        histories.append(seconds_of_bins(known))
+    return histories
 
 
 async def _first_second(server: PrometheusServer, start: int, end: int) -> int:

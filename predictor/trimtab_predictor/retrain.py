@@ -30,7 +30,7 @@ from trimtab_pipelines.result_line import ResultLine, threshold
 from trimtab_predictor.forecaster import smape
 from trimtab_predictor.load_history import ObservationError
 from trimtab_predictor.lstm import LstmWeights, WeightsError, forecast_peaks
-from trimtab_predictor.prometheus_history import PrometheusHistory, read_histories
+from trimtab_predictor.prometheus_history import read_histories
 from trimtab_predictor.trace import TraceError
 from trimtab_predictor.train import fine_tune
 from trimtab_predictor.windows import Windows, cut_windows, hold_back, synthetic_load
@@ -67,10 +67,7 @@ class WeightsComparison:
 
 
 def compare_weights(old: LstmWeights, new: LstmWeights, held_back: Sequence[NDArray[np.float64]]) -> WeightsComparison:
-    """Compare two networks on held-back loads and on synthetic loads.
-
-    Raises TraceError if the held-back loads have no window without a gap.
-    """
+    """Compare networks on held-back and synthetic loads; raise TraceError without a held-back window."""
     windows = [cut_windows(load, STRIDE_SECONDS) for load in held_back]
     known = [one for one in windows if len(one)]
     if not known:
@@ -80,8 +77,8 @@ def compare_weights(old: LstmWeights, new: LstmWeights, held_back: Sequence[NDAr
 
 
 def _error(weights: LstmWeights, parts: Sequence[Windows]) -> float:
-    said = np.concatenate([forecast_peaks(weights, part.histories_rps, part.context) for part in parts])
-    return smape(said, np.concatenate([part.peaks_rps for part in parts]))
+    forecasts = [forecast_peaks(weights, part.histories_rps, part.context) for part in parts]
+    return smape(np.concatenate(forecasts), np.concatenate([part.peaks_rps for part in parts]))
 
 
 async def weights_in_use(cluster: Cluster, namespace: str, name: str) -> LstmWeights:
@@ -100,29 +97,21 @@ async def weights_in_use(cluster: Cluster, namespace: str, name: str) -> LstmWei
 def config_map(
     namespace: str, name: str, weights: LstmWeights, verdict: WeightsComparison, at_seconds: float
 ) -> dict[str, Any]:
-    accuracy = {
-        "trained_at": rfc3339(at_seconds),
-        "smape": round(verdict.new_error, 5),
-        "smape_of_the_weights_before": round(verdict.old_error, 5),
-    }
+    errors = {"smape": round(verdict.new_error, 5), "smape_of_the_weights_before": round(verdict.old_error, 5)}
     labels = {"app.kubernetes.io/part-of": "trimtab", "app.kubernetes.io/component": "forecaster"}
     return {
         "apiVersion": "v1",
         "kind": "ConfigMap",
         "metadata": {"name": name, "namespace": namespace, "labels": labels},
         "binaryData": {WEIGHTS_KEY: base64.b64encode(weights.to_bytes()).decode()},
-        "data": {"forecast_accuracy.json": json.dumps(accuracy)},
+        "data": {"forecast_accuracy.json": json.dumps({"trained_at": rfc3339(at_seconds)} | errors)},
     }
 
 
-async def retrain(cluster: Cluster, loads: Sequence[PrometheusHistory], namespace: str, name: str) -> WeightsComparison:
-    """Train on loads, compare, and write the weights if they are better.
-
-    Raises TraceError if there is too little load without a gap, ClusterError if the ConfigMap cannot be read or
-    written.
-    """
+async def retrain(cluster: Cluster, loads: list[NDArray[np.float64]], namespace: str, name: str) -> WeightsComparison:
+    """Train on loads, compare, and write the weights if they are better; raises TraceError and ClusterError."""
     old = await weights_in_use(cluster, namespace, name)
-    parts = [hold_back(load.rps) for load in loads]
+    parts = [hold_back(load) for load in loads]
     new = await asyncio.to_thread(fine_tune, old, [learned for learned, _ in parts], EPOCHS)
     verdict = compare_weights(old, new, [held_back for _, held_back in parts])
     if verdict.is_better:
@@ -160,12 +149,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--hours", type=float, default=24 * 14, help="hours of history to read")
     try:
         asyncio.run(run(parser.parse_args(arguments))).print()
-    except (TraceError, ObservationError, DocumentError) as error:
+    except (TraceError, ObservationError, DocumentError, ClusterError) as error:
         sys.stderr.write(f"trimtab_predictor: {error}\n")
-        return 2
-    except ClusterError as error:
-        sys.stderr.write(f"trimtab_predictor: {error}\n")
-        return 1
+        return 1 if isinstance(error, ClusterError) else 2
     return 0
 
 

@@ -37,25 +37,17 @@ class Trace:
         return int(self.rps.size)
 
     def excerpt(self, start_seconds: int, end_seconds: int) -> Self:
-        """Cut out the seconds from start up to, not including, end.
-
-        Raises TraceError if the seconds are not within the trace, or contain no load.
-        """
+        """Cut out the seconds from start to before end; raise TraceError if they are outside or contain no load."""
         if not 0 <= start_seconds < end_seconds <= len(self):
-            raise TraceError(
-                f"{self.name}: cannot cut seconds {start_seconds} to {end_seconds} out of {len(self)}; "
-                "0 <= start < end <= its length must hold"
-            )
+            span = f"seconds {start_seconds} to {end_seconds} out of {len(self)}"
+            raise TraceError(f"{self.name}: cannot cut {span}; 0 <= start < end <= its length must hold")
         cut = self.rps[start_seconds:end_seconds]
         if np.isnan(cut).all():
             raise TraceError(f"{self.name}: all seconds from {start_seconds} to {end_seconds} are missing")
         return type(self)(cut, f"{self.name}[{start_seconds}:{end_seconds}]")
 
     def divided(self, factor: float, *, whole: bool = False) -> Self:
-        """Divide the load; `whole` drops the fraction, as the IPA experiments do with their factor 8.
-
-        Raises TraceError if the factor is not a finite number above 0.
-        """
+        """Divide the load, without fractions if `whole` as IPA does; raise TraceError unless the factor is above 0."""
         if not (np.isfinite(factor) and factor > 0):
             raise TraceError(f"{self.name}: cannot divide by {factor:g}; the factor must be finite and above 0")
         divided = self.rps / factor
@@ -63,11 +55,7 @@ class Trace:
 
 
 def read_trace(path: Path, *, zeros_are_gaps: bool = True) -> Trace:
-    """Read a .csv or .csv.gz file.
-
-    Raises TraceError if the file is missing, not gzip, not text, has negative or fractional numbers or no header, or
-    only gaps.
-    """
+    """Read a .csv or .csv.gz file; raise TraceError if it is missing, damaged, has other lines, or only gaps."""
     lines = _read_lines(path)
     if not lines:
         raise TraceError(f"{path} is empty; {_FORM}")
@@ -106,13 +94,9 @@ def _is_number(line: str) -> bool:
     return True
 
 
-def _is_count(text: str) -> bool:
-    return text.isascii() and text.isdigit()
-
-
 def _count(line: str, number: int, path: Path) -> int:
     text = line.strip()
-    if not _is_count(text):
+    if not (text.isascii() and text.isdigit()):
         problem = "is empty" if not text else f"holds {text[:40]!r}"
         raise TraceError(f"{path}, line {number} {problem}; expected a whole number of at least 0 (0 if missing)")
     # The length is checked first: int() takes unbounded time for a long row of digits.

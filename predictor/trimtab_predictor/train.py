@@ -90,10 +90,7 @@ def learning_pairs(rps: NDArray[np.float64], rng: np.random.Generator) -> Pairs:
 def _windows_by_day(
     rps: NDArray[np.float64], stride_seconds: int, part_seconds: int = DAY_SECONDS
 ) -> Iterator[Windows]:
-    """Cut all windows part by part, each as if the history began with it.
-
-    All at once they would fill a gigabyte, and the network would never see a short history.
-    """
+    """Cut windows part by part, each as if the history began with it; all at once would fill a gigabyte."""
     for start in range(0, rps.size, part_seconds):
         yield cut_windows(rps[start : start + part_seconds + WINDOW_SECONDS - stride_seconds], stride_seconds)
 
@@ -114,19 +111,8 @@ def _concatenate(parts: Sequence[Pairs]) -> Pairs:
     return np.concatenate([inputs for inputs, _ in parts]), np.concatenate([targets for _, targets in parts])
 
 
-def _require_windows(count: int) -> None:
-    if count < MIN_WINDOWS:
-        raise TraceError(
-            f"only {count} windows of {WINDOW_SECONDS} s with load and without a gap to learn from; "
-            f"at least {MIN_WINDOWS} are needed"
-        )
-
-
 def build_network(steps: int, learning_rate: float = FIRST_LEARNING_RATE) -> Any:
-    """The compiled Keras model; the learning rate falls over `steps` batches.
-
-    The dense layer starts at zero: the untrained network is the reactive forecast.
-    """
+    """The compiled Keras model, at first the reactive forecast; its learning rate falls over `steps` batches."""
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
     os.environ.setdefault("KERAS_BACKEND", "tensorflow")
     import keras  # noqa: PLC0415 - takes ten seconds, and only training needs it
@@ -153,62 +139,56 @@ def extract_weights(network: Any) -> LstmWeights:
 
 
 def train(rps: NDArray[np.float64], epochs: int) -> LstmWeights:
-    """Train on a load [S], printing a line per epoch.
-
-    Raises TraceError if too few windows have no gap.
-    """
+    """Train on a load [S], printing a line per epoch. Raises TraceError if too few windows have no gap."""
     rng = np.random.default_rng(SEED)
-    inputs, targets = learning_pairs(rps, rng)
-    _require_windows(len(targets))
-    network = build_network(epochs * len(targets) // BATCH_SIZE)
-    _fit(network, inputs, targets, epochs, rng)
-    return extract_weights(network)
+    return _fit(learning_pairs(rps, rng), epochs, rng)
 
 
 def fine_tune(weights: LstmWeights, loads: Sequence[NDArray[np.float64]], epochs: int) -> LstmWeights:
-    """Continue training from weights, on loads [S] of several pipelines and on synthetic load, against forgetting.
-
-    Raises TraceError if too few windows have no gap.
-    """
+    """Continue training on loads [S] of several pipelines, and on synthetic load against forgetting."""
     rng = np.random.default_rng(SEED)
     seconds = sum(load.size for load in loads)
     stride_seconds = max(1, math.ceil(seconds / MAX_TUNING_WINDOWS))
     parts = [_pairs(one) for load in loads for one in _windows_by_day(load, stride_seconds)]
-    _require_windows(sum(len(targets) for _, targets in parts))
     shapes = synthetic_load(max(min(seconds, MAX_TUNING_WINDOWS) // 2, MIN_WINDOWS), rng)
-    inputs, targets = _concatenate([*parts, *map(_pairs, _windows_by_day(shapes, SYNTHETIC_STRIDE_SECONDS))])
-    epochs = min(epochs, max(1, MAX_TUNING_STEPS * BATCH_SIZE // len(targets)))
-    network = build_network(epochs * len(targets) // BATCH_SIZE, TUNING_LEARNING_RATE)
-    network.set_weights([getattr(weights, field.name) for field in fields(weights)])
-    _fit(network, inputs, targets, epochs, rng)
-    return extract_weights(network)
+    known = sum(len(targets) for _, targets in parts)
+    parts += map(_pairs, _windows_by_day(shapes, SYNTHETIC_STRIDE_SECONDS))
+    return _fit(_concatenate(parts), epochs, rng, known, weights)
 
 
-def _fit(network: Any, inputs: NDArray[np.float32], targets: NDArray[np.float32], epochs: int, rng: Any) -> None:
+def _fit(
+    pairs: Pairs, epochs: int, rng: np.random.Generator, known: int | None = None, weights: LstmWeights | None = None
+) -> LstmWeights:
+    """Train a new network, or continue from weights; raise TraceError if there are too few (`known`) windows."""
+    inputs, targets = pairs
+    windows = len(targets) if known is None else known
+    if windows < MIN_WINDOWS:
+        gapless = f"windows of {WINDOW_SECONDS} s with load and without a gap to learn from"
+        raise TraceError(f"only {windows} {gapless}; at least {MIN_WINDOWS} are needed")
+    if weights is None:
+        network = build_network(epochs * len(targets) // BATCH_SIZE)
+    else:
+        epochs = min(epochs, max(1, MAX_TUNING_STEPS * BATCH_SIZE // len(targets)))
+        network = build_network(epochs * len(targets) // BATCH_SIZE, TUNING_LEARNING_RATE)
+        network.set_weights([getattr(weights, field.name) for field in fields(weights)])
     for epoch in range(1, epochs + 1):
         started = time.perf_counter()
         order = rng.permutation(len(targets))
         fitted = network.fit(inputs[order], targets[order], batch_size=BATCH_SIZE, verbose=0, shuffle=False)
-        took = time.perf_counter() - started
-        _print(f"epoch {epoch} of {epochs}: error of log peak {fitted.history['loss'][0]:.4f}, {took:.1f} s")
+        loss, took = fitted.history["loss"][0], time.perf_counter() - started
+        sys.stdout.write(f"epoch {epoch} of {epochs}: error of log peak {loss:.4f}, {took:.1f} s\n")
+        sys.stdout.flush()
+    return extract_weights(network)
 
 
 def forecast_errors(weights: LstmWeights, windows: Windows) -> tuple[float, float]:
-    """The SMAPE of the network's median and of the reactive forecast.
-
-    Raises TraceError if there is no window.
-    """
+    """The SMAPE of the network's median and of the reactive forecast. Raises TraceError if there is no window."""
     if not len(windows):
         raise TraceError(f"no {WINDOW_SECONDS} s without a gap to score the forecasts on")
     reactive = windows.histories_rps[:, -HORIZON_SECONDS:].max(axis=1)
     forecasts = forecast_peaks(weights, windows.histories_rps, windows.context), reactive
     lstm_error, reactive_error = (smape(forecast, windows.peaks_rps) for forecast in forecasts)
     return lstm_error, reactive_error
-
-
-def _print(line: str) -> None:
-    sys.stdout.write(line + "\n")
-    sys.stdout.flush()
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

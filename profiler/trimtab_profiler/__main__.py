@@ -7,9 +7,11 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from trimtab_kubernetes import Cluster, ClusterError
 from trimtab_model_servers.weights.source import take_credentials
 from trimtab_pipelines.documents import DocumentError, load_pipeline
 from trimtab_pipelines.spec import InferencePipeline
+from trimtab_profiler.kubernetes_job import TaskError, run_task
 from trimtab_profiler.replica import ProfileError
 
 PIPELINES = Path("/opt/trimtab/pipelines")
@@ -35,9 +37,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 async def _run(pipeline: InferencePipeline, folder: Path, task: str) -> str:
     """Run a task; return its error, or an empty string."""
-    from trimtab_kubernetes import Cluster, ClusterError  # noqa: PLC0415 - an extra
-    from trimtab_profiler.kubernetes_job import TaskError, run_task  # noqa: PLC0415 - an extra
-
     try:
         async with await Cluster.connect() as cluster:
             await run_task(cluster, pipeline, folder, task)
@@ -47,9 +46,7 @@ async def _run(pipeline: InferencePipeline, folder: Path, task: str) -> str:
 
 
 def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
-        "trimtab_profiler", description="Measures the variants of a pipeline in a cluster."
-    )
+    parser = argparse.ArgumentParser("trimtab_profiler", description="Measures a pipeline's variants in a cluster.")
     parser.add_argument("--cluster", action="store_true", required=True, help="write ModelProfiles to the cluster")
     parser.add_argument("--pipeline", type=Path, required=True, help="InferencePipeline, a file or its folder")
     parser.add_argument("--namespace", required=True, help="namespace of the pipeline")

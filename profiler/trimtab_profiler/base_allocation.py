@@ -4,7 +4,7 @@ This follows IPA, section 4.1. The published code differs: it multiplies by 25 i
 allocation, and raises allocations with accuracy.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 
 import numpy as np
 
@@ -15,42 +15,33 @@ SLO_FACTOR = 5.0
 
 
 def stage_slo_seconds(points: Iterable[PointProfile], stage: Stage) -> float:
-    """Five times the mean, over the variants, of the mean latency at batch 1 with each variant's declared cores.
-
-    Raises:
-        ValueError: a variant was not measured at batch 1 with the cores it declares.
-    """
+    """Five times the variants' mean latency at batch 1 with their own cores; raise ValueError if one is missing."""
     by_key = {(point.variant, point.operating_point, point.cores): point for point in points}
     latencies = []
     for variant in stage.variants:
         point = by_key.get((variant.name, variant.points[0].name, variant.resources.cpu))
         single = next((m for m in point.measurements if m.batch_size == 1), None) if point else None
         if single is None:
-            raise ValueError(
-                f"stage {stage.name}: variant {variant.name} was not measured at batch 1 "
-                f"with its own {variant.resources.cpu:g} cores"
-            )
+            missing = f"was not measured at batch 1 with its own {variant.resources.cpu:g} cores"
+            raise ValueError(f"stage {stage.name}: variant {variant.name} {missing}")
         latencies.append(single.latency_seconds_mean)
     return SLO_FACTOR * float(np.mean(latencies))
 
 
 def base_allocation(
-    points: Iterable[PointProfile], stage: Stage, slo_seconds: float, threshold_rps: float
+    points: Sequence[PointProfile], stage: Stage, slo_seconds: float, threshold_rps: float
 ) -> Mapping[str, float]:
     """The fewest measured cores with which some batch of a variant meets the SLO at p99 and the threshold throughput.
 
     The first operating point of each variant counts. A variant that never meets them is excluded.
     """
-    allocation: dict[str, float] = {}
-    for point in sorted(points, key=lambda point: point.cores):
-        first = stage.variant(point.variant).points[0].name
-        if (
-            point.operating_point == first
-            and point.variant not in allocation
-            and _meets(point, slo_seconds, threshold_rps)
-        ):
-            allocation[point.variant] = point.cores
-    return {variant.name: allocation[variant.name] for variant in stage.variants if variant.name in allocation}
+    allocation = {}
+    for variant in stage.variants:
+        own = [p for p in points if (p.variant, p.operating_point) == (variant.name, variant.points[0].name)]
+        enough = [point.cores for point in own if _meets(point, slo_seconds, threshold_rps)]
+        if enough:
+            allocation[variant.name] = min(enough)
+    return allocation
 
 
 def _meets(point: PointProfile, slo_seconds: float, threshold_rps: float) -> bool:

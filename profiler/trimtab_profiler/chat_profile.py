@@ -57,19 +57,11 @@ def without_shared_prefix(batch: tuple[Tensor, ...], number: int) -> tuple[Tenso
     )
 
 
-def mean_tokens(outputs: Sequence[Tensor]) -> float:
-    """Mean tokens of an answer, at least one."""
-    return max(_mean(outputs, COMPLETION), 1.0)
-
-
-def mean_prompt_tokens(outputs: Sequence[Tensor]) -> float:
-    """Mean tokens of a prompt, including image tokens in the prompt; at least one."""
-    return max(_mean(outputs, PROMPT), 1.0)
-
-
-def _mean(outputs: Sequence[Tensor], column: int) -> float:
+def mean_tokens(outputs: Sequence[Tensor]) -> tuple[float, float]:
+    """Mean tokens of a prompt, its images included, and of an answer; each at least one."""
     usage = next(tensor.array for tensor in outputs if tensor.name == USAGE)
-    return float(np.mean(usage[:, column]))
+    prompt, answer = np.maximum(usage[:, [PROMPT, COMPLETION]].mean(axis=0), 1.0).tolist()
+    return prompt, answer
 
 
 def _repeat_text(message: Any, times: int) -> Any:
@@ -81,11 +73,12 @@ def _repeat_text(message: Any, times: int) -> Any:
 
 
 def _without_images(messages: Any) -> Any:
-    return [message | {"content": _text(message["content"])} for message in messages]
-
-
-def _text(content: Any) -> Any:
-    return content if isinstance(content, str) else [part for part in content if part["type"] != "image"]
+    return [
+        message | {"content": [part for part in message["content"] if part["type"] != "image"]}
+        if isinstance(message["content"], list)
+        else message
+        for message in messages
+    ]
 
 
 def _map_json(array: NDArray[Any], change: Any) -> NDArray[Any]:

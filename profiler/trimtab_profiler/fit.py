@@ -20,23 +20,21 @@ _SAMPLED_BATCHES = 257
 def fit_latency(batch_sizes: Sequence[int], latencies_seconds: Sequence[float]) -> LatencyFit:
     """Fit the law to mean latencies, one for each distinct batch size.
 
-    One point gives a constant, two a line through both, three or more a parabola.
-
-    Raises:
-        ValueError: no points, a repeated or non-positive batch size, a non-positive latency.
+    One point gives a constant, two a line through both, three or more a parabola. Raises ValueError if there are no
+    points, or a batch size is repeated, or a value is not positive.
     """
     sizes, latencies = np.asarray(batch_sizes, dtype=np.float64), np.asarray(latencies_seconds, dtype=np.float64)
     if sizes.size == 0 or sizes.size != latencies.size:
-        raise ValueError(
-            f"{sizes.size} batch sizes and {latencies.size} latencies; give one latency for each, at least one"
-        )
+        given = f"{sizes.size} batch sizes and {latencies.size} latencies"
+        raise ValueError(f"{given}; give one latency for each, at least one")
     if np.unique(sizes).size != sizes.size or sizes.min() < 1:
         raise ValueError(f"batch sizes {list(batch_sizes)} must be distinct and at least 1")
     if not (np.isfinite(latencies).all() and latencies.min() > 0):
         raise ValueError(f"latencies {list(latencies_seconds)} must be above 0 and finite")
     powers = tuple(range(min(sizes.size, 3)))
     coefficients = _solve(sizes, latencies, powers)
-    if _lowest(coefficients, sizes) <= 0:
+    between = np.linspace(sizes.min(), sizes.max(), _SAMPLED_BATCHES)
+    if np.polynomial.polynomial.polyval(between, coefficients).min() <= 0:
         coefficients = _solve_non_negative(sizes, latencies, powers)
     errors = relative_errors(coefficients, sizes, latencies)
     return LatencyFit(
@@ -65,15 +63,7 @@ def _solve(sizes: Floats, latencies: Floats, powers: Sequence[int]) -> Floats:
 
 def _solve_non_negative(sizes: Floats, latencies: Floats, powers: Sequence[int]) -> Floats:
     """The best fit with non-negative coefficients, found exactly over all subsets of powers."""
-    candidates = [
-        _solve(sizes, latencies, subset)
-        for count in range(1, len(powers) + 1)
-        for subset in combinations(powers, count)
-    ]
+    subsets = (subset for count in range(1, len(powers) + 1) for subset in combinations(powers, count))
+    candidates = [_solve(sizes, latencies, subset) for subset in subsets]
     allowed = [coefficients for coefficients in candidates if coefficients.min() >= 0]
     return min(allowed, key=lambda c: float((relative_errors(c, sizes, latencies) ** 2).sum()))
-
-
-def _lowest(coefficients: Floats, sizes: Floats) -> float:
-    between = np.linspace(sizes.min(), sizes.max(), _SAMPLED_BATCHES)
-    return float(np.polynomial.polynomial.polyval(between, coefficients).min())

@@ -20,9 +20,7 @@ def this_machine(cpuinfo: Path = Path("/proc/cpuinfo"), gpus: Path = Path("/proc
 
 
 def usable_cores() -> int:
-    if hasattr(os, "sched_getaffinity"):
-        return len(os.sched_getaffinity(0))
-    return psutil.cpu_count() or 1
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else psutil.cpu_count() or 1
 
 
 def _accelerator(gpus: Path) -> str | None:
@@ -39,15 +37,14 @@ def _processor(cpuinfo: Path) -> str:
         lines = cpuinfo.read_text().splitlines()
     except OSError:
         lines = []
-    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
+    names = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
     return next(filter(None, names), platform.processor() or platform.machine() or "unknown")
 
 
 def model_identity(variant: Variant, pipeline_folder: Path) -> ModelIdentity:
     """Describe a variant; relative storage URIs start at the pipeline's folder."""
-    return ModelIdentity(
-        family=variant.family, parameters=variant.parameters, weights=_weights(variant, pipeline_folder)
-    )
+    weights = _weights(variant, pipeline_folder)
+    return ModelIdentity(family=variant.family, parameters=variant.parameters, weights=weights)
 
 
 def _weights(variant: Variant, pipeline_folder: Path) -> str:

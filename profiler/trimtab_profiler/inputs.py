@@ -28,11 +28,7 @@ Rows = Mapping[str, Array]
 
 
 def request_rows(pipeline: InferencePipeline, count: int, seed: int = 0) -> dict[str, Array]:
-    """Make `count` rows of every request input from the payloads of the pipeline's annotation, else random ones.
-
-    Raises:
-        ValueError: unknown payloads, or a default dimension that is not a positive integer.
-    """
+    """`count` rows of each request input, random unless an annotation names payloads; ValueError if invalid."""
     kind = synthetic_inputs.payloads_of(pipeline)
     size = synthetic_inputs.default_dimension(pipeline)
     rows = {f"{REQUEST}.inputs.{spec.name}": random_rows(spec, count, size, seed) for spec in pipeline.spec.inputs}
@@ -94,9 +90,8 @@ def stage_rows(pipeline: InferencePipeline, stage: Stage, known: Rows, count: in
     for stage_input in stage.inputs:
         rows = known.get(stage_input.source)
         if rows is None or not len(rows):
-            rows = random_rows(
-                source_of(pipeline.spec, stage_input.source), count, synthetic_inputs.default_dimension(pipeline)
-            )
+            tensor = source_of(pipeline.spec, stage_input.source)
+            rows = random_rows(tensor, count, synthetic_inputs.default_dimension(pipeline))
         gathered[stage_input.name] = rows
     return gathered
 

@@ -7,7 +7,6 @@ import asyncio
 import logging
 import os
 import time
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -35,19 +34,10 @@ class TaskError(Exception):
 async def run_task(
     cluster: Cluster, pipeline: InferencePipeline, folder: Path, task_name: str, options: ProfileOptions | None = None
 ) -> dict[str, ModelProfile]:
-    """Measure a task of a pipeline and write its profiles.
+    """Measure a task of a pipeline, quickly unless `options` are given, and write its profiles.
 
-    Args:
-        cluster: receives the profiles.
-        pipeline: of this Job, with its namespace.
-        folder: base of relative storage URIs.
-        task_name: one of `profile_tasks(pipeline)`.
-        options: default quick.
-
-    Raises:
-        TaskError: no such task or pipeline.
-        ProfileError: a variant cannot be loaded or refuses a batch.
-        ClusterError: the profiles cannot be written.
+    Relative storage URIs start at `folder`. Raises TaskError if there is no such task or pipeline, ProfileError if a
+    variant cannot be loaded or refuses a batch, ClusterError if the profiles cannot be written.
     """
     task = find_task(pipeline, task_name)
     only = task.variants_by_stage
@@ -55,14 +45,14 @@ async def run_task(
     if owner is None:
         raise TaskError(f"InferencePipeline {pipeline.metadata.namespace}/{pipeline.name} does not exist")
     started = time.monotonic()
-    log.info("measuring %s on %d cores, load %.1f", _names(only), usable_cores(), os.getloadavg()[0])
+    names = "; ".join(f"{stage}: {', '.join(variants)}" for stage, variants in only.items())
+    log.info("measuring %s on %d cores, load %.1f", names, usable_cores(), os.getloadavg()[0])
     profiles = await profile(pipeline, folder, options or ProfileOptions.quick(pipeline, only), _log_progress)
     for stage, stage_profile in profiles.items():
         body = profile_body(stage_profile, pipeline, task, owner)
         await _retry(lambda body=body: cluster.apply(body, manager=PROFILER_MANAGER))
-        log.info(
-            "%s: %d points written to ModelProfile %s", stage, len(stage_profile.spec.points), body["metadata"]["name"]
-        )
+        points, name = len(stage_profile.spec.points), body["metadata"]["name"]
+        log.info("%s: %d points written to ModelProfile %s", stage, points, name)
     log.info("done in %.0f s", time.monotonic() - started)
     return profiles
 
@@ -71,9 +61,8 @@ def find_task(pipeline: InferencePipeline, name: str) -> ProfileTask:
     """A task by name; TaskError if there is none."""
     tasks = {task.name: task for task in profile_tasks(pipeline)}
     if name not in tasks:
-        raise TaskError(
-            f"pipeline {pipeline.name} has no profile task {name!r}; its tasks: {', '.join(tasks) or 'none'}"
-        )
+        known = ", ".join(tasks) or "none"
+        raise TaskError(f"pipeline {pipeline.name} has no profile task {name!r}; its tasks: {known}")
     return tasks[name]
 
 
@@ -92,15 +81,9 @@ def profile_body(profile: ModelProfile, pipeline: InferencePipeline, task: Profi
 
 def _log_progress(progress: Progress) -> None:
     measured = progress.measurement
-    log.info(
-        "%d/%d %s %s %s: batch %d in %.1f ms, %.0f rows/s",
-        *(progress.done, progress.total, progress.stage, progress.variant, progress.operating_point),
-        *(measured.batch_size, 1000 * measured.latency_seconds_p50, measured.throughput_rps),
-    )
-
-
-def _names(only: Mapping[str, tuple[str, ...]]) -> str:
-    return "; ".join(f"{stage}: {', '.join(names)}" for stage, names in only.items())
+    what = f"{progress.stage} {progress.variant} {progress.operating_point}: batch {measured.batch_size}"
+    speed = f"{1000 * measured.latency_seconds_p50:.1f} ms, {measured.throughput_rps:.0f} rows/s"
+    log.info("%d/%d %s in %s", progress.done, progress.total, what, speed)
 
 
 async def _retry(request: Any) -> Any:

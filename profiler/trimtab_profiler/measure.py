@@ -69,10 +69,7 @@ async def measure_round(
     effort: Effort,
     clock: Callable[[], float] = time.perf_counter,
 ) -> None:
-    """Serve batches in turn for one round, and add their latencies to `samples`.
-
-    The first batch of a size warms caches and is not counted.
-    """
+    """Serve batches in turn for one round, and add their latencies; the first batch of a size is a warm-up."""
     if not samples.latencies_seconds:
         await serve(batches[0])
     started, served = clock(), 0

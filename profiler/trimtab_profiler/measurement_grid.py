@@ -29,22 +29,16 @@ class GridPoint:
 def grid(stage: Stage, cores: Sequence[float], node_cores: int, batch_sizes: Sequence[int] = ()) -> list[GridPoint]:
     """List the points of a stage, ordered by threads, so that one replica after the other can measure them.
 
-    Args:
-        stage: the stage.
-        cores: allocations of every variant besides its own; those above the node's cores are skipped.
-        node_cores: cores of this machine.
-        batch_sizes: default powers of two up to 64; those above a variant's maximum are skipped.
-
-    Raises:
-        ValueError: a variant requests more cores than the node has.
+    `cores` are allocations of every variant besides its own, without those above the node's cores. `batch_sizes` are by
+    default the powers of two up to 64; those above a variant's maximum are skipped. Raises ValueError if a variant
+    requests more cores than the node has.
     """
     points = []
     for variant in stage.variants:
         if variant.resources.cpu > node_cores:
-            raise ValueError(
-                f"stage {stage.name}: variant {variant.name} requests resources.cpu {variant.resources.cpu:g}, "
-                f"but this machine has {node_cores} cores; lower it or profile on a larger machine"
-            )
+            asked = f"stage {stage.name}: variant {variant.name} requests resources.cpu {variant.resources.cpu:g}"
+            cure = "lower it or profile on a larger machine"
+            raise ValueError(f"{asked}, but this machine has {node_cores} cores; {cure}")
         all_allocations = {variant.resources.cpu, *(allocation for allocation in cores if 0 < allocation <= node_cores)}
         for threads in sorted({threads_of(allocation) for allocation in all_allocations}):
             allocations = tuple(sorted(a for a in all_allocations if threads_of(a) == threads))
@@ -67,11 +61,6 @@ def scale_to_cores(measurement: Measurement, cores: float) -> Measurement:
     """Scale a measurement with whole cores to a replica with `cores`."""
     if cores >= 1:
         return measurement
-    return Measurement(
-        batch_size=measurement.batch_size,
-        latency_seconds_mean=measurement.latency_seconds_mean / cores,
-        latency_seconds_p50=measurement.latency_seconds_p50 / cores,
-        latency_seconds_p99=measurement.latency_seconds_p99 / cores,
-        throughput_rps=measurement.throughput_rps * cores,
-        batches=measurement.batches,
-    )
+    names = ("latency_seconds_mean", "latency_seconds_p50", "latency_seconds_p99")
+    slower = {name: getattr(measurement, name) / cores for name in names}
+    return measurement.model_copy(update=slower | {"throughput_rps": measurement.throughput_rps * cores})

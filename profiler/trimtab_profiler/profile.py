@@ -102,7 +102,7 @@ class _Run:
     pipeline: InferencePipeline
     folder: Path
     options: ProfileOptions
-    on_progress: OnProgress | None
+    on_progress: OnProgress
     rows: dict[str, inputs.Array]
     total: int = 0
     done: int = 0
@@ -111,28 +111,21 @@ class _Run:
 
     def report(self, stage: Stage, point: GridPoint, measurement: Measurement) -> None:
         self.done += 1
-        if self.on_progress is not None:
-            names = (stage.name, point.variant, point.operating_point)
-            self.on_progress(Progress(self.done, self.total, *names, point.threads, measurement))
+        names = (stage.name, point.variant, point.operating_point)
+        self.on_progress(Progress(self.done, self.total, *names, point.threads, measurement))
 
 
 async def profile(
     pipeline: InferencePipeline,
     pipeline_folder: Path,
     options: ProfileOptions | None = None,
-    on_progress: OnProgress | None = None,
+    on_progress: OnProgress = lambda _: None,
 ) -> dict[str, ModelProfile]:
-    """Measure a pipeline and return the profile of each of its stages.
+    """Measure a pipeline, in full unless `options` are given, and return the profile of each of its stages.
 
-    Args:
-        pipeline: to measure.
-        pipeline_folder: base of relative storage URIs.
-        options: default `ProfileOptions.full()`.
-        on_progress: called after each round of a batch size.
-
-    Raises:
-        ProfileError: a variant cannot be loaded or rejects a batch.
-        ValueError: a variant requests more cores than the machine has, or an annotation is invalid.
+    Relative storage URIs start at `pipeline_folder`; `on_progress` is called after each round of a batch size. Raises
+    ProfileError if a variant cannot be loaded or rejects a batch, ValueError if a variant requests more cores than the
+    machine has, or an annotation is invalid.
     """
     options = options or ProfileOptions.full()
     rows = inputs.request_rows(pipeline, ROWS, options.seed)
@@ -223,6 +216,8 @@ async def _profile_point(
         for chat_rows in (rows, short_texts)
     ]
     prefill = await _measure_prefill(run, stage, point, replica, short_texts)
+    prompt_tokens, tokens = chat_profile.mean_tokens(outputs)
+    text_prompt_tokens, _ = chat_profile.mean_tokens(text_outputs)
     return [
         point_profile(point, cores, measurements).model_copy(
             update={
@@ -230,9 +225,9 @@ async def _profile_point(
                     time_to_first_token=curve(first_token, cores),
                     text_only=curve(text_only, cores),
                     text_only_time_to_first_token=curve(text_only_first_token, cores),
-                    tokens=chat_profile.mean_tokens(outputs),
-                    prompt_tokens=chat_profile.mean_prompt_tokens(outputs),
-                    text_prompt_tokens=chat_profile.mean_prompt_tokens(text_outputs),
+                    tokens=tokens,
+                    prompt_tokens=prompt_tokens,
+                    text_prompt_tokens=text_prompt_tokens,
                     prefill_seconds=_rising({tokens: scale_to_cores(each, cores) for tokens, each in prefill.items()}),
                 )
             }
@@ -246,9 +241,8 @@ async def _measure(run: _Run, stage: Stage, point: GridPoint, replica: Replica, 
     options, datatypes = run.options, inputs.datatypes(run.pipeline, stage)
 
     async def serve(batch: Batch) -> None:
-        await replica.infer(
-            point.variant, point.operating_point, chat_profile.without_shared_prefix(batch, next(run.tenants))
-        )
+        batch = chat_profile.without_shared_prefix(batch, next(run.tenants))
+        await replica.infer(point.variant, point.operating_point, batch)
 
     samples_of = {size: Samples(size) for size in point.batch_sizes}
     for round_number in range(options.effort.rounds):
@@ -259,10 +253,8 @@ async def _measure(run: _Run, stage: Stage, point: GridPoint, replica: Replica, 
             run.report(stage, point, measurement)
             # A pause of the machine may delay most of a few batches, but it makes none faster.
             if round_number == 0 and min(samples.latencies_seconds) > (options.longest_batch_seconds or math.inf):
-                larger = [other for other in samples_of if other > size]
-                run.done += len(larger) * options.effort.rounds
-                for other in larger:
-                    del samples_of[other]
+                run.done += sum(other > size for other in samples_of) * options.effort.rounds
+                samples_of = {other: taken for other, taken in samples_of.items() if other <= size}
                 break
     return [samples.measurement() for samples in samples_of.values()]
 
@@ -283,7 +275,7 @@ async def _measure_prefill(
             if not lengths:
                 raise
             break
-        lengths[round(chat_profile.mean_prompt_tokens(outputs))] = longer
+        lengths[round(chat_profile.mean_tokens(outputs)[0])] = longer
     run.done += (len(chat_profile.LENGTHS) - len(lengths)) * options.effort.rounds
     measurements: dict[int, Measurement] = {}
     for tokens, prompts in lengths.items():
@@ -303,14 +295,8 @@ def _rising(measured: Mapping[int, Measurement]) -> dict[int, float]:
 
 def point_profile(point: GridPoint, cores: float, measurements: Sequence[Measurement]) -> PointProfile:
     """Profile of a point for an allocation of cores, with its latency law."""
-    scaled = curve(measurements, cores)
-    return PointProfile(
-        variant=point.variant,
-        operating_point=point.operating_point,
-        cores=cores,
-        measurements=scaled.measurements,
-        fit=scaled.fit,
-    )
+    names = {"variant": point.variant, "operating_point": point.operating_point}
+    return PointProfile(**names, cores=cores, **dict(curve(measurements, cores)))
 
 
 def curve(measurements: Sequence[Measurement], cores: float) -> LatencyCurve:
@@ -335,14 +321,10 @@ async def _capture(
     return inputs.concatenate_outputs(stage, [answer.outputs for answer in answers])
 
 
-def _skipped_sizes(run: _Run, stage: Stage, points: Iterable[PointProfile]) -> bool:
-    """Whether sizes of some point were skipped because smaller ones took too long."""
-    sizes = {(point.variant, point.operating_point): len(point.batch_sizes) for point in run.grids[stage.name]}
-    return any(len(point.measurements) < sizes[point.variant, point.operating_point] for point in points)
-
-
 def _document(run: _Run, stage: Stage, points: Sequence[PointProfile]) -> ModelProfile:
     slo_seconds = stage_slo_seconds(points, stage)
+    sizes = {(point.variant, point.operating_point): len(point.batch_sizes) for point in run.grids[stage.name]}
+    skipped = any(len(point.measurements) < sizes[point.variant, point.operating_point] for point in points)
     return ModelProfile(
         metadata=Metadata(name=f"{run.pipeline.name}-{stage.name}"[:63].rstrip("-")),
         spec=ModelProfileSpec(
@@ -353,6 +335,6 @@ def _document(run: _Run, stage: Stage, points: Sequence[PointProfile]) -> ModelP
             points=tuple(points),
             base_allocation=dict(base_allocation(points, stage, slo_seconds, run.options.threshold_rps)),
             stage_slo_seconds=slo_seconds,
-            longest_batch_seconds=run.options.longest_batch_seconds if _skipped_sizes(run, stage, points) else None,
+            longest_batch_seconds=run.options.longest_batch_seconds if skipped else None,
         ),
     )

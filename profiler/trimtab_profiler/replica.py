@@ -36,17 +36,9 @@ class Replica:
         self._host = host
 
     async def infer(self, variant: str, operating_point: str, inputs: tuple[Tensor, ...]) -> InferResponse:
-        """Serve one batch.
-
-        Raises:
-            BatchRejected: the replica rejects it as invalid.
-            ProfileError: the replica failed, violated the protocol or exited.
-        """
-        request = InferRequest(
-            variant,
-            inputs,
-            parameters={OPERATING_POINT: operating_point, "binary_data_output": True},
-        )
+        """Serve one batch; raise BatchRejected if it is invalid, ProfileError if the replica failed or exited."""
+        parameters: dict[str, bool | str] = {OPERATING_POINT: operating_point, "binary_data_output": True}
+        request = InferRequest(variant, inputs, parameters=parameters)
         buffers, header_length = rest.encode_request(request)
         headers = {rest.HEADER_LENGTH: str(header_length), "Content-Type": rest.BINARY_CONTENT_TYPE}
         size = sum(memoryview(buffer).nbytes for buffer in buffers)
@@ -66,11 +58,7 @@ class Replica:
 async def running_replica(
     pipeline: InferencePipeline, pipeline_folder: Path, stage: str, variants: Sequence[str], threads: int
 ) -> AsyncIterator[Replica]:
-    """Run a replica with some variants of a stage and `threads` cores for the duration of the block.
-
-    Raises:
-        ProfileError: a variant cannot be loaded, or the replica is not ready within five minutes.
-    """
+    """Run a replica with `threads` cores for the block; raise ProfileError if it is not ready in five minutes."""
     with tempfile.TemporaryDirectory(prefix="trimtab-profile-") as name:
         folder, process_name = Path(name), f"replica of stage {stage}"
         write_model_folder(pipeline, pipeline_folder, stage, variants, folder / "models", threads)

@@ -4,7 +4,7 @@ import itertools
 
 import numpy as np
 
-from tests.adapter.problems import a_large_program, a_program
+from tests.adapter.problems import a_program
 from trimtab_adapter.solvers.lagrangian_bound import LagrangianBounds, optimize_multipliers
 from trimtab_adapter.solvers.program import Program
 from trimtab_adapter.solvers.program_arrays import Labels, ProgramArrays, Resource, to_arrays
@@ -74,21 +74,3 @@ def test_no_completion_reaches_more_than_was_promised():
                 assert (bound.bound(stages, labels) >= objectives - 1e-9).all(), (seed, stages)
                 promised += len(picks)
     assert promised > 10_000
-
-
-def test_a_grid_knows_what_a_price_does_not():
-    """For most partial choices counting what is left of the SLO promises less than the best price of a second."""
-    tighter = []
-    for seed in range(20):
-        program = a_large_program(seed)
-        table = to_arrays(program)
-        assert table is not None
-        envelope = optimize_multipliers(program, table).bounds[0]
-        if envelope.prices.second:
-            grid = resource_bound(program, table, envelope.prices, ("second",))
-            rng = np.random.default_rng(seed)
-            picks = np.stack([rng.integers(0, column.index.size, 200) for column in table.columns[:5]], axis=1)
-            labels = labels_of(program, table, picks)
-            tighter.append(float(np.mean(grid.bound(5, labels) < envelope.bound(5, labels))))
-    assert tighter
-    assert np.mean(tighter) > 0.6

@@ -8,10 +8,11 @@ import pytest
 from tests.adapter.clusters import a_slice
 from tests.adapter.scenes import FakeRouter
 from tests.ports import own_address
-from trimtab_adapter.cluster.cluster_cache import ClusterCache
+from trimtab_adapter.cluster.config_source import ClusterCache
 from trimtab_adapter.cluster.router_metrics_source import Address, RouterMetricsSource, addresses, merge_loads
 from trimtab_adapter.load_sources import RouterSource
 from trimtab_adapter.observation import Load, State, merge_states
+from trimtab_pipelines.accuracy_evidence import Accuracy
 from trimtab_pipelines.router_state import RecentRequests
 from trimtab_predictor.context import MEMORY_SECONDS
 from trimtab_predictor.load_history import ObservationError
@@ -131,14 +132,16 @@ async def test_no_router_at_all_is_said():
 def test_states_are_averaged_and_outcomes_added():
     ninety = RecentRequests(received=100, ok=90, p99_seconds=0.2, accuracy=0.9)
     ten = RecentRequests(received=20, ok=10, p99_seconds=0.5, accuracy=0.8)
-    one = State({"a": 2.0}, {("a", "v"): 1.0}, ninety, prompt_tokens={"a": 100.0})
-    two = State({"a": 4.0}, {("a", "v"): 2.0}, ten, prompt_tokens={"a": 200.0})
+    new, newer = ({("a", "v", "p"): {task: Accuracy(value=0.5)}} for task in ("new", "newer"))
+    one = State({"a": 2.0}, {("a", "v"): 1.0}, ninety, prompt_tokens={"a": 100.0}, registered_accuracies=new)
+    two = State({"a": 4.0}, {("a", "v"): 2.0}, ten, prompt_tokens={"a": 200.0}, registered_accuracies=newer)
 
     merged = merge_states([one, two, State()])
 
     assert merged.rows_per_request == {"a": 3.0}
     assert merged.service_ratios == {("a", "v"): 1.5}
     assert merged.prompt_tokens == {"a": 150.0}
+    assert merged.registered_accuracies["a", "v", "p"].keys() == {"new", "newer"}
     assert merged.served is not None
     assert (merged.served.received, merged.served.answered, merged.served.p99_seconds) == (120, 100, 0.5)
     assert merged.served.accuracy == pytest.approx(0.89)

@@ -8,8 +8,7 @@ import pytest
 
 from tests.adapter.scenes import a_ladder, plan_for
 from tests.builders import a_pipeline, a_plan
-from trimtab_adapter.cluster.cluster_cache import ClusterCache
-from trimtab_adapter.cluster.config_source import limit_to_schedulable
+from trimtab_adapter.cluster.config_source import ClusterCache, limit_to_schedulable
 from trimtab_adapter.cluster.status import MAX_HISTORY, build_status, plan_changed_event, significant_fields
 from trimtab_adapter.cluster.status_writer import MAX_QUEUED_EVENTS, StatusWriter
 from trimtab_adapter.controller import Tick

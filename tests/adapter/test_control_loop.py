@@ -21,7 +21,7 @@ from watchfiles import awatch
 from tests.adapter.scenes import FakeRouter, a_ladder, profiles_of
 from trimtab_adapter.__main__ import main
 from trimtab_adapter.control_loop import REST_FACTOR, ControlLoop, LoadSources
-from trimtab_adapter.files import DecisionLog, FileConfigSource, FilePlanPublisher
+from trimtab_adapter.files import FileConfigSource, FilePlanPublisher
 from trimtab_adapter.load_sources import RouterSource
 from trimtab_adapter.planning.decide import decide
 from trimtab_pipelines.documents import dump_yaml, load_plan
@@ -39,7 +39,7 @@ class Site:
 
     def loop(self, forecaster=None, sources=None) -> ControlLoop:
         source = RouterSource(self.client, self.router.url)
-        publisher = FilePlanPublisher(self.folder / "plan.json", DecisionLog(self.folder / "decisions.jsonl"))
+        publisher = FilePlanPublisher(self.folder / "plan.json", self.folder / "decisions.jsonl")
         documents = FileConfigSource(self.folder / "pipeline.yaml", self.folder / "profile.yaml")
         return ControlLoop(
             documents, publisher, sources or LoadSources(source, source), forecaster or ReactiveForecaster()
@@ -126,20 +126,6 @@ async def test_hours_are_requested_at_start_and_after_a_gap(site):
     assert forecaster.lengths == [5000, 600, 600, 5000, 600, 5000]
 
 
-async def test_load_check_does_not_consume_the_first_history(site):
-    first = site.loop()
-    offer(site.router, 5.0)
-    await first.tick(1000.0)  # a plan to go on from, so that the next adapter looks whether it is outgrown
-    site.router.load = {"now": 1000.0, "rps": [5.0] * 5000}
-    site.write(adaptation={"interval": "3s"})
-    forecaster = Attentive(asyncio.Event())
-    await site.loop(forecaster).run(forecaster.asked)
-
-    assert forecaster.lengths == [5000]
-    for _ in range(3):  # by the first adapter, by a look, by the tick
-        await asyncio.wait_for(site.router.asked.acquire(), 1.0)
-
-
 async def test_paused_pipeline_does_not_consume_the_first_history(site):
     forecaster = Attentive(asyncio.Event())
     site.router.load = {"now": 1000.0, "rps": [5.0] * 5000}
@@ -205,17 +191,6 @@ async def test_only_a_valid_edit_applies_at_the_next_tick(site, caplog):
 
     # The stages are alike: either may be the lighter one.
     assert sorted(stage.variant for stage in site.plan().stages) == ["light", "middle"]
-
-
-async def test_profiles_that_do_not_fit_hold_the_plan(site):
-    loop = site.loop()
-    await loop.tick(1000.0)
-    profiles = profiles_of(a_ladder())
-    (site.folder / "profile.yaml").write_text(dump_yaml(profiles["stage-0"]))
-    await loop.tick(1010.0)
-
-    held = site.decisions()[-1]["explanation"]["change"]
-    assert held == "held: stage stage-1 has no profile; profile the pipeline first"
 
 
 async def test_a_broken_plan_file_is_reported_and_replaced(site, caplog):

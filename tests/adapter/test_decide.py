@@ -7,11 +7,10 @@ import numpy as np
 import pytest
 
 from tests.adapter.scenes import a_ladder, expected, plan_for, profiles_of, with_stage
-from tests.builders import a_chain, a_measured_profile, a_pipeline, a_point_profile, a_profile, a_stage, a_variant
-from trimtab_adapter.planning.decide import PlanningError, initial_plan
+from tests.builders import a_chain, a_pipeline, a_point_profile, a_profile, a_stage, a_variant
+from trimtab_adapter.planning.decide import initial_plan
 from trimtab_adapter.planning.hysteresis import MIN_LOAD_RPS, drop_threshold, load_hold_reason, outgrows, planning_load
-from trimtab_adapter.planning.planning_problem import PlanningProblem
-from trimtab_adapter.planning.profile_lookup import service_ratio
+from trimtab_adapter.planning.planning_problem import PlanningError, PlanningProblem, service_ratio
 from trimtab_adapter.planning.program_builder import build_program
 from trimtab_pipelines.profile import profiles_by_stage
 from trimtab_pipelines.quantity import parse_quantity
@@ -53,31 +52,6 @@ def test_replicas_carry_busiest_second_with_headroom(headroom, target, replicas)
 
     assert plan.spec.feasible
     assert [stage.replicas for stage in plan.spec.stages] == [replicas]
-
-
-def test_unmeasured_batch_size_carries_no_more_than_measured():
-    """A quick profile stops at the first size beyond the SLO; the law through the others turns down after it."""
-    measured = a_measured_profile({1: 0.010, 2: 0.014, 4: 0.020, 8: 0.028})
-    stage = a_stage(variants=[a_variant()], maxReplicas=64)
-    pipeline = a_pipeline([stage], slo={"latency": "25ms"}, budget={"cores": "64"})
-    plan = initial_plan(pipeline, {"first": a_profile("first", [measured])}, 5000.0, now_seconds=0.0)
-
-    planned = plan.spec.stages[0]
-    assert planned.batch_size < 8
-    assert 5000.0 <= planned.throughput_rps <= planned.replicas * 8 / 0.028
-
-
-def test_backlog_uses_the_sustained_load():
-    """Fully used in the busiest of twenty seconds, a stage still has a latency; were every second so, it had none."""
-    stage = a_stage(variants=[a_variant("light")], batchSizes=[1], maxReplicas=9)
-    latency = {}
-    for horizon in ("1s", "20s"):
-        adaptation = {"headroom": 0, "targetUtilization": 1, "interval": "1s", "horizon": horizon}
-        pipeline = a_pipeline([stage], adaptation=adaptation, objective=CHEAPEST, slo={"latency": "60s"})
-        latency[horizon] = expected(plan_for(pipeline, 1499.0)).latency_seconds
-
-    assert latency["20s"] < 0.1
-    assert latency["1s"] > 1.0
 
 
 def test_plan_explains_change_binding_constraint_and_runner_up():

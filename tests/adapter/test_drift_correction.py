@@ -41,27 +41,18 @@ def test_drifted_point_is_no_longer_planned():
 
 
 def test_escalations_change_with_their_points():
-    spec = apply_observed_accuracy(
-        the_pipeline().spec, {("only", "small", "full", ""): 0.86, ("only", "small", "half", ""): 0.7}
-    )
-    full, half = spec.stages[0].variants[0].points
+    own = {"cars": {"confidenceBelow": 0.6, "share": 0.5, "accuracy": 0.9, "accuracyLow": 0.88}}
+    points = [POINTS[0], POINTS[1] | {"escalations": [ESCALATION | {"byTask": own}]}]
+    stage = a_stage("only", variants=[a_variant(operatingPoints=points)], batchSizes=[1, 8]) | STAGE
+    observed = {("only", "small", "full", ""): 0.86, ("only", "small", "half", ""): 0.7}
+    full, half = apply_observed_accuracy(a_pipeline([stage]).spec, observed).stages[0].variants[0].points
+    on_cars = half.escalations[0].by_task["cars"]
 
     assert full.accuracy_evidence is not None
     assert full.accuracy_evidence.low == pytest.approx(0.845)
     assert half.escalations[0].accuracy == pytest.approx(0.89 - 0.75 * 0.1 - 0.25 * 0.04)
-
-
-def test_escalations_by_task_change_too():
-    own = {"cars": {"confidenceBelow": 0.6, "share": 0.5, "accuracy": 0.9, "accuracyLow": 0.88}}
-    points = [POINTS[0], POINTS[1] | {"escalations": [ESCALATION | {"byTask": own}]}]
-    one = a_stage("only", variants=[a_variant(operatingPoints=points)], batchSizes=[1, 8]) | STAGE
-    spec = apply_observed_accuracy(
-        a_pipeline([one]).spec, {("only", "small", "full", ""): 0.86, ("only", "small", "half", ""): 0.7}
-    )
-    look = spec.stages[0].variants[0].points[1].escalations[0].by_task["cars"]
-
-    assert look.accuracy == pytest.approx(0.9 - 0.5 * 0.1 - 0.5 * 0.04)
-    assert look.accuracy_low == pytest.approx(0.88 - 0.07)
+    assert on_cars.accuracy == pytest.approx(0.9 - 0.5 * 0.1 - 0.5 * 0.04)
+    assert on_cars.accuracy_low == pytest.approx(0.88 - 0.07)
 
 
 def test_task_accuracies_move_with_their_point_and_reports():
@@ -132,16 +123,6 @@ def test_point_best_for_a_registered_task_stays_allowed():
         assert found == {point: {task: one["value"] for task, one in by_point.get(point, {}).items()} for point in kept}
         assert before is None or plan.spec.generation == before.spec.generation + 1
         before = plan
-
-
-def test_registered_accuracies_of_several_routers_are_merged():
-    states = [
-        read_state({"stages": {"only": {"registered_accuracies": {"small": {"half": {task: {"value": value}}}}}}})
-        for task, value in (("new", 0.5), ("newer", 0.7))
-    ]
-
-    (found,) = merge_states(states).registered_accuracies.values()
-    assert {task: one.value for task, one in found.items()} == {"new": 0.5, "newer": 0.7}
 
 
 @pytest.mark.parametrize(("basis", "counts"), [("Expected", 0.8), ("LowerBound", 0.7)])

@@ -5,7 +5,7 @@ import pytest
 from tests.adapter.test_allowed_points import SECONDS, planned
 from tests.adapter.test_escalation import POINTS, STAGE
 from trimtab_adapter.planning.latency import sustained_load_rps
-from trimtab_pipelines.shadow_price import BUSY_SHARE, best_mix
+from trimtab_pipelines.shadow_price import BUSY_SHARE
 
 ONE_CORE = {"objective": {"goal": "MaxAccuracy"}, "budget": {"cores": "1"}}
 
@@ -14,13 +14,6 @@ def expecting(load_rps, **spec):
     """The plan of one core whose cheap point may escalate its least confident quarter."""
     asked = {"schedulingPolicy": "ModalityMix"} | ONE_CORE | spec
     return planned(load_rps, points=POINTS, stage=STAGE, **asked)
-
-
-@pytest.mark.parametrize(
-    ("seconds", "accuracy"), [(-1.0, 0.0), (0.0, 0.0), (0.5, 0.3), (1.0, 0.6), (2.0, 0.7), (3.0, 0.8), (9.0, 0.8)]
-)
-def test_mix_accuracy_lies_on_the_line_between_its_options(seconds, accuracy):
-    assert best_mix([(1.0, 0.6), (3.0, 0.8), (2.5, 0.62)], seconds)[0] == pytest.approx(accuracy)
 
 
 def test_spare_seconds_raise_the_expected_accuracy():

@@ -26,11 +26,6 @@ def test_rows_that_come_together_wait_for_each_other():
     assert latency.backlog_seconds(5.0, 10.0, 0.99, 3.0) > 3 * latency.backlog_seconds(5.0, 10.0, 0.99)
 
 
-@pytest.mark.parametrize(("load_rps", "replicas"), [(0.0, 1), (8.0, 1), (8.01, 2), (16.0, 2), (80.0, 10)])
-def test_least_replicas_keep_the_utilisation_margin(load_rps, replicas):
-    assert latency.required_replicas(load_rps, replica_rps=10.0, utilisation=0.8) == replicas
-
-
 @given(st.floats(1e-4, 10), st.integers(1, 60), st.floats(0, 500), st.floats(0.1, 1000), st.floats(0.5, 0.999))
 def test_latency_falls_with_replicas_and_rises_with_load(service, replicas, load_rps, replica_rps, quantile):
     def planned(n, load):

@@ -71,15 +71,6 @@ def test_what_was_not_measured_yet_is_left_out():
     assert state.rows_per_request == {}
 
 
-def test_a_measurement_is_used_anew_only_once_it_clearly_moved():
-    assert limit_rate_of_change(None, 9.0, 0.5, 4.0) == Measured(4.0, 4.0)
-    nudged = limit_rate_of_change(Measured(1.0, 1.0), 1.2, 0.5, 4.0)
-    assert nudged.average == pytest.approx(1.06)
-    assert nudged.used == 1.0
-    moved = limit_rate_of_change(Measured(1.0, 1.0), 2.0, 0.5, 4.0)
-    assert moved.used == moved.average == pytest.approx(1.3)
-
-
 @pytest.mark.parametrize(
     ("measured", "used"),
     [(1.2, 1.0), (1.45, 1.135), (3.0, 3.0), (9.0, 4.0), (0.1, 0.73)],

@@ -74,14 +74,6 @@ def test_plans_of_a_pool_name_it_as_what_binds():
     assert any("cores of pool shared" in plan.spec.explanation.binding_constraint for plan in plans.values())
 
 
-def test_with_room_for_all_each_plans_as_if_alone():
-    member = a_member(60.0)
-    alone = plan_together("shared", Pool(cores=100.0), {"one": member})
-    together = plan_together("shared", Pool(cores=100.0), {"one": member, "other": a_member(100.0)})
-
-    assert together["one"].spec.stages == alone["one"].spec.stages
-
-
 def test_an_overloaded_pool_carries_the_same_share_of_every_load():
     members = {"one": a_member(4000.0), "other": a_member(2000.0)}
     plans = plan_together("shared", Pool(cores=6.0), members)

@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import itertools
 import math
 import shutil
 import time
@@ -12,11 +13,10 @@ from typing import Any
 
 import pytest
 from aiohttp import web
-from prometheus_client import CollectorRegistry, Counter, Gauge, generate_latest
 
 from tests.prometheus import prometheus
+from trimtab_adapter.load_sources import PrometheusSource
 from trimtab_adapter.observation import Load
-from trimtab_adapter.prometheus import PrometheusSource
 from trimtab_pipelines.documents import DocumentError
 from trimtab_pipelines.router_metrics import ARRIVALS_PEAK_RPS as PEAK
 from trimtab_pipelines.router_metrics import RECEIVED
@@ -135,58 +135,31 @@ needs_prometheus = pytest.mark.skipif(
 
 
 @needs_prometheus
-async def test_real_prometheus_reports_the_load_and_a_lost_router(tmp_path):
-    registry = CollectorRegistry()
-    peak = Gauge(PEAK, "peak", ("namespace", "pipeline"), registry=registry)
-    received = Counter("trimtab_requests_received", "received", ("namespace", "pipeline"), registry=registry)
-    for pipeline, rps in (("sample", 42.0), ("other", 7.0)):
-        peak.labels("default", pipeline).set(rps)
-        received.labels("default", pipeline).inc(1)
-    scraped = asyncio.Semaphore(0)
+async def test_real_prometheus_reports_live_routers_only(tmp_path):
+    """A sample with a time of its own is no longer renewed, but shown for five minutes: so is a dead router's."""
+    scraped, scrapes = asyncio.Semaphore(0), itertools.count(1)
 
     async def metrics(_: web.Request) -> web.Response:
-        received.labels("default", "sample").inc(10)
         scraped.release()
-        return web.Response(body=generate_latest(registry), content_type="text/plain")
+        alive, dead = (f'{{namespace="default",pipeline="sample",pod="{pod}"}}' for pod in ("alive", "dead"))
+        lines = [f"{PEAK}{alive} 42", f"{PEAK}{dead} 500 {int(1000 * (time.time() - 60))}"]
+        lines += [f"{RECEIVED}{alive} {10 * next(scrapes)}", f'{PEAK}{{namespace="default",pipeline="other"}} 7']
+        return web.Response(text="\n".join([*lines, ""]), content_type="text/plain")
 
     async with AsyncExitStack() as router, AsyncExitStack() as rest:
         target = await router.enter_async_context(serve(metrics))
         url = await rest.enter_async_context(a_prometheus(tmp_path, target))
-        client = await rest.enter_async_context(open_session(2.0))
-        source = PrometheusSource(PrometheusServer(client, url), "default", "sample")
+        server = PrometheusServer(await rest.enter_async_context(open_session(2.0)), url)
+        source = PrometheusSource(server, "default", "sample", ready_routers=lambda: 2)
         load = await first_load(source, scraped, 4)
         with pytest.raises(ObservationError, match=r"has no trimtab_arrivals_peak_rps.*is the router scraped\?"):
-            await PrometheusSource(PrometheusServer(client, url), "elsewhere", "sample").load(time.time())
+            await PrometheusSource(server, "elsewhere", "sample").load(time.time())
         await router.aclose()
-        with pytest.raises(ObservationError, match=r"has no trimtab_arrivals_peak_rps.*is the router scraped\?"):
+        with pytest.raises(ObservationError, match=r"has no trimtab_arrivals_peak_rps|the newest .* s old"):
             await asyncio.wait_for(keep_asking(source), 60)
 
     assert load.peak_rps == 42.0
     assert 0 < sum(load.history_rps[-10:]) <= 420.0
-
-
-@needs_prometheus
-async def test_a_real_prometheus_s_ghosts_of_dead_routers_do_not_count(tmp_path):
-    """A sample with a time of its own is no longer renewed, but shown for five minutes: so is a dead router's."""
-    scraped = asyncio.Semaphore(0)
-
-    async def metrics(_: web.Request) -> web.Response:
-        scraped.release()
-        labels = 'namespace="default",pipeline="sample"'
-        ago = int(1000 * (time.time() - 60))
-        lines = [f'{PEAK}{{{labels},pod="alive"}} 42', f'{PEAK}{{{labels},pod="dead"}} 500 {ago}']
-        lines.append(f'{RECEIVED}{{{labels},pod="alive"}} 1')
-        return web.Response(text="\n".join(lines) + "\n", content_type="text/plain")
-
-    async with (
-        serve(metrics) as target,
-        a_prometheus(tmp_path, target) as url,
-        open_session(2.0) as client,
-    ):
-        source = PrometheusSource(PrometheusServer(client, url), "default", "sample", ready_routers=lambda: 2)
-        load = await first_load(source, scraped, 3)
-
-    assert load.peak_rps == 42.0
     assert load.missing == "Prometheus has 1 of 2 routers"
 
 

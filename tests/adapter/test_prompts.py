@@ -6,16 +6,14 @@ import numpy as np
 import pytest
 
 from tests.adapter.test_layouts import PROFILES, a_chat_profile, a_choosing_pipeline
-from tests.adapter.test_simulated_chats import a_scenario
-from tests.adapter.test_simulation import EXACT, poisson
+from tests.adapter.test_simulated_chats import a_scenario, adapted
+from tests.adapter.test_simulation import EXACT
 from tests.builders import a_profile
 from tests.router.disaggregated import WHOLE, laid_out
-from trimtab_adapter.controller import Controller
 from trimtab_adapter.planning.decide import PlanningInputs, decide
 from trimtab_adapter.simulation.simulator import Scenario, simulate
 from trimtab_pipelines.plan import ForecastRecord, PipelinePlan
 from trimtab_pipelines.request_outcome import LATE, OK
-from trimtab_predictor.forecaster import ReactiveForecaster
 
 READING = {20: 0.003, 1020: 0.503}
 """Half a millisecond a token beyond twenty."""
@@ -102,19 +100,10 @@ def test_long_prompt_takes_the_first_slot_if_another_can_wait(known, late):
 
 
 def test_a_plan_follows_the_prompts_that_come():
-    scenario = a_scenario(poisson(20, 60), disaggregated=False, images=(0,), duration=60.0, pipeline=PIPELINE)
-    adapting = replace(
-        scenario,
-        profiles=READ,
-        environment=replace(EXACT, startup_seconds=1.0),
-        text_tokens=(320,),
-        controller=Controller(ReactiveForecaster()),
-    )
-    found = simulate(adapting)
+    text = adapted(20, pipeline=PIPELINE, profiles=READ, text_tokens=(320,)).stage("text")
 
-    assert found.plans[-1].spec.stage("text").prompt_tokens == pytest.approx(320.0, rel=0.05)
-    assert found.plans[-1].spec.stage("text").replicas > planned(20.0, rps=20.0).spec.stage("text").replicas
-    assert (found.outcomes[found.arrivals_seconds > 30] == OK).mean() >= 0.99
+    assert text.prompt_tokens == pytest.approx(320.0, rel=0.05)
+    assert text.replicas > planned(20.0, rps=20.0).spec.stage("text").replicas
 
 
 def test_images_join_the_prompts_that_are_simulated():

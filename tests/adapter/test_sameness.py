@@ -92,7 +92,7 @@ async def _served(scenario):
     transports_by_stage = transports(scenario, clock, lambda replica: replica_set.remove_drained(replica))  # noqa: PLW0108 - there is none yet
     dispatches = record_dispatches(transports_by_stage)
     router = Router(pipeline, scenario.plan, policy=scenario.policy, clock=clock, transports=transports_by_stage)
-    _until_prepared(router)
+    router.wait_for_tables()  # computed by a thread; a simulation does not include that time
     for name, transport in transports_by_stage.items():
         transport.scheduler = router.schedulers[name]
     budget = pipeline.spec.budget
@@ -102,29 +102,16 @@ async def _served(scenario):
     replica_set.begin(scenario.plan)
     ends = [FAILED] * len(scenario.arrivals_seconds)
     for index, at in enumerate(scenario.arrivals_seconds.tolist()):
-        clock.call_at(
-            at,
-            partial(
-                _arrive,
-                router,
-                clock,
-                partial(ends.__setitem__, index),
-                a_call(pipeline, a_request_of(scenario, index), at),
-            ),
-        )
+        call = a_call(pipeline, a_request_of(scenario, index), at)
+        clock.call_at(at, partial(_arrive, router, clock, partial(ends.__setitem__, index), call))
     for at, plan in scenario.changes:
         clock.call_at(at, partial(router.apply_plan, plan))
-        clock.call_at(at, partial(_until_prepared, router))
+        clock.call_at(at, router.wait_for_tables)
         clock.call_at(at, partial(replica_set.follow, plan))
     for failure in environment.failures:
         clock.call_at(failure.at_seconds, partial(replica_set.lose_one, failure.stage))
     await clock.run(scenario.duration_seconds + 2.0 * pipeline.spec.slo.latency_seconds + GRACE_SECONDS)
     return dispatches, ends
-
-
-def _until_prepared(router):
-    """Wait for the thread that computes the policy's tables: a simulation does not include that time."""
-    router.wait_for_tables()
 
 
 _running: set[asyncio.Task[None]] = set()
@@ -212,7 +199,6 @@ def a_random_scenario(seed):
                 for v in stage.variants
             },
             contention=float(rng.choice([0.0, 0.2])),
-            transfer_seconds=float(rng.choice([0.0, 0.0004])),
             failures=tuple(failures),
         ),
         **options_of(rng, pipeline),

@@ -5,8 +5,7 @@ from typing import Any
 
 import pytest
 
-from tests.builders import a_plan
-from tests.profiler.builders import a_pipeline, a_point, a_variant
+from tests.builders import a_measured_profile, a_plan, a_variant, an_echo_pipeline
 from trimtab.app import run
 from trimtab.kubernetes_access import request_profiling
 from trimtab_kubernetes import Cluster, list_and_watch
@@ -23,7 +22,8 @@ NAMED = {"apiVersion": "trimtab.dev/v1alpha1", "kind": "InferencePipeline"}
 
 
 def body(namespace: str) -> dict[str, Any]:
-    written: dict[str, Any] = a_pipeline([a_variant("plain")]).model_dump(mode="json", by_alias=True, exclude_none=True)
+    pipeline = an_echo_pipeline([a_variant("plain")])
+    written: dict[str, Any] = pipeline.model_dump(mode="json", by_alias=True, exclude_none=True)
     written["metadata"] = {"name": "echoes", "namespace": namespace}
     return written
 
@@ -57,7 +57,7 @@ async def test_profile_in_cluster_waits_for_new_profiles(cluster: Cluster, names
         pipeline="echoes",
         stage="first",
         hardware=Hardware(processor="p", node_cores=1),
-        points=(a_point("plain", 1.0, {1: 0.01}),),
+        points=(a_measured_profile({1: 0.01}, "plain"),),
     )
     metadata = Metadata(name="x", namespace=namespace, annotations={FINGERPRINT_ANNOTATION: task.fingerprint})
     profile = ModelProfile(metadata=metadata, spec=spec)
@@ -81,8 +81,8 @@ async def test_failed_profile_job_is_reported(cluster: Cluster, namespace: str) 
 
 def documents(namespace: str) -> list[dict[str, Any]]:
     """A pipeline of two echoes, its profile, and the plan that runs: the light one, for four requests a second."""
-    pipeline = a_pipeline([a_variant("light", accuracy=0.6), a_variant("heavy", accuracy=0.9)])
-    points = (a_point("light", 1.0, {1: 0.01, 2: 0.02}), a_point("heavy", 1.0, {1: 0.03, 2: 0.05}))
+    pipeline = an_echo_pipeline([a_variant("light", accuracy=0.6), a_variant("heavy", accuracy=0.9)])
+    points = (a_measured_profile({1: 0.01, 2: 0.02}, "light"), a_measured_profile({1: 0.03, 2: 0.05}, "heavy"))
     spec = ModelProfileSpec(
         pipeline="echoes", stage="first", hardware=Hardware(processor="p", node_cores=1), points=points
     )

@@ -7,9 +7,8 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from trimtab_predictor.context import MEMORY_SECONDS, PERIODS_SECONDS, Context, load_context, peak_changes
-from trimtab_predictor.fallback_forecaster import shipped_forecaster
 from trimtab_predictor.forecaster import smape
-from trimtab_predictor.load_history import LoadHistory
+from trimtab_predictor.load_history import BIN_SECONDS, LoadHistory, seconds_of_bins
 from trimtab_predictor.lstm import LstmForecaster, LstmWeights
 from trimtab_router.observability.arrivals import KEPT_SECONDS
 
@@ -110,19 +109,6 @@ def test_jumps_at_clock_marks_are_forecast_from_earlier_ones(every: int) -> None
     assert error(MEMORY_SECONDS) < 0.6 * error(600)
 
 
-def test_short_histories_are_merged_to_hours() -> None:
-    load = jumping(3 * HOUR)
-    history, forecaster, network = LoadHistory(), shipped_forecaster(), LstmForecaster(LstmWeights.load())
-
-    for now in range(600, load.size, 300):
-        remembered = history.extend(load[now - 600 : now], now + 0.5)
-        queries = forecaster.forecast(load[now - 600 : now], now + 0.5)
-
-        assert remembered.tolist() == load[:now].tolist()
-        if queries.source == "lstm":
-            assert queries.peak_rps == network.forecast(load[:now], float(now)).peak_rps
-
-
 @given(st.lists(st.tuples(st.integers(0, 40), st.integers(0, 30)), min_size=1, max_size=12))
 def test_history_keeps_the_newest_value_of_each_second(looks: list[tuple[int, int]]) -> None:
     history, known, now = LoadHistory(), dict[int, float](), 1000
@@ -156,3 +142,25 @@ def test_router_history_covers_the_forecast_window() -> None:
 
     assert kept.size == MEMORY_SECONDS <= KEPT_SECONDS
     assert (kept == 2.0).sum() == 700
+
+
+BINS = st.lists(
+    st.tuples(st.floats(0, 1e6), st.floats(0, 1)).map(lambda pair: (pair[0], pair[0] * max(pair[1], 0.1))), min_size=1
+)
+
+
+@given(BINS)
+def test_peak_and_mean_are_kept(bins: list[tuple[float, float]]) -> None:
+    rebuilt = seconds_of_bins(bins).reshape(-1, BIN_SECONDS)
+
+    np.testing.assert_allclose(rebuilt.max(axis=1), [peak for peak, _ in bins], rtol=1e-9)
+    np.testing.assert_allclose(rebuilt.mean(axis=1), [mean for _, mean in bins], rtol=1e-6, atol=1e-9)
+    assert (rebuilt >= 0).all()
+
+
+def test_seconds_vary_as_arrivals_do() -> None:
+    load = np.random.default_rng(1).poisson(50.0, 10_000).astype(np.float64).reshape(-1, BIN_SECONDS)
+
+    rebuilt = seconds_of_bins(zip(load.max(axis=1), load.mean(axis=1), strict=True))
+
+    assert rebuilt.std() == pytest.approx(load.std(), rel=0.1)

@@ -5,8 +5,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from trimtab_predictor.trace import Trace, TraceError, read_trace
 
@@ -18,15 +16,12 @@ def a_file(folder: Path, text: str, name: str = "load.csv") -> Path:
 
 
 @pytest.mark.parametrize("name", ["load.csv", "load.csv.gz"])
-def test_counts_are_read_and_zeros_are_missing(tmp_path: Path, name: str) -> None:
-    trace = read_trace(a_file(tmp_path, "rps\n5\n0\r\n 12 \n", name))
+@pytest.mark.parametrize("mark", ["", "\ufeff"], ids=["", "byte order mark"])
+def test_counts_are_read_and_zeros_are_missing(tmp_path: Path, name: str, mark: str) -> None:
+    trace = read_trace(a_file(tmp_path, f"{mark}rps\n5\n0\r\n 12 \n", name))
 
     np.testing.assert_array_equal(trace.rps, [5.0, np.nan, 12.0])
     assert (len(trace), np.isnan(trace.rps).sum(), trace.name) == (3, 1, name)
-
-
-def test_byte_order_mark_is_ignored(tmp_path: Path) -> None:
-    np.testing.assert_array_equal(read_trace(a_file(tmp_path, "\ufeffrps\n5\n")).rps, [5.0])
 
 
 def test_zeros_can_mean_no_load(tmp_path: Path) -> None:
@@ -42,11 +37,8 @@ def test_zeros_can_mean_no_load(tmp_path: Path) -> None:
         ("5.5\n6\n", r"line 1: '5\.5' is a number where the header belongs"),
         ("\ufeff5\n6\n", r"line 1: '5' is a number where the header belongs"),
         ("rps\n5\nmany\n", r"line 3 holds 'many'; expected a whole number of at least 0"),
-        ("rps\n5\n-1\n", r"line 3 holds '-1'"),
         ("rps\n5.5\n", r"line 2 holds '5\.5'"),
-        ("rps\n5\nnan\n", r"line 3 holds 'nan'"),
         ("rps\n5\n\n6\n", r"line 3 is empty"),
-        ("rps\n1,2\n", r"line 2 holds '1,2'"),
         ("rps\n1_000\n", r"line 2 holds '1_000'"),
         ("rps\n٣\n", r"line 2 holds '٣'"),
         ("rps\n" + "9" * 5000 + "\n", r"line 2: 9{20} requests in a second; at most 1000000000"),
@@ -106,10 +98,3 @@ def test_excerpt_of_gaps_is_rejected() -> None:
 def test_factor_must_be_positive(factor: float) -> None:
     with pytest.raises(TraceError, match=r"t: cannot divide by .*; the factor must be finite and above 0"):
         Trace(np.ones(4), "t").divided(factor)
-
-
-@given(counts=st.lists(st.integers(0, 10**9), min_size=1, max_size=50).filter(any))
-def test_written_trace_round_trips(tmp_path_factory: pytest.TempPathFactory, counts: list[int]) -> None:
-    path = a_file(tmp_path_factory.mktemp("trace"), "rps\n" + "\n".join(map(str, counts)))
-
-    np.testing.assert_array_equal(np.nan_to_num(read_trace(path).rps), counts)

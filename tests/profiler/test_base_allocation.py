@@ -2,26 +2,24 @@
 
 import pytest
 
-from tests.profiler.builders import a_pipeline, a_point, a_variant
+from tests.builders import a_measured_profile, a_variant, an_echo_pipeline
 from trimtab_profiler.base_allocation import base_allocation, stage_slo_seconds
 
-STAGE = a_pipeline(
-    [a_variant("small", "1", 0.5), a_variant("middle", "1", 0.6), a_variant("large", "2", 0.7)]
-).spec.stage("first")
+VARIANTS = [a_variant("small"), a_variant("middle"), a_variant("large", resources={"cpu": "2"})]
+STAGE = an_echo_pipeline(VARIANTS).spec.stage("first")
 POINTS = [
-    a_point("small", 1, {1: 0.100, 8: 0.500}),
-    a_point("small", 2, {1: 0.060, 8: 0.260}),
-    a_point("middle", 1, {1: 0.500, 8: 3.200}),
-    a_point("middle", 2, {1: 0.250, 8: 1.600}),
-    a_point("middle", 4, {1: 0.130, 8: 0.900}),
-    a_point("large", 2, {1: 0.900, 8: 6.000}),
-    a_point("large", 4, {1: 0.500, 8: 3.000}),
-    a_point("large", 8, {1: 0.300, 8: 1.700}),
+    a_measured_profile({1: 0.080, 8: 0.400}, "small", 1),
+    a_measured_profile({1: 0.048, 8: 0.208}, "small", 2),
+    a_measured_profile({1: 0.400, 8: 2.560}, "middle", 1),
+    a_measured_profile({1: 0.200, 8: 1.280}, "middle", 2),
+    a_measured_profile({1: 0.104, 8: 0.720}, "middle", 4),
+    a_measured_profile({1: 0.720, 8: 4.800}, "large", 2),
+    a_measured_profile({1: 0.400, 8: 2.400}, "large", 4),
+    a_measured_profile({1: 0.240, 8: 1.360}, "large", 8),
 ]
 
 
 def test_stage_slo_is_five_times_mean_batch_one_latency() -> None:
-    """Means are p99 / 1.25 here: 0.08, 0.4 and 0.72 s."""
     assert stage_slo_seconds(POINTS, STAGE) == pytest.approx(5 * (0.08 + 0.4 + 0.72) / 3)
 
 
@@ -41,7 +39,7 @@ def test_fewest_cores_meeting_slo_and_threshold_are_chosen(slo_seconds, threshol
 
 def test_more_accurate_variant_may_need_fewer_cores() -> None:
     """IPA's code makes the allocation grow with accuracy; the paper does not ask for that."""
-    points = [a_point("small", 2, {1: 0.1}), a_point("middle", 1, {1: 0.1}), a_point("large", 2, {1: 0.1})]
+    points = [a_measured_profile({1: 0.1}, name, cores) for name, cores in (("small", 2), ("middle", 1), ("large", 2))]
 
     assert base_allocation(points, STAGE, 1.0, 1.0) == {"small": 2, "middle": 1, "large": 2}
 

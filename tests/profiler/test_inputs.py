@@ -9,16 +9,14 @@ import numpy as np
 import pytest
 from PIL import Image as Pillow
 
-from tests.builders import a_pipeline as a_document
-from tests.builders import a_stage
-from tests.profiler.builders import a_pipeline, a_variant
+from tests.builders import a_pipeline, a_stage, a_variant, an_echo_pipeline
 from tests.router.disaggregated import a_disaggregated_pipeline
 from trimtab_pipelines.documents import load_pipeline
 from trimtab_pipelines.tensors import TensorSpec
 from trimtab_profiler import inputs
 from trimtab_protocol import Tensor
 
-PIPELINE = a_pipeline([a_variant("a")], [a_variant("b")], {"trimtab.dev/default-dimension": "5"})
+PIPELINE = an_echo_pipeline([a_variant("a")], [a_variant("b")], annotations={"trimtab.dev/default-dimension": "5"})
 
 
 def test_random_rows_of_the_request_have_its_shape() -> None:
@@ -38,7 +36,7 @@ def test_random_rows_of_the_request_have_its_shape() -> None:
 )
 def test_invalid_annotations_are_rejected(annotations, message) -> None:
     with pytest.raises(ValueError, match=re.escape(message)):
-        inputs.request_rows(a_pipeline([a_variant("a")], annotations=annotations), 1)
+        inputs.request_rows(an_echo_pipeline([a_variant("a")], annotations=annotations), 1)
 
 
 def test_stage_gets_outputs_of_the_previous_stage() -> None:
@@ -46,14 +44,14 @@ def test_stage_gets_outputs_of_the_previous_stage() -> None:
     known = inputs.concatenate_outputs(PIPELINE.spec.stage("first"), answers)
 
     rows = inputs.stage_rows(PIPELINE, PIPELINE.spec.stage("second"), known, 3)
-    assert rows["y"].tolist() == [[1] * 7, [1] * 7, [2] * 7, [2] * 7]
+    assert rows["x"].tolist() == [[1] * 7, [1] * 7, [2] * 7, [2] * 7]
 
 
 @pytest.mark.parametrize("known", [{}, {"first.outputs.y": np.empty((0, 7), np.float32)}])
 def test_stage_without_known_rows_gets_random_ones(known) -> None:
     rows = inputs.stage_rows(PIPELINE, PIPELINE.spec.stage("second"), known, 3)
 
-    assert rows["y"].shape == (3, 5)
+    assert rows["x"].shape == (3, 5)
 
 
 def test_batches_cycle_over_few_rows() -> None:
@@ -72,7 +70,7 @@ def test_random_rows_of_every_datatype_are_encodable(datatype: str) -> None:
 
 def test_chats_are_questions_about_one_page_without_options() -> None:
     tensors = [{"name": name, "datatype": "BYTES"} for name in ("messages", "images", "options")]
-    pipeline = a_document([a_stage(source="request.inputs.messages")], inputs=tensors)
+    pipeline = a_pipeline([a_stage(source="request.inputs.messages")], inputs=tensors)
     pipeline.metadata.annotations["trimtab.dev/payloads"] = "lmm-digits"
     rows = inputs.request_rows(pipeline, 3)
 

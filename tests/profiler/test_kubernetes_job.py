@@ -2,16 +2,16 @@
 
 import dataclasses
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from tests.profiler.builders import a_pipeline, a_variant
+from tests.builders import a_variant, an_echo_pipeline
 from trimtab_kubernetes import Cluster
 from trimtab_pipelines.documents import dump_yaml, parse
 from trimtab_pipelines.kubernetes_names import PROFILER_MANAGER
 from trimtab_pipelines.profile import ModelProfile
 from trimtab_pipelines.profiling import missing_profile_tasks, profile_tasks, unprofiled_containers
+from trimtab_pipelines.resource import Metadata
 from trimtab_pipelines.spec import InferencePipeline
 from trimtab_profiler.__main__ import main
 from trimtab_profiler.kubernetes_job import TaskError, find_task, run_task
@@ -22,26 +22,14 @@ BRIEF = Effort(seconds=0.05, min_batches=2, max_seconds=0.2, rounds=1)
 
 
 def of_namespace(pipeline: InferencePipeline, namespace: str) -> InferencePipeline:
-    metadata = pipeline.metadata.model_copy(update={"namespace": namespace})
-    return pipeline.model_copy(update={"metadata": metadata})
-
-
-def body_of(pipeline: InferencePipeline) -> dict[str, Any]:
-    body: dict[str, Any] = pipeline.model_dump(mode="json", by_alias=True, exclude_none=True)
-    body["metadata"] = {"name": pipeline.name, "namespace": pipeline.metadata.namespace}
-    return body
-
-
-async def profiles_in(cluster: Cluster, namespace: str) -> list[ModelProfile]:
-    return [parse(ModelProfile, item, "it") for item in (await cluster.list("ModelProfile", namespace)).items]
+    return pipeline.model_copy(update={"metadata": Metadata(name=pipeline.name, namespace=namespace)})
 
 
 async def test_each_kind_of_node_has_its_own_profiles(cluster: Cluster, namespace: str, tmp_path: Path) -> None:
-    fast = a_variant("fast", maxBatchSize=2, nodeSelector={"disk": "ssd"})
-    pipeline = of_namespace(
-        a_pipeline([a_variant("plain", maxBatchSize=2), fast], [a_variant("last", maxBatchSize=1)]), namespace
-    )
-    owner = await cluster.apply(body_of(pipeline), manager="user")
+    first = [a_variant("plain", maxBatchSize=2), a_variant("fast", maxBatchSize=2, nodeSelector={"disk": "ssd"})]
+    pipeline = of_namespace(an_echo_pipeline(first, [a_variant("last", maxBatchSize=1)]), namespace)
+    body = pipeline.model_dump(mode="json", by_alias=True, exclude_none=True)
+    owner = await cluster.apply(body, manager="user")
     tasks = profile_tasks(pipeline)
     assert [task.variants for task in tasks] == [(("first", "plain"), ("second", "last")), (("first", "fast"),)]
 
@@ -49,7 +37,8 @@ async def test_each_kind_of_node_has_its_own_profiles(cluster: Cluster, namespac
         options = ProfileOptions.quick(pipeline, task.variants_by_stage)
         await run_task(cluster, pipeline, tmp_path, task.name, dataclasses.replace(options, effort=BRIEF))
 
-    found = await profiles_in(cluster, namespace)
+    listed = (await cluster.list("ModelProfile", namespace)).items
+    found = [parse(ModelProfile, item, "it") for item in listed]
     assert sorted((one.spec.stage, *(point.variant for point in one.spec.points)) for one in found) == [
         ("first", "fast"),
         ("first", "plain"),
@@ -57,20 +46,19 @@ async def test_each_kind_of_node_has_its_own_profiles(cluster: Cluster, namespac
     ]
     assert missing_profile_tasks(pipeline, found) == ()
     assert {one.spec.longest_batch_seconds for one in found} == {None}
-    listed = (await cluster.list("ModelProfile", namespace)).items
     assert {item["metadata"]["ownerReferences"][0]["uid"] for item in listed} == {owner["metadata"]["uid"]}
     assert {item["metadata"]["managedFields"][0]["manager"] for item in listed} == {PROFILER_MANAGER}
 
 
 async def test_deleted_pipeline_is_not_measured(cluster: Cluster, namespace: str, tmp_path: Path) -> None:
-    pipeline = of_namespace(a_pipeline([a_variant("plain")]), namespace)
+    pipeline = of_namespace(an_echo_pipeline([a_variant("plain")]), namespace)
     with pytest.raises(TaskError, match=f"InferencePipeline {namespace}/echoes does not exist"):
         await run_task(cluster, pipeline, tmp_path, profile_tasks(pipeline)[0].name)
 
 
 def test_variants_with_containers_are_not_measured() -> None:
     theirs = {"name": "theirs", "accuracy": 0.9, "container": {"image": "triton:1"}}
-    pipeline = a_pipeline([a_variant("plain"), theirs])
+    pipeline = an_echo_pipeline([a_variant("plain"), theirs])
 
     (task,) = profile_tasks(pipeline)
 
@@ -84,7 +72,7 @@ def test_command_reports_errors(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("KUBECONFIG", str(tmp_path / "none"))
-    (tmp_path / "pipeline.yaml").write_text(dump_yaml(a_pipeline([a_variant("plain")])))
+    (tmp_path / "pipeline.yaml").write_text(dump_yaml(an_echo_pipeline([a_variant("plain")])))
     arguments = ["--cluster", "--namespace", "here", "--task", "cpu", "--pipeline"]
 
     assert main([*arguments, str(tmp_path)]) == 1

@@ -2,18 +2,21 @@
 
 import pytest
 
-from tests.profiler.builders import a_measurement, a_pipeline, a_variant
+from tests.builders import a_measurement, a_variant, an_echo_pipeline
 from trimtab_pipelines.stages import Stage
 from trimtab_profiler.measurement_grid import GridPoint, grid, scale_to_cores
 from trimtab_profiler.profile import ProfileOptions, point_profile, replica_groups
 
 
 def a_stage(*variants: dict[str, object]) -> Stage:
-    return a_pipeline(variants).spec.stage("first")
+    return an_echo_pipeline(variants).spec.stage("first")
 
 
 def test_allocations_with_equal_threads_are_measured_once() -> None:
-    stage = a_stage(a_variant("a", "250m", maxBatchSize=4), a_variant("b", "2", maxBatchSize=100))
+    stage = a_stage(
+        a_variant("a", resources={"cpu": "250m"}, maxBatchSize=4),
+        a_variant("b", resources={"cpu": "2"}, maxBatchSize=100),
+    )
 
     assert grid(stage, cores=(1.0, 2.0, 8.0), node_cores=2) == [
         GridPoint("a", "default", 1, (0.25, 1.0), (1, 2, 4)),
@@ -38,11 +41,11 @@ def test_batch_sizes_include_one_and_respect_the_maximum() -> None:
 
 def test_variant_larger_than_the_machine_is_rejected() -> None:
     with pytest.raises(ValueError, match=r"variant a requests resources.cpu 8, but this machine has 2 cores; lower it"):
-        grid(a_stage(a_variant("a", "8")), (), 2)
+        grid(a_stage(a_variant("a", resources={"cpu": "8"})), (), 2)
 
 
 def test_fraction_of_a_core_scales_latency() -> None:
-    measured = a_measurement(4, p99=0.020, mean=0.016)
+    measured = a_measurement(4, 0.016, p99_ratio=1.25)
     quarter = scale_to_cores(measured, 0.25)
 
     assert (quarter.latency_seconds_mean, quarter.latency_seconds_p99) == (0.064, 0.080)
@@ -56,7 +59,7 @@ def test_point_is_scaled_to_each_allocation() -> None:
     half, whole = (point_profile(point, cores, measured) for cores in point.allocations)
 
     assert (half.cores, whole.cores) == (0.5, 1.0)
-    assert half.latency_seconds(2) == 2 * whole.latency_seconds(2) == 0.030
+    assert half.latency_seconds(2) == 2 * whole.latency_seconds(2) == pytest.approx(0.036)
     assert half.fit.seconds(1) == pytest.approx(2 * whole.fit.seconds(1))
 
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.profiler.builders import a_pipeline, a_variant
+from tests.builders import a_variant, an_echo_pipeline
 from trimtab_pipelines.documents import load_pipeline, load_profiles
 from trimtab_pipelines.spec import InferencePipeline
 from trimtab_profiler.fit import fit_latency
@@ -19,8 +19,9 @@ SHORT = ProfileOptions(effort=Effort(seconds=0.2, min_batches=6, max_seconds=0.6
 
 
 async def test_two_stages_are_measured_on_real_replicas(tmp_path: Path) -> None:
-    slow = a_variant("slow", "500m", 0.9, maxBatchSize=4, parameters={"delay_seconds": 0.02})
-    pipeline = a_pipeline([a_variant("plain", "1", 0.8, maxBatchSize=2), slow], [a_variant("last", maxBatchSize=2)])
+    slow = a_variant("slow", resources={"cpu": "500m"}, maxBatchSize=4, parameters={"delay_seconds": 0.02})
+    first = [a_variant("plain", accuracy=0.8, maxBatchSize=2), slow]
+    pipeline = an_echo_pipeline(first, [a_variant("last", maxBatchSize=2)])
     reports: list[Progress] = []
 
     profiles = await profile(pipeline, tmp_path, SHORT, reports.append)
@@ -56,7 +57,7 @@ async def test_batches_beyond_the_time_limit_are_skipped(tmp_path: Path) -> None
     options = ProfileOptions(effort=Effort(0.05, 2, 0.1, rounds=2), longest_batch_seconds=0.01)
     reports: list[Progress] = []
 
-    profiles = await profile(a_pipeline([slow]), tmp_path, options, reports.append)
+    profiles = await profile(an_echo_pipeline([slow]), tmp_path, options, reports.append)
 
     assert [m.batch_size for m in profiles["first"].spec.points[0].measurements] == [1]
     assert profiles["first"].spec.longest_batch_seconds == 0.01
@@ -69,7 +70,7 @@ async def test_variant_that_cannot_be_loaded_is_reported(tmp_path: Path) -> None
     with pytest.raises(
         ProfileError, match=r"replica of stage first stopped with exit code 1; log:[\s\S]*model broken"
     ) as caught:
-        await profile(a_pipeline([broken]), tmp_path, SHORT)
+        await profile(an_echo_pipeline([broken]), tmp_path, SHORT)
     assert "broken" in str(caught.value)
     assert "speed" in str(caught.value)
 

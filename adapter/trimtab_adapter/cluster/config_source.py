@@ -1,10 +1,14 @@
-"""`ClusterConfigSource`: a pipeline and its profiles from the API server, limited to the schedulable budget."""
+"""`ClusterConfigSource`: a pipeline and its profiles from the API server, limited to the schedulable budget.
+
+They come from the `ClusterCache`, which holds pipelines, plans, profiles and router EndpointSlices.
+"""
 
 import logging
 from collections.abc import Mapping
 
-from trimtab_adapter.cluster.cluster_cache import PIPELINE, PROFILE, ClusterCache
-from trimtab_kubernetes.objects import Key, Object
+from trimtab_adapter.planning.pool_allocation import limit_budget
+from trimtab_kubernetes.cache import Cache
+from trimtab_kubernetes.objects import Key, Object, key_of
 from trimtab_pipelines.documents import DocumentError, parse
 from trimtab_pipelines.profile import ModelProfile, profiles_by_stage
 from trimtab_pipelines.profiling import FINGERPRINT_ANNOTATION
@@ -13,6 +17,31 @@ from trimtab_pipelines.spec import InferencePipeline
 from trimtab_pipelines.status import Schedulable
 
 log = logging.getLogger(__name__)
+
+PIPELINE, PROFILE, PLAN, SLICE = "InferencePipeline", "ModelProfile", "PipelinePlan", "EndpointSlice"
+SERVICE_LABEL = "kubernetes.io/service-name"
+SELECTORS = {PIPELINE: None, PROFILE: None, PLAN: None, SLICE: SERVICE_LABEL}
+OwnerKey = tuple[str, str, str]
+"""Kind, namespace and owner: the pipeline of a profile, the Service of a slice, the object itself otherwise."""
+
+
+def owner_key(resource: Object) -> OwnerKey:
+    kind, (namespace, owner) = resource["kind"], key_of(resource)
+    if kind == PROFILE:
+        owner = str(resource.get("spec", {}).get("pipeline", ""))
+    elif kind == SLICE:
+        owner = str(resource["metadata"].get("labels", {}).get(SERVICE_LABEL, ""))
+    return kind, namespace, owner
+
+
+class ClusterCache(Cache[OwnerKey]):
+    """Objects of the watched namespaces by kind and name, and by owner."""
+
+    def __init__(self) -> None:
+        super().__init__(owner_key)
+
+    def owned_by(self, kind: str, namespace: str, owner: str) -> list[Object]:
+        return self.group((kind, namespace, owner))
 
 
 class ClusterConfigSource:
@@ -77,26 +106,21 @@ def limit_to_schedulable(pipeline: InferencePipeline) -> tuple[InferencePipeline
         return pipeline, ""
     budget = pipeline.spec.budget
     try:
-        schedulable = _read_schedulable(status)
+        fields = status if isinstance(status, Mapping) else {}  # those of later releases are ignored
+        known = {name: fields[name] for name in Schedulable.model_fields if name in fields}
+        schedulable = parse(Schedulable, known, "status.schedulable")
         room = parse_quantity(schedulable.cores)
     except (DocumentError, ValueError) as error:
         return pipeline, f"status.schedulable cannot be read, so the whole budget is used: {error}"
-    cores, gpus = min(budget.cores, room), min(budget.gpus, schedulable.gpus)
-    if (cores, gpus) == (budget.cores, budget.gpus):
+    spec = limit_budget(pipeline.spec, room, schedulable.gpus)
+    if spec == pipeline.spec:
         return pipeline, ""
-    usable = budget.model_copy(update={"cores": cores, "gpus": gpus})
-    spec = pipeline.spec.model_copy(update={"budget": usable})
-    budget_resources = f"{format_cores(budget.cores)} cores" + (f" and {budget.gpus} GPUs" if budget.gpus else "")
-    usable_resources = f"{format_cores(cores)} cores" + (f" and {gpus} GPUs" if budget.gpus else "")
-    remark = f"the nodes can schedule {usable_resources} of the budget's {budget_resources}"
+    usable, whole = (
+        f"{format_cores(each.cores)} cores" + (f" and {each.gpus} GPUs" if budget.gpus else "")
+        for each in (spec.budget, budget)
+    )
+    remark = f"the nodes can schedule {usable} of the budget's {whole}"
     return pipeline.model_copy(update={"spec": spec}), remark
-
-
-def _read_schedulable(status: object) -> Schedulable:
-    """Parse the operator's status, ignoring fields of later releases; raises DocumentError."""
-    fields = status if isinstance(status, Mapping) else {}
-    known = {name: fields[name] for name in Schedulable.model_fields if name in fields}
-    return parse(Schedulable, known, "status.schedulable")
 
 
 def _precedence(profile: ModelProfile) -> tuple[bool, str]:

@@ -11,26 +11,26 @@ from functools import partial
 
 import aiohttp
 
-from trimtab_adapter.cluster.cluster_cache import (
+from trimtab_adapter.cluster.config_source import (
     PIPELINE,
     PLAN,
     PROFILE,
     SELECTORS,
     SLICE,
     ClusterCache,
+    ClusterConfigSource,
     OwnerKey,
     owner_key,
 )
-from trimtab_adapter.cluster.config_source import ClusterConfigSource
 from trimtab_adapter.cluster.plan_publisher import ClusterPlanPublisher
 from trimtab_adapter.cluster.router_metrics_source import RouterMetricsSource, addresses
 from trimtab_adapter.cluster.status_writer import StatusWriter
 from trimtab_adapter.control_loop import LOAD_CHECK_SECONDS, ControlLoop, LoadSources
 from trimtab_adapter.controller import Tick
 from trimtab_adapter.forecasting import CurrentForecaster, TrainedWeights
+from trimtab_adapter.load_sources import PrometheusSource
 from trimtab_adapter.metrics import AdapterMetrics
 from trimtab_adapter.planning.pool_planner import PoolPlanner
-from trimtab_adapter.prometheus import PrometheusSource
 from trimtab_kubernetes import Change, Cluster
 from trimtab_kubernetes.objects import Key, Object
 from trimtab_pipelines.documents import DocumentError
@@ -106,9 +106,8 @@ class PipelineLoops:
 
     async def run(self) -> None:
         """Plan for all pipelines; ends by cancellation, after every loop has stopped and reported."""
-        watching = asyncio.create_task(
-            self._cache.watch(self._dependencies.cluster, SELECTORS, self._namespaces, self._changed)
-        )
+        cluster = self._dependencies.cluster
+        watching = asyncio.create_task(self._cache.watch(cluster, SELECTORS, self._namespaces, self._changed))
         starting = asyncio.create_task(self._start_all())
         try:
             await watching
@@ -144,7 +143,8 @@ class PipelineLoops:
             if kind == PIPELINE:
                 self._pipeline_changed((namespace, owner), found, deleted=change.deleted)
             elif kind == SLICE:
-                self._routers_changed(namespace, owner)
+                for key in [key for key in self._members if (key[0], router_admin_name(key[1])) == (namespace, owner)]:
+                    self._wake(key)
             else:
                 self._wake((namespace, owner))
 
@@ -197,12 +197,8 @@ class PipelineLoops:
             dependencies.metrics.take(key, tick)
             status_writer.report(tick)
 
-        routers = RouterMetricsSource(dependencies.routers, self._cache, key)
-        loads = (
-            routers
-            if dependencies.prometheus is None
-            else PrometheusSource(dependencies.prometheus, *key, routers.ready)
-        )
+        routers, prometheus = RouterMetricsSource(dependencies.routers, self._cache, key), dependencies.prometheus
+        loads = routers if prometheus is None else PrometheusSource(prometheus, *key, routers.ready)
         loop = ControlLoop(
             config,
             ClusterPlanPublisher(dependencies.cluster, self._cache, key, report),
@@ -230,11 +226,6 @@ class PipelineLoops:
         self._dependencies.metrics.forget(key)
         if self._pools is not None:
             self._pools.remove("/".join(key))
-
-    def _routers_changed(self, namespace: str, service: str) -> None:
-        for key in list(self._members):
-            if key[0] == namespace and router_admin_name(key[1]) == service:
-                self._wake(key)
 
     def _wake(self, key: Key) -> None:
         """Trigger a tick if its inputs changed, not for our own status or plan."""

@@ -8,7 +8,7 @@ import logging
 from collections import deque
 from collections.abc import Awaitable, Callable
 
-from trimtab_adapter.cluster.cluster_cache import PIPELINE, PLAN, ClusterCache
+from trimtab_adapter.cluster.config_source import PIPELINE, PLAN, ClusterCache
 from trimtab_adapter.controller import Tick, actionable_fields
 from trimtab_adapter.planning.explain import describe_option
 from trimtab_kubernetes import Cluster, ClusterError, Conflict
@@ -84,9 +84,8 @@ class ClusterPlanPublisher:
                 await self._cluster.delete(PLAN, *self._key, uid=applied["metadata"]["uid"])
                 applied = await self._cluster.apply(body, manager=ADAPTER_MANAGER)
         except ClusterError as error:
-            log.warning(
-                "plan %d of %s not written: %s; retrying at the next tick", plan.spec.generation, self._key, error
-            )
+            number = plan.spec.generation
+            log.warning("plan %d of %s not written: %s; retrying at the next tick", number, self._key, error)
             return
         if existing is None or identity(applied) != identity(existing):
             log.info("%s/%s: plan %d: %s", *self._key, plan.spec.generation, plan.spec.explanation.change)
@@ -98,10 +97,9 @@ class ClusterPlanPublisher:
         """Apply over the plan this decision started from; Conflict if another client wrote one since."""
         while existing is not None:
             version = {key: existing["metadata"][key] for key in ("uid", "resourceVersion")}
+            versioned = {**body, "metadata": body["metadata"] | version}
             try:
-                return await self._cluster.apply(
-                    {**body, "metadata": body["metadata"] | version}, manager=ADAPTER_MANAGER
-                )
+                return await self._cluster.apply(versioned, manager=ADAPTER_MANAGER)
             except Conflict:
                 latest = await self._cluster.get(PLAN, *self._key)
                 if latest is not None and identity(latest) != identity(existing):
@@ -114,14 +112,10 @@ class ClusterPlanPublisher:
         key = self._key[0], advisory_name(self._key[1])
         found = self._cache.get(PLAN, key)
         if found is not None and not _is_proposal(found):
-            log.warning(
-                "PipelinePlan %s/%s is not a proposal: it stays, and the proposal for %s is not written",
-                *key,
-                self._key[1],
-            )
+            consequence = f"it stays, and the proposal for {self._key[1]} is not written"
+            log.warning("PipelinePlan %s/%s is not a proposal: %s", *key, consequence)
             return
-        lines = [(stage.name, describe_option(stage)) for stage in plan.spec.stages]
-        if found is not None and lines == _option_lines(found):
+        if found is not None and _proposes_same(found, plan):
             return
         body = self._body(plan, key[1], advisory=True)
         try:
@@ -180,9 +174,10 @@ def _same_stages(applied: Object, body: Object) -> bool:
     return [stage["name"] for stage in applied["spec"]["stages"]] == [stage["name"] for stage in body["spec"]["stages"]]
 
 
-def _option_lines(found: Object) -> list[tuple[str, str]] | None:
+def _proposes_same(found: Object, plan: PipelinePlan) -> bool:
     try:
-        plan = parse_plan(found, PLAN)
+        stages = parse_plan(found, PLAN).spec.stages, plan.spec.stages
     except DocumentError:
-        return None
-    return [(stage.name, describe_option(stage)) for stage in plan.spec.stages]
+        return False
+    before, now = ([(stage.name, describe_option(stage)) for stage in each] for each in stages)
+    return before == now

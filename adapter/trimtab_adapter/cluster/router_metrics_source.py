@@ -6,12 +6,12 @@ is gone still count in the past, so that replacing a router does not look like v
 
 import asyncio
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 import aiohttp
 
-from trimtab_adapter.cluster.cluster_cache import SLICE, ClusterCache
+from trimtab_adapter.cluster.config_source import SLICE, ClusterCache
 from trimtab_adapter.load_sources import RouterSource
 from trimtab_adapter.observation import Load, State, merge_states
 from trimtab_kubernetes.endpoint_slices import parse_endpoint_slice
@@ -45,7 +45,8 @@ class RouterMetricsSource:
         answers = await self._fetch_loads(seconds)
         loads = {url: Load(now_seconds, answer.history_rps) for url, answer in answers.items() if answer is not None}
         missing = [url for url, answer in answers.items() if answer is None]
-        self._last = recent({**self._last, **loads}, now_seconds)
+        recent = {url: load for url, load in self._last.items() if load.now_seconds > now_seconds - HISTORY_SECONDS}
+        self._last = recent | loads
         merged = merge_loads(self._last.values(), now_seconds)
         return Load(now_seconds, merged, f"no response from {', '.join(missing)}" if missing else "")
 
@@ -96,15 +97,8 @@ def addresses(slices: Iterable[Object]) -> list[Address]:
     return [Address(url, ready) for url, ready in sorted(ready_by_url.items())]
 
 
-def recent(loads: Mapping[str, Load], now_seconds: float) -> dict[str, Load]:
-    return {url: load for url, load in loads.items() if load.now_seconds > now_seconds - HISTORY_SECONDS}
-
-
 def merge_loads(loads: Iterable[Load], now_seconds: float) -> tuple[float, ...]:
-    """Sum arrivals second by second, each history ending when it was read; a router has none before its start.
-
-    The sum has six hours at most, as much as a router is asked for.
-    """
+    """Sum arrivals second by second, six hours at most, each history ending when it was read."""
     aged = [(max(0, math.floor(now_seconds) - math.floor(load.now_seconds)), load.history_rps) for load in loads]
     longest = min(max((ago + len(history_rps) for ago, history_rps in aged), default=0), MEMORY_SECONDS)
     total = [0.0] * longest

@@ -25,10 +25,7 @@ _METRICS, _FORECAST, _PLAN = ADAPTER_CONDITIONS
 
 
 def build_status(tick: Tick, before: Mapping[str, Any], observed_generation: int) -> dict[str, Any]:
-    """The adapter's part of the status.
-
-    `before` is the previous status, whose transition times and history continue.
-    """
+    """The adapter's part of the status; transition times and history continue those of the status `before`."""
     earlier = before.get("conditions") or ()
     findings = filter(None, (_metrics(tick), _forecast(tick), _planned(tick)))
     found = conditions(findings, earlier, observed_generation, tick.now_seconds)
@@ -63,13 +60,11 @@ def _metrics(tick: Tick) -> ConditionState | None:
         return None
     if not any(rps > 0 for rps in tick.load.history_rps):
         return ok(_METRICS, "NoTraffic", "no request arrived in the last ten minutes; the plan is for the minimum load")
+    known = "the load of the last seconds is known"
     if tick.load.missing:
-        return ok(
-            _METRICS,
-            "Fresh",
-            f"only part of the load is known ({tick.load.missing}); the plan is not reduced until all of it is known",
-        )
-    return ok(_METRICS, "Fresh", "the load of the last seconds is known")
+        part = f"only part of the load is known ({tick.load.missing})"
+        known = f"{part}; the plan is not reduced until all of it is known"
+    return ok(_METRICS, "Fresh", known)
 
 
 def _forecast(tick: Tick) -> ConditionState | None:
@@ -85,9 +80,8 @@ def _forecast(tick: Tick) -> ConditionState | None:
     if forecast.reason.startswith("the forecaster failed") or "is invalid" in forecast.reason:
         return failing(_FORECAST, "Failed", f"{forecast.reason}; the last maximum is used. See the adapter's log")
     if forecaster == "LSTM" and "LSTM needs" in forecast.reason:
-        return ok(
-            _FORECAST, "TooLittleHistory", f"the last maximum is used until there is enough history: {forecast.reason}"
-        )
+        message = f"the last maximum is used until there is enough history: {forecast.reason}"
+        return ok(_FORECAST, "TooLittleHistory", message)
     return ok(_FORECAST, "Reactive", forecast.reason or "the last maximum is used")
 
 
@@ -97,9 +91,8 @@ def _planned(tick: Tick) -> ConditionState | None:
     if tick.decided == "held" and tick.fault is not None:
         return failing(_PLAN, "HeldLast", f"the plan in force is held: {tick.problem}")
     if tick.decided == "held" or tick.config_problem:
-        return failing(
-            _PLAN, "PlanningError", f"{tick.problem or tick.config_problem}; the plan in force, if any, stays"
-        )
+        problem = tick.problem or tick.config_problem
+        return failing(_PLAN, "PlanningError", f"{problem}; the plan in force, if any, stays")
     return None if tick.plan is None else _quality(tick, tick.plan)
 
 
@@ -120,22 +113,18 @@ def _amounts(tick: Tick, before: Mapping[str, Any]) -> dict[str, str | None]:
     rps = tick.load.mean_rps if tick.load is not None else None
     forecast = in_force.spec.forecast if in_force is not None else None
     amounts = {
-        "rps": None if rps is None else _amount(rps),
+        "rps": None if rps is None else _rounded(rps),
         "accuracy": None if served is None or served.accuracy is None else f"{served.accuracy:.3f}",
-        "p99": None if served is None or served.p99_seconds is None else _milliseconds(served.p99_seconds),
+        "p99": None if served is None or served.p99_seconds is None else f"{_rounded(1000 * served.p99_seconds)}ms",
     }
     if tick.pipeline.spec.mode != "Auto":
         return amounts | {"forecast_rps": before.get("forecastRps")}
-    return amounts | {"forecast_rps": None if forecast is None else _amount(forecast.peak_rps)}
+    return amounts | {"forecast_rps": None if forecast is None else _rounded(forecast.peak_rps)}
 
 
-def _milliseconds(seconds: float) -> str:
-    return f"{float(f'{1000 * seconds:.2g}'):g}ms"
-
-
-def _amount(rps: float) -> str:
+def _rounded(amount: float) -> str:
     """Two significant figures."""
-    return f"{float(f'{rps:.2g}'):g}" if rps >= 0.05 else "0"
+    return f"{float(f'{amount:.2g}'):g}" if amount >= 0.05 else "0"
 
 
 def _history(tick: Tick, before: Sequence[Mapping[str, Any]]) -> tuple[Decision, ...]:

@@ -7,7 +7,7 @@ import asyncio
 import logging
 from typing import Any
 
-from trimtab_adapter.cluster.cluster_cache import PIPELINE, ClusterCache
+from trimtab_adapter.cluster.config_source import PIPELINE, ClusterCache
 from trimtab_adapter.cluster.status import build_status, plan_changed_event, significant_fields
 from trimtab_adapter.controller import Tick
 from trimtab_kubernetes import Cluster, ClusterError, Conflict, Rejected

@@ -5,11 +5,10 @@ need points above the planned one under any policy, for requests with a higher a
 dominates in accuracy, speed and inputs is excluded.
 """
 
-from collections.abc import Container, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from trimtab_adapter.planning.planning_problem import PlanningProblem
-from trimtab_adapter.planning.profile_lookup import point_profile
+from trimtab_adapter.planning.planning_problem import PlanningProblem, point_profile
 from trimtab_pipelines.plan import PointPlan, unmeasured_point_plan
 from trimtab_pipelines.stages import Stage
 from trimtab_pipelines.variants import Variant
@@ -34,26 +33,19 @@ def allowed_points(
         return AllowedPoints(own.model_copy(update={"escalations": ()}))
     others = [point.name for point in variant.points if point.name != planned]
     points = [own, *(_point_plan(problem, stage, variant, name, batch_sizes) for name in others)]
-    kept, excluded = [own], []
-    for point in points[1:]:
-        reason = _exclusion_reason(point, points, variant)
-        if reason:
-            excluded.append(f"{stage.name}: {variant.name}/{point.name}, {reason}")
-        else:
-            kept.append(point)
+    reasons = {point.name: _exclusion_reason(point, points, variant) for point in points[1:]}
+    excluded = [f"{stage.name}: {variant.name}/{name}, {reason}" for name, reason in reasons.items() if reason]
+    kept = [point for point in points if not reasons.get(point.name)]
     names = {point.name for point in kept} if problem.spec.policy_traits.escalates else set[str]()
-    kept = [_with_escalations_to(point, names) for point in kept]
+    kept = [
+        point.model_copy(update={"escalations": tuple(again for again in point.escalations if again.to in names)})
+        for point in kept
+    ]
     own = kept[0]
-    kept.sort(key=lambda point: (-point.accuracy, _slowest(point)))
+    kept.sort(key=lambda point: (-point.accuracy, max(point.service_seconds.values(), default=0.0)))
     position = kept.index(own)
-    fallbacks = kept[position + 1 :] if problem.spec.policy_traits.uses_fallbacks else ()
-    return AllowedPoints(own, tuple(kept[:position]), tuple(fallbacks), tuple(excluded))
-
-
-def _with_escalations_to(point: PointPlan, names: Container[str]) -> PointPlan:
-    return point.model_copy(
-        update={"escalations": tuple(escalation for escalation in point.escalations if escalation.to in names)}
-    )
+    fallbacks = tuple(kept[position + 1 :]) if problem.spec.policy_traits.uses_fallbacks else ()
+    return AllowedPoints(own, tuple(kept[:position]), fallbacks, tuple(excluded))
 
 
 def _point_plan(
@@ -73,8 +65,8 @@ def _exclusion_reason(point: PointPlan, points: Sequence[PointPlan], variant: Va
     if not point.service_seconds:
         return f"not profiled with {variant.resources.cpu:g} cores"
     position = points.index(point)
-    for other in points:
-        if other is not point and _dominates(other, point, first=points.index(other) < position):
+    for n, other in enumerate(points):
+        if other is not point and _dominates(other, point, first=n < position):
             size = max(point.service_seconds)
             own_ms, other_ms = (1e3 * p.service_seconds[size] for p in (point, other))
             return f"{other.name} is as accurate and as fast: {other_ms:.3g} ms against {own_ms:.3g} ms at batch {size}"
@@ -83,27 +75,13 @@ def _exclusion_reason(point: PointPlan, points: Sequence[PointPlan], variant: Va
 
 def _dominates(one: PointPlan, other: PointPlan, *, first: bool) -> bool:
     """Whether `other` is never a better choice than `one`; of two equal points the first stays."""
-    if not one.service_seconds or not _accepts_inputs_of(one, other):
+    # No inputs stand for all of them; a request that lacks one is only accepted by a point that does not read it.
+    needs_more_inputs = other.inputs and not (one.inputs and set(one.inputs) <= set(other.inputs))
+    if not one.service_seconds or needs_more_inputs:
         return False
     gains = [one.accuracy - other.accuracy]
-    gains += [
-        _task_accuracy(one, task) - _task_accuracy(other, task)
-        for task in one.accuracy_by_task.keys() | other.accuracy_by_task.keys()
-    ]
+    for task in one.accuracy_by_task.keys() | other.accuracy_by_task.keys():
+        own, others = (point.accuracy_by_task.get(task, point.accuracy) for point in (one, other))
+        gains.append(own - others)
     gains += [other.service_seconds[size] - seconds for size, seconds in one.service_seconds.items()]
     return min(gains) >= 0 and (first or max(gains) > 0)
-
-
-def _accepts_inputs_of(one: PointPlan, other: PointPlan) -> bool:
-    """Whether a point accepts every request that another one accepts: it needs no further input."""
-    if not other.inputs:
-        return True
-    return bool(one.inputs) and set(one.inputs) <= set(other.inputs)
-
-
-def _task_accuracy(point: PointPlan, task: str) -> float:
-    return point.accuracy_by_task.get(task, point.accuracy)
-
-
-def _slowest(point: PointPlan) -> float:
-    return max(point.service_seconds.values(), default=0.0)

@@ -1,12 +1,11 @@
 """Baselines: plans that never adapt, with fixed variants and all the cores of the budget."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Literal
 
 from trimtab_adapter.planning.decide import build_plan
-from trimtab_adapter.planning.planning_problem import PlanningProblem
-from trimtab_adapter.planning.profile_lookup import profiled_points
+from trimtab_adapter.planning.planning_problem import PlanningProblem, profiled_points
 from trimtab_adapter.planning.relaxation import PlanSolution, solve_or_relax
 from trimtab_adapter.solvers.program import TOLERANCE, Option
 from trimtab_pipelines.operating_point import OperatingPoint
@@ -32,7 +31,10 @@ def static_plan(
     Batch sizes are those with the highest throughput within the SLO; the rest of the budget becomes replicas of the
     busiest stages. `load_rps` is the load the plan is recorded and judged for.
     """
-    pinned = _pinned(pipeline, profiles, choice)
+    objective = pipeline.spec.objective.model_copy(update={"accuracy_floor": None, "goal": "Weighted"})
+    free = PlanningProblem(pipeline.spec.model_copy(update={"objective": objective}), profiles, 0.0)
+    pins = {stage.name: pin_extreme(free, stage, choice) for stage in pipeline.spec.stages}
+    pinned = pipeline.model_copy(update={"spec": with_pins(free.spec, pins)})
     max_rps = _max_load(pinned, profiles)
     problem = PlanningProblem(pinned.spec, profiles, max_rps)
     solved = solve_or_relax(problem)
@@ -45,14 +47,6 @@ def static_plan(
     solved = replace(solved, fraction=share)
     forecast = ForecastRecord(peak_rps=load_rps, source="static", reason=f"{choice} variants, never changed")
     return build_plan(pinned, problem, solved, forecast, now_seconds)
-
-
-def _pinned(pipeline: InferencePipeline, profiles: Mapping[str, ModelProfile], which: Extreme) -> InferencePipeline:
-    problem = PlanningProblem(pipeline.spec, profiles, 0.0)
-    objective = pipeline.spec.objective.model_copy(update={"accuracy_floor": None, "goal": "Weighted"})
-    spec = pipeline.spec.model_copy(update={"objective": objective})
-    pins = {stage.name: pin_extreme(problem, stage, which) for stage in pipeline.spec.stages}
-    return pipeline.model_copy(update={"spec": with_pins(spec, pins)})
 
 
 def with_pins(spec: InferencePipelineSpec, pins: Mapping[str, Pin]) -> InferencePipelineSpec:
@@ -96,21 +90,15 @@ def _max_load(pipeline: InferencePipeline, profiles: Mapping[str, ModelProfile])
 
 def _spread(problem: PlanningProblem, solved: PlanSolution) -> PlanSolution:
     """Give the remaining cores to the busiest stage, replica by replica."""
-    replicas = {
-        stage.name: option.replicas for stage, option in zip(solved.program.stages, solved.solution.choice, strict=True)
-    }
     chosen = {stage.name: option for stage, option in zip(solved.program.stages, solved.solution.choice, strict=True)}
-    while True:
-        room = [name for name in replicas if _has_room(problem, chosen, replicas, name)]
-        if not room:
-            break
-        fullest = min(
-            room,
-            key=lambda name: (
-                chosen[name].throughput_rps / chosen[name].replicas * replicas[name] / problem.spec.expected_rows[name]
-            ),
-        )
-        replicas[fullest] += 1
+    replicas = {name: option.replicas for name, option in chosen.items()}
+
+    def carried_rps(name: str) -> float:
+        replica_rps = chosen[name].throughput_rps / chosen[name].replicas
+        return replica_rps * replicas[name] / problem.spec.expected_rows[name]
+
+    while room := [name for name in replicas if _has_room(problem, chosen, replicas, name)]:
+        replicas[min(room, key=carried_rps)] += 1
     pins = {
         name: Pin(
             variant=option.variant,
@@ -125,12 +113,8 @@ def _spread(problem: PlanningProblem, solved: PlanSolution) -> PlanSolution:
 
 
 def _has_room(problem: PlanningProblem, chosen: Mapping[str, Option], replicas: Mapping[str, int], name: str) -> bool:
-    def used(of: Callable[[Option], float]) -> float:
-        return sum(of(option) / option.replicas * replicas[stage] for stage, option in chosen.items())
-
-    option, budget = chosen[name], problem.spec.budget
-    return (
-        replicas[name] < problem.spec.stage(name).max_replicas
-        and used(lambda o: o.cores) + option.cores / option.replicas <= budget.cores + TOLERANCE
-        and used(lambda o: o.gpus) + option.gpus / option.replicas <= budget.gpus + TOLERANCE
-    )
+    counts, budget = {**replicas, name: replicas[name] + 1}, problem.spec.budget
+    cores = sum(option.cores / option.replicas * counts[stage] for stage, option in chosen.items())
+    gpus = sum(option.gpus / option.replicas * counts[stage] for stage, option in chosen.items())
+    in_bounds = counts[name] <= problem.spec.stage(name).max_replicas
+    return in_bounds and cores <= budget.cores + TOLERANCE and gpus <= budget.gpus + TOLERANCE

@@ -5,25 +5,25 @@ forecast. While that price is only a tie-breaker, a larger bound with the same r
 above the forecast until the next decision.
 """
 
-from collections.abc import Container, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 
+from trimtab_adapter.planning.explain import describe_option
+from trimtab_adapter.planning.planning_problem import PlanningProblem
 from trimtab_adapter.solvers.program import TIE_BREAK, Option, Program
+from trimtab_pipelines.plan import StagePlan
 
 SHARE_OF_SLO = 0.8
 """The planned latency may grow up to this share of the SLO."""
 
 
-def enlarge_batches(program: Program, choice: Sequence[Option], movable: Container[str]) -> tuple[Option, ...]:
-    """Raise the batch sizes in turn as far as latency allows; models and replicas stay.
-
-    Only stages in `movable` change: an otherwise unchanged stage should not change for this alone.
-    """
+def enlarge_batches(problem: PlanningProblem, program: Program, choice: Sequence[Option]) -> tuple[Option, ...]:
+    """Raise the batch sizes of changing stages in turn as far as latency allows; models and replicas stay."""
     choice = list(choice)
     if program.weights.batch > TIE_BREAK * max(program.weights.accuracy, 1.0):
         return tuple(choice)
     ladders = [
-        _larger(stage.options, option) if stage.name in movable else []
+        _larger(stage.options, option) if _changes(problem.running(stage.name), option) else []
         for stage, option in zip(program.stages, choice, strict=True)
     ]
     while any(ladders):
@@ -38,16 +38,17 @@ def enlarge_batches(program: Program, choice: Sequence[Option], movable: Contain
     return tuple(choice)
 
 
+def _changes(running: StagePlan | None, option: Option) -> bool:
+    return running is None or describe_option(running) != describe_option(option)
+
+
 def _larger(options: tuple[Option, ...], option: Option) -> list[Option]:
     """The same model and replicas with larger batches and a higher throughput, smallest first."""
     larger = [
-        other
+        replace(other, penalty=option.penalty)
         for other in options
-        if other.model == option.model
+        if (other.model, other.replicas) == (option.model, option.replicas)
         and other.batch_size > option.batch_size
         and other.throughput_rps > option.throughput_rps
     ]
-    return sorted(
-        (replace(other, penalty=option.penalty) for other in larger if other.replicas == option.replicas),
-        key=lambda other: other.batch_size,
-    )
+    return sorted(larger, key=lambda other: other.batch_size)

@@ -1,12 +1,10 @@
 """`Candidate`: an operating point of a variant, with or without an escalation, and its speed."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from math import ceil
-from typing import Protocol
 
-from trimtab_adapter.planning.planning_problem import PlanningError, PlanningProblem
-from trimtab_adapter.planning.profile_lookup import profiled_points, service_ratio
+from trimtab_adapter.planning.planning_problem import PlanningError, PlanningProblem, profiled_points, service_ratio
 from trimtab_pipelines.escalation import EscalationPlan
 from trimtab_pipelines.model_spec import MAX_BODY_BYTES, max_rows
 from trimtab_pipelines.operating_point import OperatingPoint
@@ -15,16 +13,6 @@ from trimtab_pipelines.profile import PointProfile
 from trimtab_pipelines.spec import ServiceLevel
 from trimtab_pipelines.stages import Pin, Stage
 from trimtab_pipelines.variants import Variant
-
-
-class _Speed(Protocol):
-    """Speed of an operating point, or of a cascade of two."""
-
-    def replica_rps(self, batch_size: int) -> float:
-        """Rows per second of one replica."""
-
-    def seconds(self, batch_size: int, quantile: float) -> float:
-        """Service time of a full batch."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,8 +44,8 @@ class _PointSpeed:
 class _Cascade:
     """Speed of a cascade: every row runs at one operating point, and a share of them at a second one."""
 
-    first: _Speed
-    second: _Speed
+    first: _PointSpeed
+    second: _PointSpeed
     share: float
 
     def replica_rps(self, batch_size: int) -> float:
@@ -78,7 +66,7 @@ class Candidate:
 
     variant: Variant
     point: OperatingPoint
-    speed: _Speed
+    speed: _PointSpeed | _Cascade
     allowed_speeds: tuple[_PointSpeed, ...]
     max_rows: int
     """Largest batch."""
@@ -98,10 +86,7 @@ class Candidate:
 
 
 def candidates(problem: PlanningProblem, stage: Stage, pin: Pin) -> Iterator[Candidate]:
-    """Yield every profiled candidate that a pin allows.
-
-    Raises PlanningError if none was profiled, or if one row exceeds the request size limit of a replica.
-    """
+    """Yield every candidate that a pin allows; raise PlanningError if none was profiled, or a row is too large."""
     rows = max_rows(problem.spec, stage)
     if rows == 0 and not any(variant.container for variant in stage.variants):
         raise PlanningError(
@@ -109,33 +94,23 @@ def candidates(problem: PlanningProblem, stage: Stage, pin: Pin) -> Iterator[Can
             "request; make its tensors smaller"
         )
     profiled = profiled_points(problem, stage)
+    # The scheduling policy or a pin may allow the planned operating point only.
+    uses_others = problem.spec.policy_traits.uses_fallbacks and stage.pin.operating_point is None
     for variant, point, profile in profiled:
         if pin.variant in {None, variant.name} and pin.operating_point in {None, point.name}:
             speed = _PointSpeed(profile, service_ratio(problem, stage, variant, profile))
             row_limit = variant.max_batch_size
             if rows is not None and variant.container is None:
                 row_limit = min(row_limit, rows)
-            alternatives = () if uses_single_point(problem, stage) else (p for v, _, p in profiled if v is variant)
             others = {
-                at.operating_point: _PointSpeed(at, service_ratio(problem, stage, variant, at)) for at in alternatives
+                other.operating_point: _PointSpeed(other, service_ratio(problem, stage, variant, other))
+                for owner, _, other in profiled
+                if uses_others and owner is variant
             }
             base = Candidate(variant, point, speed, (speed, *others.values()), row_limit)
             yield base
-            yield from _with_escalations(problem, base, others)
-
-
-def uses_single_point(problem: PlanningProblem, stage: Stage) -> bool:
-    """Whether a stage runs at its planned operating point only, because of the scheduling policy or a pin."""
-    return not problem.spec.policy_traits.uses_fallbacks or stage.pin.operating_point is not None
-
-
-def _with_escalations(
-    problem: PlanningProblem, base: Candidate, others: Mapping[str, _PointSpeed]
-) -> Iterator[Candidate]:
-    """Yield the candidate with each escalation that the scheduling policy may use."""
-    if problem.spec.policy_traits.escalates:
-        for escalation in base.point.planned_escalations(problem.spec.objective.accuracy_basis):
-            if escalation.to in others and escalation.share > 0:
-                yield replace(
-                    base, speed=_Cascade(base.speed, others[escalation.to], escalation.share), escalation=escalation
-                )
+            escalations = point.planned_escalations(problem.spec.objective.accuracy_basis)
+            for escalation in escalations if problem.spec.policy_traits.escalates else ():
+                if escalation.to in others and escalation.share > 0:
+                    cascade = _Cascade(speed, others[escalation.to], escalation.share)
+                    yield replace(base, speed=cascade, escalation=escalation)

@@ -15,28 +15,16 @@ from trimtab_adapter.planning.drift_correction import (
 from trimtab_adapter.planning.expectation import expectation
 from trimtab_adapter.planning.explain import accuracy_basis_note, describe_option, explain
 from trimtab_adapter.planning.hysteresis import load_hold_reason, planning_load
-from trimtab_adapter.planning.planning_problem import PlanningError, PlanningProblem
-from trimtab_adapter.planning.profile_lookup import prefill_profile
+from trimtab_adapter.planning.planning_problem import PlanningProblem, prefill_profile
 from trimtab_adapter.planning.program_builder import capped_batch_sizes
 from trimtab_adapter.planning.relaxation import PlanSolution, relax, solve_or_relax
-from trimtab_adapter.solvers.program import Option, Program
+from trimtab_adapter.solvers.program import Option
 from trimtab_adapter.solvers.time_limit import time_limit
 from trimtab_pipelines.plan import ForecastRecord, PipelinePlan, PipelinePlanSpec, StagePlan
 from trimtab_pipelines.profile import ModelProfile
 from trimtab_pipelines.resource import Metadata
 from trimtab_pipelines.shadow_price import with_shadow_price
 from trimtab_pipelines.spec import InferencePipeline
-
-__all__ = [
-    "Planner",
-    "PlanningError",
-    "PlanningInputs",
-    "build_plan",
-    "decide",
-    "initial_inputs",
-    "initial_plan",
-    "planning_problem",
-]
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,13 +70,8 @@ def planning_problem(
     """The relaxed problem to solve, and the forecast with hysteresis applied."""
     current = inputs.current
     planned_rps = current.spec.forecast.peak_rps if current is not None and current.spec.forecast is not None else None
-    load_rps = planning_load(
-        inputs.forecast.peak_rps,
-        inputs.recent_rps,
-        planned_rps,
-        inputs.now_seconds,
-        pipeline.spec.adaptation.scale_down_stabilization_seconds,
-    )
+    forecast_rps, hold_seconds = inputs.forecast.peak_rps, pipeline.spec.adaptation.scale_down_stabilization_seconds
+    load_rps = planning_load(forecast_rps, inputs.recent_rps, planned_rps, inputs.now_seconds, hold_seconds)
     requested = with_registered_tasks(pipeline.spec, inputs.registered_accuracies)
     spec = apply_observed_accuracy(requested, inputs.accuracies)
     problem = PlanningProblem(
@@ -102,27 +85,22 @@ def planning_problem(
         drifted_points(requested, spec),
         inputs.prompt_tokens,
     )
-    hold_seconds = pipeline.spec.adaptation.scale_down_stabilization_seconds
-    hold_reason = load_hold_reason(inputs.forecast.peak_rps, load_rps, planned_rps, hold_seconds)
+    hold_reason = load_hold_reason(forecast_rps, load_rps, planned_rps, hold_seconds)
     forecast = inputs.forecast.model_copy(update={"peak_rps": load_rps, "hold_reason": hold_reason})
     with time_limit():
         return relax(problem), forecast
 
 
 def initial_plan(
-    pipeline: InferencePipeline,
-    profiles: Mapping[str, ModelProfile],
-    load_rps: float = 1.0,
-    now_seconds: float = 0.0,
+    pipeline: InferencePipeline, profiles: Mapping[str, ModelProfile], load_rps: float = 1.0, now_seconds: float = 0.0
 ) -> PipelinePlan:
     """The best plan for a small load, used before any load was observed."""
     return decide(pipeline, profiles, initial_inputs(load_rps, now_seconds))
 
 
 def initial_inputs(load_rps: float = 1.0, now_seconds: float = 0.0) -> PlanningInputs:
-    return PlanningInputs(
-        ForecastRecord(peak_rps=load_rps, source="initial", reason="no load observed yet"), now_seconds
-    )
+    forecast = ForecastRecord(peak_rps=load_rps, source="initial", reason="no load observed yet")
+    return PlanningInputs(forecast, now_seconds)
 
 
 def build_plan(
@@ -133,7 +111,7 @@ def build_plan(
     now_seconds: float,
 ) -> PipelinePlan:
     current = problem.current
-    choice = with_enlarged_batches(problem, solved.program, solved.solution.choice)
+    choice = enlarge_batches(problem, solved.program, solved.solution.choice)
     by_name = {
         stage.name: _stage_plan(problem, stage.name, option)
         for stage, option in zip(solved.program.stages, choice, strict=True)
@@ -176,25 +154,19 @@ def _cause(problem: PlanningProblem, forecast: ForecastRecord) -> str:
     return "; ".join(filter(None, causes))
 
 
-def _comparable(stages: Sequence[StagePlan]) -> list[tuple[str, str, float, list[tuple[str, str, float]]]]:
-    return [(stage.name, describe_option(stage), stage.cores, _by_task(stage)) for stage in stages]
-
-
-def _by_task(stage: StagePlan) -> list[tuple[str, str, float]]:
-    return sorted((point.name, *each) for point in stage.points for each in point.accuracy_by_task.items())
+def _comparable(stages: Sequence[StagePlan]) -> list[tuple[object, ...]]:
+    tasks = [{point.name: point.accuracy_by_task for point in s.points if point.accuracy_by_task} for s in stages]
+    return [(stage.name, describe_option(stage), stage.cores, by) for stage, by in zip(stages, tasks, strict=True)]
 
 
 def _stage_plan(problem: PlanningProblem, name: str, option: Option) -> tuple[StagePlan, tuple[str, ...]]:
-    """The plan of a stage, and the operating points excluded from it with the reasons.
-
-    Service seconds are the profile's medians, uncorrected: the router measures its ratio against them.
-    """
+    """The plan of a stage, with the profile's uncorrected medians, and the points excluded from it with reasons."""
     stage = problem.spec.stage(name)
     variant = stage.variant(option.variant)
     sizes = sorted({size for size in (*stage.batch_sizes, 1) if size < option.batch_size} | {option.batch_size})
     allowed = allowed_points(problem, stage, variant, option.operating_point, sizes)
     planned = allowed.planned
-    prefill = prefill_profile(problem, stage, variant, variant.point(option.operating_point))
+    prompt_tokens, prefill_seconds = prefill_profile(problem, stage, variant, variant.point(option.operating_point))
     plan = StagePlan(
         name=name,
         variant=option.variant,
@@ -210,19 +182,9 @@ def _stage_plan(problem: PlanningProblem, name: str, option: Option) -> tuple[St
         service_seconds=planned.service_seconds,
         escalations=planned.escalations,
         planned_escalation=option.planned_escalation,
-        prompt_tokens=prefill.tokens,
-        prefill_seconds=prefill.seconds,
+        prompt_tokens=prompt_tokens,
+        prefill_seconds=prefill_seconds,
         throughput_rps=option.throughput_rps,
         latency_seconds=option.latency_seconds,
     )
     return plan, allowed.excluded
-
-
-def with_enlarged_batches(problem: PlanningProblem, program: Program, choice: Sequence[Option]) -> tuple[Option, ...]:
-    """Spend unused latency on larger batches in the stages that change anyway."""
-    named = zip(program.stages, choice, strict=True)
-    running = [(stage.name, option, problem.running(stage.name)) for stage, option in named]
-    moving = {
-        name for name, option, before in running if before is None or describe_option(before) != describe_option(option)
-    }
-    return enlarge_batches(program, choice, moving)

@@ -34,7 +34,8 @@ def apply_observed_accuracy(
 
     def corrected(stage: Stage, variant: Variant) -> Variant:
         own = {(p, task): now for (s, v, p, task), now in accuracies.items() if (s, v) == (stage.name, variant.name)}
-        return _variant(variant, _Changes.of(variant, own)) if own else variant
+        changes = _Changes.of(variant, own)
+        return _with_points(variant, lambda point: _point(variant, point, changes)) if own else variant
 
     return _with_variants(spec, corrected)
 
@@ -49,16 +50,13 @@ class _Changes:
     @classmethod
     def of(cls, variant: Variant, accuracies: Mapping[tuple[str, str], float]) -> "_Changes":
         """From accuracies by operating point and task; unknown points and tasks are ignored."""
-        overall = {
-            point.name: _change(accuracies.get((point.name, ""), point.accuracy), point.accuracy)
-            for point in variant.points
-        }
-        on_tasks = {
-            (point.name, task): _change(accuracies[point.name, task], before.value)
-            for point in variant.points
-            for task, before in point.accuracy_by_task.items()
-            if (point.name, task) in accuracies
-        }
+        overall, on_tasks = dict.fromkeys((point.name for point in variant.points), 0.0), {}
+        for point in variant.points:
+            if (point.name, "") in accuracies:
+                overall[point.name] = _change(accuracies[point.name, ""], point.accuracy)
+            for task, before in point.accuracy_by_task.items():
+                if (point.name, task) in accuracies:
+                    on_tasks[point.name, task] = _change(accuracies[point.name, task], before.value)
         return cls(overall, on_tasks)
 
     def on(self, point: str, task: str) -> float:
@@ -74,14 +72,11 @@ def with_registered_tasks(
         return spec
 
     def extended(stage: Stage, variant: Variant) -> Variant:
-        more = {p.name: registered_accuracies.get((stage.name, variant.name, p.name), {}) for p in variant.points}
-        points = tuple(
-            point.model_copy(update={"accuracy_by_task": dict(more[point.name]) | point.accuracy_by_task})
-            for point in variant.operating_points
-        )
-        own = {} if points else dict(more[variant.points[0].name])
-        update = {"operating_points": points, "accuracy_by_task": own | variant.accuracy_by_task}
-        return variant.model_copy(update=update)
+        def with_tasks(point: OperatingPoint) -> OperatingPoint:
+            registered = dict(registered_accuracies.get((stage.name, variant.name, point.name), {}))
+            return point.model_copy(update={"accuracy_by_task": registered | point.accuracy_by_task})
+
+        return _with_points(variant, with_tasks)
 
     return _with_variants(spec, extended)
 
@@ -116,19 +111,13 @@ def _drift_phrases(point: OperatingPoint, now: OperatingPoint) -> Iterator[str]:
             yield f" on {task}: {own:.2f} instead of {before.value:.2f}"
 
 
-def _variant(variant: Variant, changes: _Changes) -> Variant:
+def _with_points(variant: Variant, change: Callable[[OperatingPoint], OperatingPoint]) -> Variant:
+    """The variant with changed operating points; without any its own accuracies are those of the only point."""
+    changed = tuple(map(change, variant.points))
     if variant.operating_points:
-        points = tuple(_point(variant, point, changes) for point in variant.operating_points)
-        return variant.model_copy(update={"operating_points": points})
-    (point,) = variant.points
-    by = changes.overall[point.name]
-    return variant.model_copy(
-        update={
-            "accuracy": _shift(variant.accuracy, by),
-            "accuracy_evidence": _shift_interval(variant.accuracy_evidence, by),
-            "accuracy_by_task": _tasks(point, changes),
-        }
-    )
+        return variant.model_copy(update={"operating_points": changed})
+    update = {name: getattr(changed[0], name) for name in ("accuracy", "accuracy_by_task", "accuracy_evidence")}
+    return variant.model_copy(update={name: value for name, value in update.items() if value is not None})
 
 
 def _point(variant: Variant, point: OperatingPoint, changes: _Changes) -> OperatingPoint:
@@ -136,22 +125,18 @@ def _point(variant: Variant, point: OperatingPoint, changes: _Changes) -> Operat
     evidence = None if point.accuracy_evidence is None else _shift_interval(point.accuracy_evidence, own[point.name])
     now = {other.name: other.accuracy + own[other.name] for other in variant.points}
     escalations = [escalation for escalation in point.escalations if now[escalation.to] > now[point.name]]
+    tasks = {}
+    for task, before in point.accuracy_by_task.items():
+        by = changes.on(point.name, task)
+        tasks[task] = _shift_interval(before, by).model_copy(update={"value": _shift(before.value, by)})
     return point.model_copy(
         update={
             "accuracy": _shift(point.accuracy, own[point.name]),
             "accuracy_evidence": evidence,
-            "accuracy_by_task": _tasks(point, changes),
+            "accuracy_by_task": tasks,
             "escalations": tuple(_escalation(escalation, point.name, changes) for escalation in escalations),
         }
     )
-
-
-def _tasks(point: OperatingPoint, changes: _Changes) -> dict[str, Accuracy]:
-    found = {}
-    for task, before in point.accuracy_by_task.items():
-        by = changes.on(point.name, task)
-        found[task] = _shift_interval(before, by).model_copy(update={"value": _shift(before.value, by)})
-    return found
 
 
 def _escalation(escalation: Escalation, first: str, changes: _Changes) -> Escalation:

@@ -8,8 +8,7 @@ scheduling policies approach under a steady load.
 import math
 from collections.abc import Sequence
 
-from trimtab_adapter.planning.planning_problem import PlanningProblem
-from trimtab_adapter.planning.profile_lookup import point_profile, service_ratio
+from trimtab_adapter.planning.planning_problem import PlanningProblem, point_profile, service_ratio
 from trimtab_adapter.solvers.program import Option, Program
 from trimtab_pipelines.plan import Expectation, StagePlan
 from trimtab_pipelines.shadow_price import best_mix, row_options, seconds_per_row
@@ -18,10 +17,7 @@ from trimtab_pipelines.shadow_price import best_mix, row_options, seconds_per_ro
 def expectation(
     problem: PlanningProblem, program: Program, choice: Sequence[Option], stages: Sequence[StagePlan]
 ) -> Expectation:
-    """The expectation of a solution as the plan of these stages.
-
-    Latency and cores are those of the planned points; accuracy is that of the mix.
-    """
+    """The latency and cores of a solution's planned points, and the accuracy of the mix of points."""
     return Expectation(
         accuracy=math.prod(_accuracy(problem, stage) for stage in stages),
         latency_seconds=program.latency_seconds(choice),
@@ -36,15 +32,12 @@ def _accuracy(problem: PlanningProblem, plan: StagePlan) -> float:
     rows_rps = problem.sustained_stage_rps(plan.name)
     if not problem.spec.policy_traits.escalates or rows_rps <= 0:
         return plan.expected_accuracy
-    seconds = seconds_per_row(rows_rps, plan.replicas) / _ratio(problem, plan)
-    return max(plan.expected_accuracy, best_mix(row_options(_in_time(problem, plan)), seconds)[0])
-
-
-def _ratio(problem: PlanningProblem, plan: StagePlan) -> float:
     stage = problem.spec.stage(plan.name)
     variant = stage.variant(plan.variant)
     profile = point_profile(problem, stage, variant, variant.point(plan.operating_point))
-    return 1.0 if profile is None else service_ratio(problem, stage, variant, profile)
+    ratio = 1.0 if profile is None else service_ratio(problem, stage, variant, profile)
+    seconds = seconds_per_row(rows_rps, plan.replicas) / ratio
+    return max(plan.expected_accuracy, best_mix(row_options(_in_time(problem, plan)), seconds)[0])
 
 
 def _in_time(problem: PlanningProblem, plan: StagePlan) -> StagePlan:

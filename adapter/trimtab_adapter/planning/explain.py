@@ -5,7 +5,7 @@ from dataclasses import replace
 
 from trimtab_adapter.planning.relaxation import PlanSolution
 from trimtab_adapter.solvers.exact import solve
-from trimtab_adapter.solvers.program import Option, Program, Solution, models
+from trimtab_adapter.solvers.program import Option, Program, models
 from trimtab_pipelines.accuracy_evidence import AGREEMENT
 from trimtab_pipelines.plan import Explanation, PipelinePlan, RunnerUp, StagePlan
 from trimtab_pipelines.spec import InferencePipelineSpec
@@ -20,20 +20,17 @@ def explain(solved: PlanSolution, stages: Sequence[StagePlan], current: Pipeline
         placement=encoder_placement(solved),
         binding_constraint=binding_constraint(solved),
         runner_up=runner_up(solved),
-        solver=_solver(solved.solution),
+        solver=f"{solved.solution.solver} ({solved.solution.note})" if solved.solution.note else solved.solution.solver,
         gap=solved.solution.gap,
     )
 
 
 def accuracy_basis_note(spec: InferencePipelineSpec, stages: Sequence[StagePlan]) -> str:
     """Describe the basis of a plan's accuracies, and name those without an interval or with no labels."""
-    running = {
-        f"{stage.name}: {stage.variant}": spec.stage(stage.name)
-        .variant(stage.variant)
-        .point(stage.operating_point)
-        .measured_accuracy()
-        for stage in stages
-    }
+    running = {}
+    for stage in stages:
+        point = spec.stage(stage.name).variant(stage.variant).point(stage.operating_point)
+        running[f"{stage.name}: {stage.variant}"] = point.measured_accuracy()
     agreeing = [name for name, accuracy in running.items() if accuracy.source == "Agreement"]
     unlabelled = f"; {AGREEMENT}, without labels: {', '.join(agreeing)}" if agreeing else ""
     if spec.objective.accuracy_basis == "Expected":
@@ -41,10 +38,6 @@ def accuracy_basis_note(spec: InferencePipelineSpec, stages: Sequence[StagePlan]
     bare = [name for name, accuracy in running.items() if accuracy.low is None]
     without = f"; values without an interval: {', '.join(bare)}" if bare else ""
     return f"lower bounds of 95 % intervals{without}{unlabelled}"
-
-
-def _solver(solution: Solution) -> str:
-    return f"{solution.solver} ({solution.note})" if solution.note else solution.solver
 
 
 def describe_option(option: Option | StagePlan) -> str:

@@ -42,10 +42,7 @@ def load_hold_reason(forecast_rps: float, load_rps: float, planned_rps: float | 
 
 
 def outgrows(newest_rps: float, planned_rps: float, headroom: float) -> bool:
-    """Whether one second's arrivals exceed a plan for `planned_rps`, noise apart.
-
-    Up to the headroom and one more request per second the plan still carries them.
-    """
+    """Whether one second exceeds a plan beyond its headroom and one more request, which it still carries."""
     return newest_rps > (1.0 + headroom) * planned_rps + 1.0
 
 

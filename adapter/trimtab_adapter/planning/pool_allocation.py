@@ -20,14 +20,12 @@ from trimtab_adapter.solvers.program import TIE_BREAK, TOLERANCE, Program, Solut
 from trimtab_adapter.solvers.time_limit import out_of_time
 from trimtab_pipelines.profile import ModelProfile
 from trimtab_pipelines.shared_capacity import Pool
-from trimtab_pipelines.spec import InferencePipeline
+from trimtab_pipelines.spec import InferencePipeline, InferencePipelineSpec
 
 COARSE = 0.9
 """Factor on the previous step's cores once the time limit is reached."""
 STEP_CORES = 1e-6
 """Below any difference between two choices, above the rounding that constraints allow."""
-
-
 _HALVINGS = 8
 
 
@@ -82,13 +80,10 @@ class PoolDemand:
         self._found: dict[tuple[Pool, float], tuple[PlanSolution, tuple[Solution, ...]]] = {}
 
     def solve(self, pool: Pool, part: float = 1.0) -> tuple[PlanSolution, tuple[Solution, ...]]:
-        """Its solution for a part of its load with the whole pool, and its frontier within the pool.
-
-        Raises PlanningError if its profiles do not fit it, or the pool cannot hold its smallest plan.
-        """
+        """Its solution for a part of its load with the whole pool, and its frontier; raises PlanningError."""
         if (pool, part) not in self._found:
-            partial = replace(self.problem, load_rps=part * self.problem.load_rps)
-            found = solve_or_relax(_limit_to_pool(partial, pool))
+            spec = limit_budget(self.problem.spec, pool.cores, pool.gpus)
+            found = solve_or_relax(replace(self.problem, spec=spec, load_rps=part * self.problem.load_rps))
             self._found[pool, part] = found, frontier(found.program)
         return self._found[pool, part]
 
@@ -102,24 +97,14 @@ def split_pool(name: str, pool: Pool, demands: Mapping[str, PoolDemand]) -> dict
     full_load = _solve_jointly(name, pool, demands, 1.0)
     if full_load is not None:
         return full_load
-    best, low, high = _solve_share(name, pool, demands, 0.0), 0.0, 1.0
+    best, low, high = _solve_jointly(name, pool, demands, 0.0), 0.0, 1.0
     for _ in range(_HALVINGS if best is not None else 0):
         if out_of_time():
             break
         middle = (low + high) / 2
-        found = _solve_share(name, pool, demands, middle)
+        found = _solve_jointly(name, pool, demands, middle)
         best, low, high = (best, low, middle) if found is None else (found, middle, high)
     return best
-
-
-def _solve_share(
-    name: str, pool: Pool, demands: Mapping[str, PoolDemand], part: float
-) -> dict[str, PlanSolution] | None:
-    found = _solve_jointly(name, pool, demands, part)
-    if found is None:
-        return None
-    reason = f"overload: pool {name}, {pool.cores:g} cores, carries {part:.0%} of the load of {', '.join(demands)}"
-    return {key: replace(solved, fraction=part * solved.fraction, reason=reason) for key, solved in found.items()}
 
 
 def _solve_jointly(
@@ -132,16 +117,19 @@ def _solve_jointly(
         return None
     spare_cores = pool.cores - sum(point.cores for point in chosen)
     spare_gpus = pool.gpus - sum(point.gpus for point in chosen)
-    return {
+    joint = {
         key: _pool_share(name, found, point, spare_cores, spare_gpus)
         for (key, (found, _)), point in zip(separate.items(), chosen, strict=True)
     }
+    if part == 1.0:
+        return joint
+    reason = f"overload: pool {name}, {pool.cores:g} cores, carries {part:.0%} of the load of {', '.join(demands)}"
+    return {key: replace(solved, fraction=part * solved.fraction, reason=reason) for key, solved in joint.items()}
 
 
-def _limit_to_pool(problem: PlanningProblem, pool: Pool) -> PlanningProblem:
-    budget = problem.spec.budget
-    least = {"cores": min(budget.cores, pool.cores), "gpus": min(budget.gpus, pool.gpus)}
-    return replace(problem, spec=problem.spec.model_copy(update={"budget": budget.model_copy(update=least)}))
+def limit_budget(spec: InferencePipelineSpec, cores: float, gpus: int) -> InferencePipelineSpec:
+    least = {"cores": min(spec.budget.cores, cores), "gpus": min(spec.budget.gpus, gpus)}
+    return spec.model_copy(update={"budget": spec.budget.model_copy(update=least)})
 
 
 def _pool_share(name: str, found: PlanSolution, point: Solution, spare_cores: float, spare_gpus: int) -> PlanSolution:

@@ -9,9 +9,11 @@ would get if it decided, and takes nothing. Nothing is stored: the plans in forc
 import threading
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 
-from trimtab_adapter.planning.decide import Planner, PlanningError, PlanningInputs, build_plan, decide, planning_problem
-from trimtab_adapter.planning.pool_allocation import PlanRequest, PoolDemand, split_pool
+from trimtab_adapter.planning.decide import Planner, PlanningInputs, build_plan, decide, planning_problem
+from trimtab_adapter.planning.planning_problem import PlanningError
+from trimtab_adapter.planning.pool_allocation import PlanRequest, PoolDemand, limit_budget, split_pool
 from trimtab_adapter.planning.relaxation import PlanSolution
 from trimtab_adapter.solvers.program import TOLERANCE
 from trimtab_adapter.solvers.time_limit import time_limit
@@ -44,24 +46,18 @@ class PoolLedger:
 
     def available(self, key: str) -> Pool:
         """The pool without the allocations of pipelines that do not decide, except `key`."""
-        fixed = [member.allocated for other, member in self.members.items() if member.demand is None and other != key]
-        cores = max(self.pool.cores - sum(held[0] for held in fixed), TOLERANCE)
-        return self.pool.model_copy(
-            update={"cores": cores, "gpus": max(self.pool.gpus - sum(held[1] for held in fixed), 0)}
-        )
+        cores, gpus = _allocated(m for other, m in self.members.items() if m.demand is None and other != key)
+        left = {"cores": max(self.pool.cores - cores, TOLERANCE), "gpus": max(self.pool.gpus - gpus, 0)}
+        return self.pool.model_copy(update=left)
 
     def allocated(self, key: str) -> ResourceAmount:
         return self.members[key].allocated if key in self.members else NO_RESOURCES
 
     def room(self, key: str) -> ResourceAmount:
         """What a pipeline may take now: all that other pipelines do not have, and at least its own allocation."""
-        others = [member.allocated for other, member in self.members.items() if other != key]
+        cores, gpus = _allocated(member for other, member in self.members.items() if other != key)
         own_cores, own_gpus = self.allocated(key)
-        cores = max(self.pool.cores - sum(held[0] for held in others), own_cores)
-        return cores, max(self.pool.gpus - sum(held[1] for held in others), own_gpus)
-
-    def demands(self) -> dict[str, PoolDemand]:
-        return {key: member.demand for key, member in self.members.items() if member.demand is not None}
+        return max(self.pool.cores - cores, own_cores), max(self.pool.gpus - gpus, own_gpus)
 
     def record_usage(self, key: str, held: ResourceAmount, wake: Callable[[], None]) -> None:
         """Record the allocation of a pipeline whose plans are written elsewhere; wake the others if it changed."""
@@ -71,11 +67,6 @@ class PoolLedger:
         if changed:
             notify_members(other for name, other in self.members.items() if name != key)
 
-    def withdraw_demand(self, key: str) -> None:
-        """Keep a pipeline's allocation until it decides again."""
-        if key in self.members:
-            self.members[key].demand = None
-
     def notify_due_members(self, key: str, joint: Mapping[str, PlanSolution]) -> None:
         """Wake the pipelines whose part of the joint plan differs from their allocation."""
         notify_members(
@@ -83,6 +74,11 @@ class PoolLedger:
             for other, part in joint.items()
             if other != key and other in self.members and solution_resources(part) != self.members[other].allocated
         )
+
+
+def _allocated(members: Iterable[PoolMember]) -> ResourceAmount:
+    held = [member.allocated for member in members]
+    return sum(cores for cores, _ in held), sum(gpus for _, gpus in held)
 
 
 def may_join(pool: Pool, pipeline: InferencePipeline) -> bool:
@@ -122,21 +118,12 @@ class PoolPlanner:
     def planner(
         self, key: str, pipeline: InferencePipeline, current: PipelinePlan | None, wake: Callable[[], None]
     ) -> Planner:
-        """The planner of one pipeline, with the signature of `decide`; `wake` triggers its next tick.
-
-        `current` is its plan in force, which becomes its allocation.
-        """
-
-        def plan(
-            asked: InferencePipeline, profiles: Mapping[str, ModelProfile], inputs: PlanningInputs
-        ) -> PipelinePlan:
-            return self._plan(key, PlanRequest(asked, profiles, inputs), wake)
-
+        """The planner of one pipeline, whose allocation is its `current` plan; `wake` triggers its next tick."""
         with self._lock:
             ledger = self._ledgers.get(pipeline.spec.budget.pool or "")
             if ledger is not None and may_join(ledger.pool, pipeline):
                 ledger.members[key] = PoolMember(plan_resources(current, pipeline), wake)
-        return plan
+        return partial(self._plan, key, wake)
 
     def record_usage(
         self, key: str, wake: Callable[[], None], pipeline: InferencePipeline, current: PipelinePlan | None
@@ -159,15 +146,22 @@ class PoolPlanner:
             if name != except_pool and ledger.members.pop(key, None) is not None:
                 notify_members(ledger.members.values())
 
-    def _plan(self, key: str, request: PlanRequest, wake: Callable[[], None]) -> PipelinePlan:
-        name = request.pipeline.spec.budget.pool
+    def _plan(
+        self,
+        key: str,
+        wake: Callable[[], None],
+        pipeline: InferencePipeline,
+        profiles: Mapping[str, ModelProfile],
+        inputs: PlanningInputs,
+    ) -> PipelinePlan:
+        name = pipeline.spec.budget.pool
         with self._lock:
             self._remove(key, except_pool=name)
         if name is None:
-            return decide(request.pipeline, request.profiles, request.planning_inputs)
-        ledger = self._ledger(name, request.pipeline)
+            return decide(pipeline, profiles, inputs)
+        ledger = self._ledger(name, pipeline)
         with ledger.decision_lock, time_limit():
-            return self._decide(name, ledger, key, request, wake)
+            return self._decide(name, ledger, key, PlanRequest(pipeline, profiles, inputs), wake)
 
     def _ledger(self, name: str, pipeline: InferencePipeline) -> PoolLedger:
         if name not in self._ledgers:
@@ -215,14 +209,16 @@ class PoolPlanner:
         """
         while True:
             with self._lock:
-                left, demands = ledger.available(key), ledger.demands() | {key: demand}
+                left = ledger.available(key)
+                demands = {other: member.demand for other, member in ledger.members.items() if member.demand}
+                demands[key] = demand
                 settled = {other: demands[other] for other in demands if ledger.allocated(other) != NO_RESOURCES}
             broken = _unplannable(left, demands)
             if not broken:
                 break
             with self._lock:
-                for other in broken:
-                    ledger.withdraw_demand(other)
+                for other in broken.keys() & ledger.members.keys():
+                    ledger.members[other].demand = None
             if key in broken:
                 raise broken[key]
         joint = _split_or_none(name, left, demands)
@@ -233,10 +229,7 @@ class PoolPlanner:
     def _record_allocation(
         self, name: str, ledger: PoolLedger, key: str, used: ResourceAmount, joint: Mapping[str, PlanSolution]
     ) -> None:
-        """Record a pipeline's new allocation and wake those whose part of the joint plan became due.
-
-        Raises PlanningError if another pipeline took the resources meanwhile.
-        """
+        """Record an allocation and wake those whose part is due; raise PlanningError if the resources are taken."""
         with self._lock:
             own = ledger.members.get(key)
             if own is None:
@@ -269,11 +262,9 @@ def _split_or_none(name: str, left: Pool, demands: Mapping[str, PoolDemand]) -> 
 
 def _decide_within(request: PlanRequest, room: ResourceAmount, name: str) -> PipelinePlan:
     """Decide alone, within the resources that are free until other pipelines release theirs."""
-    pipeline, budget = request.pipeline, request.pipeline.spec.budget
-    less = {"cores": min(budget.cores, room[0]), "gpus": min(budget.gpus, room[1])}
-    spec = pipeline.spec.model_copy(update={"budget": budget.model_copy(update=less)})
+    limited = request.pipeline.model_copy(update={"spec": limit_budget(request.pipeline.spec, *room)})
     try:
-        return decide(pipeline.model_copy(update={"spec": spec}), request.profiles, request.planning_inputs)
+        return decide(limited, request.profiles, request.planning_inputs)
     except PlanningError as error:
         free = f"{room[0]:g} cores and {room[1]} GPUs"
         raise PlanningError(f"pool {name} has {free} free until other pipelines release theirs: {error}") from error

@@ -16,7 +16,6 @@ from trimtab_pipelines.accuracy import interpolated_value, stage_values
 from trimtab_pipelines.graph import predecessors
 from trimtab_pipelines.spec import InferencePipelineSpec
 from trimtab_pipelines.stages import Pin, Stage
-from trimtab_pipelines.variants import Variant
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,10 +38,7 @@ NO_RELAXATION = Relaxation()
 
 
 def build_program(problem: PlanningProblem, relaxed: Relaxation = NO_RELAXATION) -> Program:
-    """Build the program.
-
-    Raises PlanningError if a stage has no profile that any of its variants can use.
-    """
+    """Build the program. Raises PlanningError if a stage has no profile that any of its variants can use."""
     spec = problem.spec
     position = {stage.name: k for k, stage in enumerate(spec.ordered_stages)}
     return Program(
@@ -96,13 +92,6 @@ def _idle_option(problem: PlanningProblem, stage: Stage) -> Option:
     )
 
 
-def _is_disaggregated(problem: PlanningProblem, stage: Stage, variant: Variant) -> bool | None:
-    """Whether a variant needs a separate encoder pool; None if the pipeline has no such choice."""
-    if stage.chooses_encoder_placement:
-        return not variant.colocated
-    return True if stage.name in problem.spec.encoders.values() else None
-
-
 def _sizes(problem: PlanningProblem, stage: Stage, relaxed: Relaxation, candidate: Candidate) -> Iterator[Option]:
     """Yield the batch sizes of a candidate, each with its fewest replicas, and the current size.
 
@@ -116,9 +105,8 @@ def _sizes(problem: PlanningProblem, stage: Stage, relaxed: Relaxation, candidat
     sustained_rps = problem.sustained_stage_rps(stage.name) * relaxed.fraction
     utilisation = problem.spec.adaptation.target_utilization
     for batch_size in batch_sizes(problem.spec, stage, pin):
-        if batch_size > candidate.max_rows or not candidate.allowed_speeds[0].generates_in_time(
-            batch_size, problem.spec.slo
-        ):
+        in_time = candidate.allowed_speeds[0].generates_in_time(batch_size, problem.spec.slo)
+        if batch_size > candidate.max_rows or not in_time:
             continue
         fewest = max(
             required_replicas(load_rps, candidate.max_rps(batch_size), utilisation),
@@ -162,7 +150,7 @@ def _option(
     quantile = problem.spec.slo.quantile
     carried_rps = replicas * candidate.speed.replica_rps(batch_size)
     backlog = backlog_seconds(sustained_rps, carried_rps, quantile, problem.rows(stage.name))
-    objective = problem.spec.objective
+    objective, is_encoder = problem.spec.objective, stage.name in problem.spec.encoders.values()
     if escalation is None:
         accuracy = point.measured_accuracy().on(objective.accuracy_basis)
         value = stage_values(stage, objective)[variant.name, point.name]
@@ -181,7 +169,7 @@ def _option(
         throughput_rps=replicas * candidate.max_rps(batch_size),
         penalty=_penalty(problem, stage, candidate, batch_size, replicas),
         planned_escalation=escalation,
-        disaggregated=_is_disaggregated(problem, stage, variant),
+        disaggregated=not variant.colocated if stage.chooses_encoder_placement else is_encoder or None,
     )
 
 
@@ -204,10 +192,7 @@ def _penalty(problem: PlanningProblem, stage: Stage, candidate: Candidate, batch
 def _latency_seconds(
     problem: PlanningProblem, stage: Stage, candidate: Candidate, batch_size: int, replicas: int, backlog: float
 ) -> float:
-    """Planned latency of a row in a stage.
-
-    A generation replica has a slot for each concurrent row, so time to first token has no wait for a batch.
-    """
+    """Planned latency of a row; a generation replica has a slot for each row, so it waits for no batch."""
     quantile = problem.spec.slo.quantile
     service = candidate.speed.seconds(batch_size, quantile)
     if stage.generates and problem.latency_target[0] == "slo.timeToFirstToken":

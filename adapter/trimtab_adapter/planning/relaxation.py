@@ -15,11 +15,8 @@ from trimtab_adapter.planning.program_builder import NO_RELAXATION, Relaxation, 
 from trimtab_adapter.planning.slowdown_estimate import STEP
 from trimtab_adapter.solvers import exact, gurobi, highs
 from trimtab_adapter.solvers.program import TIE_BREAK, Program, Solution, Solver, SolverUnavailable, Weights
-from trimtab_adapter.solvers.time_limit import once_per_decision
 
 SOLVERS: Mapping[str, Solver] = {"Exact": exact.solve, "HiGHS": highs.solve, "Gurobi": gurobi.solve}
-
-
 _HALVINGS = 12
 SLACK = 0.97
 """Share of the largest load that is planned for, so that plans of equal value do not alternate under equal overload."""
@@ -53,20 +50,20 @@ def relax(problem: PlanningProblem) -> PlanningProblem:
     original = problem
     while _solve(problem, NO_RELAXATION)[1] is None:
         if problem.slowdown <= 1.0:
-            return problem if problem is original else max(original, problem, key=_carried_share)
+            variants = dict.fromkeys((original, problem))
+            return max(variants, key=lambda variant: solve_or_relax(variant).fraction) if len(variants) > 1 else problem
         problem = replace(problem, slowdown=max(problem.slowdown / STEP, 1.0))
     return problem
 
 
-def _carried_share(problem: PlanningProblem) -> float:
-    return solve_or_relax(problem).fraction
-
-
-@once_per_decision
 def _solve(problem: PlanningProblem, relaxed: Relaxation) -> tuple[Program, Solution | None]:
     """The program of a problem and its optimum; None if no choice satisfies every constraint."""
-    program = build_program(problem, relaxed)
-    return program, solve(program, problem.spec.adaptation.solver) if relaxed == NO_RELAXATION else exact.solve(program)
+    if relaxed not in problem.solved:
+        program, solver = build_program(problem, relaxed), problem.spec.adaptation.solver
+        optimum = solve(program, solver) if relaxed == NO_RELAXATION else exact.solve(program)
+        problem.solved[relaxed] = program, optimum
+    program_and_optimum: tuple[Program, Solution | None] = problem.solved[relaxed]
+    return program_and_optimum
 
 
 def solve(program: Program, solver: Literal["Exact", "HiGHS", "Gurobi"]) -> Solution | None:
@@ -78,23 +75,20 @@ def solve(program: Program, solver: Literal["Exact", "HiGHS", "Gurobi"]) -> Solu
         return solution and replace(solution, note="; ".join(filter(None, (str(reason), solution.note))))
 
 
-@once_per_decision
 def solve_or_relax(problem: PlanningProblem) -> PlanSolution:
-    """The optimal plan, or the best relaxed one.
-
-    Raises PlanningError if the budget cannot hold any plan.
-    """
+    """The optimal plan, or the best relaxed one. Raises PlanningError if the budget cannot hold any plan."""
     latency_constraint, _ = problem.latency_target
     program, solution = _solve(problem, NO_RELAXATION)
     if solution is not None:
         return PlanSolution(program, solution, latency_constraint=latency_constraint)
-    for relaxed_solution in _relaxations(problem):
-        if relaxed_solution is not None:
-            return replace(relaxed_solution, latency_constraint=latency_constraint)
-    raise PlanningError(
-        f"no plan fits budget.cores {problem.spec.budget.cores:g} and budget.gpus {problem.spec.budget.gpus}: "
-        "the smallest replica of each stage does not fit; raise the budget"
-    )
+    if "relaxed plan" not in problem.solved:
+        problem.solved["relaxed plan"] = next(filter(None, _relaxations(problem)), None)
+    relaxed: PlanSolution | None = problem.solved["relaxed plan"]
+    if relaxed is None:
+        budget = f"budget.cores {problem.spec.budget.cores:g} and budget.gpus {problem.spec.budget.gpus}"
+        remedy = "the smallest replica of each stage does not fit; raise the budget"
+        raise PlanningError(f"no plan fits {budget}: {remedy}")
+    return replace(relaxed, latency_constraint=latency_constraint)
 
 
 def _relaxations(problem: PlanningProblem) -> Iterator[PlanSolution | None]:
@@ -120,12 +114,8 @@ def _most_accurate(problem: PlanningProblem, floor: float) -> PlanSolution | Non
     if solution is None:
         return None
     best = program.value(solution.choice)
-    return PlanSolution(
-        program,
-        solution,
-        reason=f"objective.accuracyFloor {floor:g} cannot be reached within the SLO and the budget; "
-        f"the best is {best:.4g}",
-    )
+    reason = f"objective.accuracyFloor {floor:g} cannot be reached within the SLO and the budget"
+    return PlanSolution(program, solution, reason=f"{reason}; the best is {best:.4g}")
 
 
 def _unpinned(problem: PlanningProblem, relaxed: Relaxation, prefix: str) -> PlanSolution | None:

@@ -52,10 +52,7 @@ def estimate(program: Program, choice: Sequence[Option]) -> PlanEstimate:
 
 
 def sensitivities(solved: PlanSolution, planned: Planned = lambda _, choice: choice) -> list[Sensitivity]:
-    """What more accuracy, less latency, and fewer or more cores would require.
-
-    `planned` post-processes solutions into plans.
-    """
+    """What more accuracy, less latency, and fewer or more cores would require of solutions as `planned`."""
     program = solved.program
     now = estimate(program, planned(program, solved.solution.choice))
     changed_programs = {

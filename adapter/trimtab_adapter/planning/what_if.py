@@ -33,13 +33,17 @@ class Alternative:
 
 def solve_alternatives(problem: PlanningProblem, text: str) -> list[Alternative]:
     """Solve every requested combination; raise WhatIfError if the text cannot be parsed."""
-    found = []
+    alternatives = []
     for combination in itertools.islice(itertools.product(*parse_what_if(text)), MAX_ALTERNATIVES):
-        changed = problem
+        name, changed = " ".join(name for name, _ in combination), problem
         for _, change in combination:
             changed = change(changed)
-        found.append(_solve_alternative(" ".join(name for name, _ in combination), changed))
-    return found
+        try:
+            solution = solve_or_relax(changed)
+            alternatives.append(Alternative(name, changed, solution, solution.reason))
+        except PlanningError as error:
+            alternatives.append(Alternative(name, changed, None, str(error)))
+    return alternatives
 
 
 Change = Callable[[PlanningProblem], PlanningProblem]
@@ -54,14 +58,6 @@ def parse_what_if(text: str) -> list[list[tuple[str, Change]]]:
     return parts
 
 
-def _solve_alternative(name: str, problem: PlanningProblem) -> Alternative:
-    try:
-        found = solve_or_relax(problem)
-    except PlanningError as error:
-        return Alternative(name, problem, None, str(error))
-    return Alternative(name, problem, found, found.reason)
-
-
 def _values(part: str) -> list[tuple[str, Change]]:
     name, _, written = part.partition("=")
     if name not in _PARAMETERS or not written:
@@ -73,36 +69,28 @@ def _values(part: str) -> list[tuple[str, Change]]:
 
 
 def _change(name: str, written: str) -> Change:
-    kind, multiplied = _PARAMETERS[name], written.startswith("x")
-    value = parse_quantity(written[1:]) if multiplied else kind.parse(written)
+    multiplied, place = written.startswith("x"), _PARAMETERS[name]
+    parse = parse_duration if name == "slo" and not multiplied else parse_quantity
+    value = parse(written.removeprefix("x"))
     if value <= 0 and name != "gpus":
         raise ValueError(f"{name} must be above 0")
-    return lambda problem: kind.put(problem, value * kind.now(problem) if multiplied else value)
+
+    def change(problem: PlanningProblem) -> PlanningProblem:
+        if place is None:
+            return replace(problem, load_rps=value * problem.load_rps if multiplied else value)
+        section, field = place
+        part = getattr(problem.spec, section)
+        changed = value * getattr(part, field) if multiplied else value
+        part = part.model_copy(update={field: int(changed) if name == "gpus" else changed})
+        return replace(problem, spec=problem.spec.model_copy(update={section: part}))
+
+    return change
 
 
-@dataclass(frozen=True, slots=True)
-class _Parameter:
-    """A parameter that can change: its current value, its parser and its setter."""
-
-    now: Callable[[PlanningProblem], float]
-    parse: Callable[[object], float]
-    put: Callable[[PlanningProblem, float], PlanningProblem]
-
-
-def _with(problem: PlanningProblem, section: str, field: str, value: float) -> PlanningProblem:
-    part = getattr(problem.spec, section).model_copy(update={field: value})
-    return replace(problem, spec=problem.spec.model_copy(update={section: part}))
-
-
-_PARAMETERS: Mapping[str, _Parameter] = {
-    "load": _Parameter(lambda q: q.load_rps, parse_quantity, lambda q, value: replace(q, load_rps=value)),
-    "slo": _Parameter(
-        lambda q: q.spec.slo.latency_seconds, parse_duration, lambda q, value: _with(q, "slo", "latency_seconds", value)
-    ),
-    "budget": _Parameter(
-        lambda q: q.spec.budget.cores, parse_quantity, lambda q, value: _with(q, "budget", "cores", value)
-    ),
-    "gpus": _Parameter(
-        lambda q: float(q.spec.budget.gpus), parse_quantity, lambda q, value: _with(q, "budget", "gpus", int(value))
-    ),
+_PARAMETERS: Mapping[str, tuple[str, str] | None] = {
+    "load": None,
+    "slo": ("slo", "latency_seconds"),
+    "budget": ("budget", "cores"),
+    "gpus": ("budget", "gpus"),
 }
+"""Section and field of the spec, by name; the load is not part of the spec."""

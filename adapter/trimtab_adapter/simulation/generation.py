@@ -47,11 +47,7 @@ def images_in(inputs: Mapping[str, Array]) -> int:
 
 
 class SimulatedGenerationTransport(SimulatedTransport):
-    """The replicas of a generation stage.
-
-    Time to first token and total time of a row are sampled when it starts, for the number of concurrent rows and the
-    images of its chat.
-    """
+    """The replicas of a generation stage; a row's times are sampled when it starts, for its images and company."""
 
     def stream(self, batch: Batch, on_chunk: OnChunk, on_end: OnEnd) -> None:
         replica = self._replicas_by_slot[batch.replica]

@@ -48,9 +48,7 @@ class SimulatedReplicaSet:
         for replica in chain.from_iterable(self._members.values()):
             kinds.setdefault(_kind(replica.stage, replica.group), []).append(replica)
         sets = [
-            ReplicaGroupState.of(
-                kind, alike[0].stage, Capacity(alike[0].group.cores), (replica.state for replica in alike)
-            )
+            ReplicaGroupState.of(kind, alike[0].stage, Capacity(alike[0].group.cores), (r.state for r in alike))
             for kind, alike in kinds.items()
         ]
         targets = [
@@ -68,16 +66,14 @@ class SimulatedReplicaSet:
             for _ in range(desired[target.name] - have.get(target.name, 0)):
                 self._begin_start(target.stage)
 
-    def lose_one(self, stage: str) -> bool:
-        """Kill the ready replica with the most batches; False if there is none."""
+    def lose_one(self, stage: str) -> None:
+        """Kill the ready replica with the most batches, if there is one."""
         ready = [replica for replica in self._members[stage] if replica.state == "ready"]
-        if not ready:
-            return False
-        replica = max(ready, key=lambda r: r.in_flight_count)
-        self._forget(replica)
-        self._stages[stage].lose(replica)
-        self.step()
-        return True
+        if ready:
+            replica = max(ready, key=lambda r: len(r.in_flight))
+            self._forget(replica)
+            self._stages[stage].lose(replica)
+            self.step()
 
     def remove_drained(self, replica: SimulatedReplica) -> None:
         """Remove a draining replica without batches."""
@@ -127,7 +123,7 @@ class SimulatedReplicaSet:
             return
         replica.close("draining")
         self._stages[replica.stage].look_around()
-        if not replica.in_flight_count:
+        if not replica.in_flight:
             self.remove_drained(replica)
 
     def _forget(self, replica: SimulatedReplica) -> None:

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from itertools import cycle, islice
 
 import numpy as np
@@ -48,10 +48,7 @@ class ServiceTimeSampler:
     def draw_chat(
         self, variant: str, point: str, concurrent_rows: int, images: int, text_tokens: int = 0
     ) -> "ChatSample":
-        """The times and tokens of one generation.
-
-        `concurrent_rows` includes this one; `text_tokens` of 0 stands for the profiled prompt.
-        """
+        """The times and tokens of one of `concurrent_rows` generations; 0 text tokens stand for the profiled prompt."""
         profile = self._point_profile(variant, point).for_chats(images)
         begun, tokens = profile.to_first_token, 1.0 if profile.chats is None else profile.chats.tokens
         own = self._measured_factor(variant) * self._environment.service_ratios.get((self._stage.name, variant), 1.0)
@@ -59,9 +56,8 @@ class ServiceTimeSampler:
         drawn = own * math.exp(deviation * float(self._random.standard_normal()))
         first = interpolate_latency(begun, concurrent_rows, 0.5)
         whole = max(interpolate_latency(profile, concurrent_rows, 0.5), first)
-        reads = _prefill_cost(self._point_profile(variant, point).chats, images, text_tokens)
-        seconds = reads.extra_prefill_seconds
-        return ChatSample(drawn * (first + seconds), drawn * (whole + seconds), tokens, reads.usage)
+        seconds, usage = _prefill_cost(self._point_profile(variant, point).chats, images, text_tokens)
+        return ChatSample(drawn * (first + seconds), drawn * (whole + seconds), tokens, usage)
 
     def _point_profile(self, variant: str, point: str) -> PointProfile:
         found = self._profile.spec.point(variant, point, self._stage.variant(variant).resources.cpu)
@@ -96,23 +92,13 @@ class ChatSample:
     usage: Usage
 
 
-@dataclass(frozen=True, slots=True)
-class _PrefillCost:
-    """Prefill seconds beyond the profiled prompt, and the prompt's tokens."""
-
-    extra_prefill_seconds: float = 0.0
-    usage: Usage = field(default_factory=Usage)
-
-
-def _prefill_cost(chats: ChatProfile | None, images: int, text_tokens: int) -> _PrefillCost:
-    """For a prompt with this many text tokens, besides those of its images."""
+def _prefill_cost(chats: ChatProfile | None, images: int, text_tokens: int) -> tuple[float, Usage]:
+    """Seconds beyond the profiled prompt, and the tokens of a prompt with this much text besides its images."""
     if chats is None or not text_tokens:
-        return _PrefillCost()
+        return 0.0, Usage()
     shown = round(images * (chats.mean_prompt_tokens(1.0) - chats.mean_prompt_tokens(0.0)))
-    tokens = text_tokens + shown
-    return _PrefillCost(
-        chats.extra_prefill_seconds(tokens, images), Usage(prompt=tokens, image=shown, text=text_tokens)
-    )
+    usage = Usage(prompt=text_tokens + shown, image=shown, text=text_tokens)
+    return chats.extra_prefill_seconds(usage.prompt, images), usage
 
 
 def interpolate_sizes(known: Mapping[int, float], rows: Sequence[int] | NDArray[np.int32]) -> NDArray[np.float64]:

@@ -6,6 +6,7 @@ The same scenario and seed give the same result; no clock is read.
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
+from itertools import cycle
 
 import numpy as np
 from numpy.typing import NDArray
@@ -129,7 +130,7 @@ def transports(
         if stage.name not in scenario.profiles:
             raise PlanningError(f"stage {stage.name} has no profile; profile the pipeline first")
         transport_type = SimulatedGenerationTransport if stage.generates else SimulatedTransport
-        transports[stage.name] = transport_type(
+        transports[stage.name] = transport_type(  # type: ignore[abstract]  # what no simulated stage calls
             stage,
             clock=clock,
             times=ServiceTimeSampler(stage, scenario.profiles[stage.name], environment, next(streams)),
@@ -151,7 +152,7 @@ class Simulator:
         self.plan = scenario.plan
         self.plans = [scenario.plan]
         self.graph = Graph(scenario.pipeline.spec)
-        self.batches = {stage.name: BatchTally() for stage in self.graph.stages}
+        self.batches = {stage.name: BatchTally() for stage in self.graph.stages}  # type: ignore[abstract]  # likewise
         self.transports = transports(scenario, self.events, self._replica_ended)
         self.schedulers = self._build_schedulers()
         self.executor = PipelineExecutor(self.graph, self.schedulers, self.events)
@@ -160,12 +161,13 @@ class Simulator:
         limit = spec.budget.cores + spec.budget.surge_cores
         self.replica_set = SimulatedReplicaSet(self.transports, limit, environment.startup_seconds, self.events)
         self.slo = spec.slo
-        self.images = scenario.images or (typical_images(spec),)
         self.wanted = tuple(output.name for output in spec.outputs)
         self.names = tuple(tensor.name for tensor in spec.inputs)
-        self.request_rows = scenario.rows or (1,)
-        self.missing_inputs = scenario.missing_inputs or (frozenset[str](),)
-        self.options = scenario.options or (NO_OPTIONS,)
+        self.images = cycle(scenario.images or (typical_images(spec),))
+        self.request_rows = cycle(scenario.rows or (1,))
+        self.missing_inputs = cycle(scenario.missing_inputs or (frozenset[str](),))
+        self.options = cycle(scenario.options or (NO_OPTIONS,))
+        self.text_tokens = cycle(scenario.text_tokens or (0,))
         self.arrivals = scenario.arrivals_seconds.tolist()
         self.received = 0
         size = len(self.arrivals)
@@ -196,7 +198,7 @@ class Simulator:
         for at_seconds, plan in scenario.changes:
             events.call_at(at_seconds, partial(self._publish, plan))
         for failure in scenario.environment.failures:
-            events.call_at(failure.at_seconds, partial(self._fail, failure.stage))
+            events.call_at(failure.at_seconds, partial(self.replica_set.lose_one, failure.stage))
         if scenario.controller is not None:
             events.call_at(scenario.pipeline.spec.adaptation.interval_seconds, self._tick)
             self.due = scenario.pipeline.spec.adaptation.interval_seconds
@@ -205,28 +207,24 @@ class Simulator:
         mean_cores = self.replica_set.core_seconds / max(scenario.duration_seconds, 1e-9)
         longest_seconds = self.resolver.max_timeout_seconds + GRACE_SECONDS
         events.run((1.0 + _LONGEST_BACKLOG) * scenario.duration_seconds + longest_seconds)
-        self._mark_unanswered()
+        unanswered = (index for index, outcome in enumerate(self.outcomes) if outcome is FAILED)
+        self.reasons = dict.fromkeys(unanswered, _UNANSWERED) | self.reasons
         return self._outcome(mean_cores)
-
-    def _mark_unanswered(self) -> None:
-        for index, end in enumerate(self.outcomes):
-            if end is FAILED:
-                self.reasons.setdefault(index, _UNANSWERED)
 
     def _build_schedulers(self) -> dict[str, StageScheduler]:
         scenario, spec = self.scenario, self.scenario.pipeline.spec
-        for name, carrier in self.transports.items():
-            carrier.scheduler = scheduler_class(carrier.stage)(
-                carrier.stage,
+        for name, transport in self.transports.items():
+            transport.scheduler = scheduler_class(transport.stage)(
+                transport.stage,
                 plan=scenario.plan.spec.stage(name),
                 settings=QueueSettings(spec.queue.max_rows, spec.drop_policy, GRACE_SECONDS),
                 policy=scenario.policy or POLICIES[spec.scheduling_policy],
                 clock=self.events,
-                transport=carrier,
+                transport=transport,
                 stats=self.batches[name],
                 query_of_death=None,
             )
-        return {name: carrier.scheduler for name, carrier in self.transports.items()}
+        return {name: transport.scheduler for name, transport in self.transports.items()}
 
     def _replica_ended(self, replica: SimulatedReplica) -> None:
         self.replica_set.remove_drained(replica)
@@ -238,14 +236,8 @@ class Simulator:
         self.recent.count_received(now)
         if self.received < len(self.arrivals):
             self.events.call_at(self.arrivals[self.received], self._arrive)
-        call = Call(
-            _REQUEST,
-            self._inputs(index),
-            self.wanted,
-            self.options[index % len(self.options)],
-            self.images[index % len(self.images)],
-            now,
-        )
+        images = next(self.images)
+        call = Call(_REQUEST, self._inputs(images), self.wanted, next(self.options), images, now)
         try:
             request_state = self.resolver.resolve(call, partial(self._ended, index))
         except Refusal as refusal:
@@ -263,12 +255,11 @@ class Simulator:
 
     def _ended(self, index: int, request_state: RequestState) -> None:
         finished_at = self.events.now
+        self.latency[index] = finished_at - request_state.arrived_at
         if request_state.refusal is not None:
-            self.latency[index] = finished_at - request_state.arrived_at
             self._refused(index, request_state.refusal)
             return
-        finished_at += self.scenario.environment.after_seconds
-        self.latency[index], self.accuracy[index] = finished_at - request_state.arrived_at, request_state.accuracy
+        self.accuracy[index] = request_state.accuracy
         variants, points = {}, {}
         for stage, served in request_state.served.items():
             variants[stage], points[stage] = served[0].variant, served[0].operating_point
@@ -283,17 +274,11 @@ class Simulator:
         self.reasons[index] = (refusal.stage, refusal.reason)
         self._end(index, refusal.outcome)
 
-    def _inputs(self, index: int) -> Mapping[str, Array]:
-        rows, missing_inputs = (
-            self.request_rows[index % len(self.request_rows)],
-            self.missing_inputs[index % len(self.missing_inputs)],
-        )
-        images = self.images[index % len(self.images)]
+    def _inputs(self, images: int) -> Mapping[str, Array]:
+        rows, missing_inputs, text_tokens = next(self.request_rows), next(self.missing_inputs), next(self.text_tokens)
         given: dict[str, Array] = {name: rows_of(rows) for name in self.names if name not in missing_inputs}
-        if self.scenario.text_tokens and MESSAGES_INPUT in given:
-            given[MESSAGES_INPUT] = placeholder_messages(
-                rows, self.scenario.text_tokens[index % len(self.scenario.text_tokens)]
-            )
+        if text_tokens and MESSAGES_INPUT in given:
+            given[MESSAGES_INPUT] = placeholder_messages(rows, text_tokens)
         if IMAGES_INPUT in given and self.executor.streaming_stage is not None:
             del given[IMAGES_INPUT]
             given |= {IMAGES_INPUT: placeholder_images(rows, images)} if images else {}
@@ -337,13 +322,9 @@ class Simulator:
             return
         counts = self.counter.history(now, controller.lookback_seconds(unix_seconds))
         load = Load(unix_seconds, tuple(float(count) for count in counts))
-        ratios = {
-            (name, scheduler.variant): scheduler.latency_model.service_ratio
-            for name, scheduler in self.schedulers.items()
-        }
-        state = State(
-            self.rows.expected(now), ratios, self.recent.summary(now), prompt_tokens=self.tokens.expected(now)
-        )
+        ratios = {(name, each.variant): each.latency_model.service_ratio for name, each in self.schedulers.items()}
+        rows, tokens = self.rows.expected(now), self.tokens.expected(now)
+        state = State(rows, ratios, self.recent.summary(now), prompt_tokens=tokens)
         try:
             plan = controller.step(scenario.pipeline, scenario.profiles, self.plan, load, state)
         except (ObservationError, PlanningError):
@@ -361,9 +342,6 @@ class Simulator:
         for name, scheduler in self.schedulers.items():
             scheduler.apply_plan(plan.spec.stage(name))
         self.replica_set.follow(plan)
-
-    def _fail(self, stage: str) -> None:
-        self.replica_set.lose_one(stage)
 
     def _outcome(self, mean_cores: float) -> SimulationResult:
         return SimulationResult(

@@ -10,12 +10,11 @@ import numpy as np
 
 from trimtab_adapter.simulation.environment import Environment, MachineSpeed
 from trimtab_adapter.simulation.sampling import FanOut, ServiceTimeSampler
-from trimtab_pipelines.escalation import TaskEscalation
 from trimtab_pipelines.replica_groups import ReplicaGroup
 from trimtab_pipelines.stages import EMBEDDINGS_INPUT, Stage
 from trimtab_protocol.tensors import Array
-from trimtab_router.scheduling.interfaces import Clock, OnChunk, OnEnd
-from trimtab_router.scheduling.policies.interface import Escalation, Point
+from trimtab_router.scheduling.interfaces import Clock, OnEnd, StatsSink, Transport
+from trimtab_router.scheduling.policies.interface import Point
 from trimtab_router.scheduling.replica_slots import NOTHING, Batch, Completed, ReplicaLost, ReplicaSlots
 from trimtab_router.scheduling.service_time import Key
 from trimtab_router.scheduling.stage_request import RowSlice
@@ -54,10 +53,6 @@ class SimulatedReplica:
     loaded: str = ""
     """The last operating point."""
 
-    @property
-    def in_flight_count(self) -> int:
-        return len(self.in_flight)
-
     def become_ready(self) -> None:
         self.state = "ready"
         self.slots.set_ready_variants(self.group.names)
@@ -68,17 +63,14 @@ class SimulatedReplica:
         self.slots.set_ready_variants(NOTHING)
 
 
-class BatchTally:
-    """Counts of a simulated stage's batches and rows."""
+class BatchTally(StatsSink):
+    """Counts of a simulated stage's batches and rows; each result has the rest of its statistics."""
 
     def __init__(self) -> None:
         self.served_batches = 0
         self.rows = 0
         self.rows_by_point: Counter[str] = Counter()
         self.escalated_rows = 0
-
-    def observe_queue_seconds(self, seconds: float) -> None:
-        """Not counted: each result has its latency."""
 
     def observe_batch(self, key: Key, rows: int, seconds: float, ratio: float) -> None:  # noqa: ARG002 - of a tally
         self.served_batches += 1
@@ -88,27 +80,9 @@ class BatchTally:
     def count_escalated_rows(self, rows: int) -> None:
         self.escalated_rows += rows
 
-    def count_deduplicated_row(self, how: str) -> None:
-        """Never called: every image is unique."""
-
-    def count_early_prefill(self) -> None:
-        """Never called: all images of a chat arrive together."""
-
-    def count_retry(self, reason: str) -> None:
-        """Not counted."""
-
-    def count_cancelled_row(self) -> None:
-        """Never called: no client disconnects."""
-
     def record_policy_error(self, error: Exception) -> None:
         """Raise it: a simulated policy must be correct."""
         raise error
-
-    def record_replica_error(self, message: str) -> None:
-        """Not counted: replica failures are part of the scenario."""
-
-    def record_request_error(self, request_id: str, message: str) -> None:
-        """Not counted: each result has its outcome."""
 
 
 @lru_cache(maxsize=4096)
@@ -125,8 +99,11 @@ def _references(rows: int) -> Array:
     return references
 
 
-class SimulatedTransport:
-    """The replicas of one stage, and their batches in flight."""
+class SimulatedTransport(Transport):
+    """The replicas of one stage, and their batches in flight.
+
+    Every image is unique and all images of a chat arrive together, so no embedding is stored, fetched or sent later.
+    """
 
     scheduler: StageScheduler
     """The scheduler whose batches it serves."""
@@ -151,7 +128,6 @@ class SimulatedTransport:
         self._whole = [output.name for output in stage.outputs if output.counted_by is None]
         self._counted = {count: [o.name for o in stage.outputs if o.counted_by == count] for count in fan_outs}
         self._confidences = confidences
-        self._transfer_seconds = environment.transfer_seconds
         self._load_seconds = environment.load_seconds
         self._machine = machine
         self._on_idle = on_idle
@@ -164,36 +140,17 @@ class SimulatedTransport:
 
     def send(self, batch: Batch, on_end: OnEnd) -> None:
         replica = self._replicas_by_slot[batch.replica]
-        one_way, others = self._transfer_seconds / 2.0, self._machine.busy - (not batch.found_idle)
-        seconds = self._draws.draw(*batch.key, batch.rows) - self._transfer_seconds
+        others, seconds = self._machine.busy - (not batch.found_idle), self._draws.draw(*batch.key, batch.rows)
         loading = self._load(replica, batch.point.name)
-        begin = max(batch.dispatched_at + one_way, replica.computing_until) + loading
-        replica.computing_until = self._machine.finish(begin, max(seconds, 0.0), others, replica.processor)
+        begin = max(batch.dispatched_at, replica.computing_until) + loading
+        replica.computing_until = self._machine.finish(begin, seconds, others, replica.processor)
         self._machine.busy += batch.found_idle
         replica.in_flight.append((batch, on_end))
         completed = partial(self._completed, replica, replica.computing_until - begin, loading)
-        self._clock.call_at(replica.computing_until + one_way, completed)
-
-    def stream(self, batch: Batch, on_chunk: OnChunk, on_end: OnEnd) -> None:
-        """Never called: a `SimulatedGenerationTransport` streams."""
-
-    def send_images(self, batch: Batch, images: Mapping[int, bytes]) -> None:
-        """Never called: all images of a chat arrive together."""
-
-    def cancel(self, batch: Batch) -> None:
-        """Never called: no row streams."""
+        self._clock.call_at(replica.computing_until, completed)
 
     def share(self, batch: Batch, row: int) -> bool:  # noqa: ARG002 - of a transport
-        """Nothing is shared: every image is unique."""
         return False
-
-    def fetch(
-        self, slot: ReplicaSlots, variant: str, piece: RowSlice, came: Callable[[Mapping[str, Array] | None], None]
-    ) -> None:
-        """Nothing is stored."""
-
-    def release(self, references: Array) -> None:
-        """Nothing is stored."""
 
     def _load(self, replica: SimulatedReplica, point: str) -> float:
         """Seconds to load a batch's operating point; a replica's first point is loaded at its start."""
@@ -242,18 +199,9 @@ def _confidences(point: Point, task: str, drawn: Array) -> Array:
     """Confidences of a task's rows: interpolated through the escalation thresholds of the point."""
     if not point.escalations:
         return drawn
-    known = sorted(
-        {
-            (own.share, own.confidence_below)
-            for escalation in point.escalations
-            if (own := _task_escalation(escalation, task)).share < 1
-        }
-    )
+    # Those measured on the task; that of all rows without one.
+    measured = [escalation.by_task.get(task, escalation) for escalation in point.escalations]
+    known = sorted({(own.share, own.confidence_below) for own in measured if own.share < 1})
     shares, belows = ([0.0, *(pair[n] for pair in known), 1.0] for n in (0, 1))
     confidences: Array = np.interp(drawn, shares, belows)
     return confidences
-
-
-def _task_escalation(escalation: Escalation, task: str) -> Escalation | TaskEscalation:
-    """The escalation measured on a task; that of all rows without one."""
-    return escalation.by_task.get(task, escalation)

@@ -11,13 +11,6 @@ from numpy.typing import NDArray
 from trimtab_adapter.solvers.program import TOLERANCE, Program
 from trimtab_adapter.solvers.program_arrays import Floats, ProgramArrays
 
-MAX_CHOICES = 20_000
-"""And a pipeline has at most 32 stages, half of the axes an array may have."""
-
-
-def choices(arrays: ProgramArrays) -> int:
-    return math.prod(column.index.size for column in arrays.columns)
-
 
 def best_of_all(program: Program, arrays: ProgramArrays) -> list[int] | None:
     """The picks of the best choice, None if none satisfies every constraint."""

@@ -14,32 +14,27 @@ import math
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
 from trimtab_adapter.solvers.dominance import undominated
-from trimtab_adapter.solvers.enumeration import MAX_CHOICES, best_of_all, choices
-from trimtab_adapter.solvers.lagrangian_bound import Multipliers, optimize_multipliers
+from trimtab_adapter.solvers.enumeration import best_of_all
+from trimtab_adapter.solvers.lagrangian_bound import LagrangianBounds, Multipliers, optimize_multipliers
 from trimtab_adapter.solvers.program import TOLERANCE, Option, Program, Solution
 from trimtab_adapter.solvers.program_arrays import Floats, Labels, ProgramArrays, root, to_arrays
-from trimtab_adapter.solvers.resource_bound import MAX_COUNTED, resource_bound
+from trimtab_adapter.solvers.resource_bound import MAX_COUNTED, ResourceBound, resource_bound
 from trimtab_adapter.solvers.time_limit import SOLVE_SECONDS, seconds_left
 
 WIDTHS = (48, 400, 6_000, 50_000)
 """Labels a stage keeps in each pass; if the last is too few, the solution has a gap."""
 MAX_EXTENSIONS = 16_000_000
 """Labels × options of one stage that one step may hold in memory."""
+MAX_ENUMERATED = 20_000
+"""Choices; a pipeline has at most 32 stages, half of the axes an array may have."""
 _EPSILON = 1e-12
 """A bound must exceed the incumbent by more than rounding."""
-
-
-class _Bound(Protocol):
-    """Upper bound of labels."""
-
-    def bound(self, stage: int, labels: Labels) -> Floats:
-        """The most that labels of the stages before `stage` can reach, of shape [labels]."""
+_Bound = LagrangianBounds | ResourceBound
 
 
 def solve(program: Program, time_limit_seconds: float = SOLVE_SECONDS) -> Solution | None:
@@ -51,7 +46,7 @@ def solve(program: Program, time_limit_seconds: float = SOLVE_SECONDS) -> Soluti
     arrays = to_arrays(program)
     if arrays is None:
         return None
-    if choices(arrays) > MAX_CHOICES:
+    if math.prod(column.index.size for column in arrays.columns) > MAX_ENUMERATED:
         return search(program, arrays, until=until)
     picks = best_of_all(program, arrays)
     if picks is None:
@@ -97,15 +92,10 @@ def search(
 
 def _bounds(program: Program, arrays: ProgramArrays, multipliers: Multipliers, target: float) -> list[_Bound]:
     """The Lagrangian bounds, and resource bounds if those do not prove the target."""
-    best = multipliers.bounds[0]
+    best, broken = multipliers.bounds[0], multipliers.broken[:MAX_COUNTED]
     if best.greedy()[1] <= target:
         return [best]
-    if not multipliers.broken:
-        return [*multipliers.bounds]
-    return [
-        *multipliers.bounds,
-        resource_bound(program, arrays, best.prices, multipliers.broken[:MAX_COUNTED]),
-    ]
+    return [*multipliers.bounds, *([resource_bound(program, arrays, best.prices, broken)] if broken else [])]
 
 
 def _options(program: Program, arrays: ProgramArrays, picks: Sequence[int]) -> list[Option]:
@@ -152,7 +142,8 @@ class _Search:
     def _extend(self, labels: Labels, k: int) -> Labels:
         """Add each option of stage k to each label, unless latency or budget is exceeded."""
         program, arrays, column = self.program, self.arrays, self.arrays.columns[k]
-        finish = _start(labels, self._awaited(k), program.stages[k].predecessors)[:, None] + column.seconds
+        awaited = arrays.live[k - 1] if k else ()
+        finish = _start(labels, awaited, program.stages[k].predecessors)[:, None] + column.seconds
         possible = finish + arrays.min_tail[k] <= program.slo_seconds + TOLERANCE
         if arrays.cores_bind:
             possible &= labels.cores[:, None] + column.cores + arrays.min_cores[k + 1] <= program.cores + TOLERANCE
@@ -164,13 +155,11 @@ class _Search:
         parent, option = np.nonzero(possible)
         return self._grow(labels, k, parent, option, finish[parent, option])
 
-    def _awaited(self, k: int) -> tuple[tuple[int, ...], ...]:
-        return self.arrays.live[k - 1] if k else ()
-
     def _grow(
         self, labels: Labels, k: int, parent: NDArray[np.intp], option: NDArray[np.intp], finish: Floats
     ) -> Labels:
-        arrays, column, awaited = self.arrays, self.arrays.columns[k], self._awaited(k)
+        arrays, column = self.arrays, self.arrays.columns[k]
+        awaited = arrays.live[k - 1] if k else ()
         value = labels.value[parent]
         rows = [
             np.maximum.reduce(
@@ -214,9 +203,7 @@ class _Search:
     def _room(self, stage: int) -> int:
         """How many labels a stage may extend."""
         columns = self.arrays.columns
-        if stage == len(columns):
-            return self.width
-        return max(1, min(self.width, MAX_EXTENSIONS // columns[stage].index.size))
+        return self.width if stage == len(columns) else min(self.width, MAX_EXTENSIONS // columns[stage].index.size)
 
     def _most(self, labels: Labels, stage: int) -> Floats:
         return np.asarray(np.minimum.reduce([each.bound(stage, labels) for each in self.bounds]))

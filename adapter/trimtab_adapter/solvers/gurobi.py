@@ -18,18 +18,18 @@ _TOO_LARGE = 10010
 
 
 def solve(program: Program, time_limit_seconds: float = SOLVE_SECONDS) -> Solution | None:
-    """An optimal solution, None if no choice satisfies every constraint.
-
-    At the time limit the best plan found has a gap. Raises SolverUnavailable if Gurobi is not installed, not licensed,
-    or not for a program of this size.
-    """
+    """As `exact.solve`; raises SolverUnavailable if Gurobi lacks a package or a licence for this program."""
     gurobi = import_solver("Gurobi", "gurobipy", extra="gurobi")
 
     def run(milp: MilpModel) -> tuple[list[float], float] | None:
         try:
             return _run(gurobi, milp, seconds_left(time_limit_seconds))
         except gurobi.GurobiError as error:
-            raise SolverUnavailable(_why(error, milp)) from error
+            if error.errno != _TOO_LARGE:
+                raise SolverUnavailable(f"Gurobi: {error}") from error
+            size = f"{len(milp.objective)} columns and {len(milp.rows.entries)} rows"
+            limit = "Gurobi's free licence allows 2000 columns and 2000 rows"
+            raise SolverUnavailable(f"{limit}; this program has {size}") from error
 
     return solve_by("Gurobi", run, program)
 
@@ -41,13 +41,6 @@ def _environment(gurobi: Any) -> Any:
     environment.setParam("OutputFlag", 0)
     environment.start()
     return environment
-
-
-def _why(error: Any, milp: MilpModel) -> str:
-    if error.errno == _TOO_LARGE:
-        size = f"{len(milp.objective)} columns and {len(milp.rows.entries)} rows"
-        return f"Gurobi's free licence allows 2000 columns and 2000 rows; this program has {size}"
-    return f"Gurobi: {error}"
 
 
 def _run(gurobi: Any, milp: MilpModel, time_limit_seconds: float) -> tuple[list[float], float] | None:

@@ -10,26 +10,12 @@ from trimtab_adapter.solvers.time_limit import SOLVE_SECONDS, seconds_left
 
 
 def solve(program: Program, time_limit_seconds: float = SOLVE_SECONDS) -> Solution | None:
-    """An optimal solution, None if no choice satisfies every constraint; raise SolverUnavailable without HiGHS.
-
-    At the time limit the best plan found has a gap.
-    """
+    """As `exact.solve`; raises SolverUnavailable without HiGHS."""
     highspy = import_solver("HiGHS", "highspy", extra="solvers")
     return solve_by("HiGHS", lambda milp: _run(highspy, milp, seconds_left(time_limit_seconds)), program)
 
 
 def _run(highspy: Any, milp: MilpModel, time_limit_seconds: float) -> tuple[list[float], float] | None:
-    solver = _run_solver(highspy, milp, time_limit_seconds)
-    status = solver.getModelStatus()
-    if status in {highspy.HighsModelStatus.kInfeasible, highspy.HighsModelStatus.kUnboundedOrInfeasible}:
-        return None
-    info = solver.getInfo()
-    if info.primal_solution_status != highspy.SolutionStatus.kSolutionStatusFeasible:
-        raise SolverUnavailable(f"HiGHS ended without a plan: {solver.modelStatusToString(status)}")
-    return list(solver.getSolution().col_value), float(info.mip_dual_bound)
-
-
-def _run_solver(highspy: Any, milp: MilpModel, time_limit_seconds: float) -> Any:
     solver = highspy.Highs()
     options = {"output_flag": False, "threads": 1, "time_limit": time_limit_seconds}
     options |= {"mip_rel_gap": 0.0, "mip_abs_gap": SOLVER_TOLERANCE, "mip_feasibility_tolerance": SOLVER_TOLERANCE}
@@ -38,7 +24,13 @@ def _run_solver(highspy: Any, milp: MilpModel, time_limit_seconds: float) -> Any
         solver.setOptionValue(name, value)
     solver.passModel(_model(highspy, milp))
     solver.run()
-    return solver
+    status = solver.getModelStatus()
+    if status in {highspy.HighsModelStatus.kInfeasible, highspy.HighsModelStatus.kUnboundedOrInfeasible}:
+        return None
+    info = solver.getInfo()
+    if info.primal_solution_status != highspy.SolutionStatus.kSolutionStatusFeasible:
+        raise SolverUnavailable(f"HiGHS ended without a plan: {solver.modelStatusToString(status)}")
+    return list(solver.getSolution().col_value), float(info.mip_dual_bound)
 
 
 def _model(highspy: Any, milp: MilpModel) -> Any:

@@ -12,7 +12,7 @@ way are often feasible and good, so they are kept as guesses.
 """
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import repeat
 from operator import itemgetter
@@ -161,10 +161,10 @@ class _Probe:
     bounds: LagrangianBounds
     picks: list[int]
     bound: float
-    seconds_over: float
-    cores_over: float
-    gpus_over: float
-    value_short: float
+    excess: Mapping[Resource, float]
+
+    def price(self, resource: Resource) -> float:
+        return float(getattr(self.bounds.prices, resource))
 
 
 @dataclass(frozen=True, slots=True)
@@ -183,81 +183,71 @@ def optimize_multipliers(program: Program, arrays: ProgramArrays) -> Multipliers
     """Find prices at which the bound at the root is low."""
     search = _MultiplierSearch(program, arrays)
     for _ in range(2 if arrays.cores_bind or arrays.gpus_bind or program.accuracy_floor > 0 else 1):
-        for name, excess in _CONSTRAINTS:
-            if excess(search.best) > 0 or _price(search.best, name) > 0:
-                search.seek(name, excess)
+        for resource in _RESOURCES:
+            if search.best.excess[resource] > 0 or search.best.price(resource) > 0:
+                search.seek(resource)
     at_none = search.probes[0]
     return Multipliers(
         bounds=tuple(probe.bounds for probe in dict.fromkeys((search.best, at_none))),
         guesses=tuple(probe.picks for probe in search.probes),
-        broken=tuple(name for name, excess in _CONSTRAINTS if any(excess(probe) > 0 for probe in search.probes)),
+        broken=tuple(name for name in _RESOURCES if any(probe.excess[name] > 0 for probe in search.probes)),
     )
 
 
-_CONSTRAINTS: tuple[tuple[Resource, Callable[[_Probe], float]], ...] = (
-    ("second", lambda probe: probe.seconds_over),
-    ("gpu", lambda probe: probe.gpus_over),
-    ("core", lambda probe: probe.cores_over),
-    ("floor", lambda probe: probe.value_short),
-)
+_RESOURCES: tuple[Resource, ...] = ("second", "gpu", "core", "floor")
 
 
 class _MultiplierSearch:
     """All probes so far, and the one with the lowest bound."""
 
     def __init__(self, program: Program, arrays: ProgramArrays) -> None:
-        self._program, self._table = program, arrays
+        self._program, self._arrays = program, arrays
         self.best = _probe(program, arrays, Prices())
         self.probes = [self.best]
 
-    def probe(self, name: str, at: float) -> _Probe:
+    def probe(self, resource: Resource, price: float) -> _Probe:
         """Set one price and keep the other best ones."""
-        found = _probe(self._program, self._table, replace(self.best.bounds.prices, **{name: at}))
+        found = _probe(self._program, self._arrays, replace(self.best.bounds.prices, **{resource: price}))
         self.probes.append(found)
         if found.bound < self.best.bound:
             self.best = found
         return found
 
-    def seek(self, name: str, excess: Callable[[_Probe], float]) -> None:
+    def seek(self, resource: Resource) -> None:
         """Vary one price to lower the bound."""
-        low, high = self._around(name, excess)
+        low, high = self._around(resource)
         for _ in range(TANGENTS):
-            if low is None or high is None or excess(high) >= 0:
+            if low is None or high is None or high.excess[resource] >= 0:
                 return
             # Tangents: bound − excess · (price − own price).
-            rise = high.bound - low.bound + excess(high) * _price(high, name) - excess(low) * _price(low, name)
-            at = rise / (excess(high) - excess(low))
-            hoped = low.bound - excess(low) * (at - _price(low, name))
+            low_excess, high_excess = low.excess[resource], high.excess[resource]
+            rise = high.bound - low.bound + high_excess * high.price(resource) - low_excess * low.price(resource)
+            price = rise / (high_excess - low_excess)
+            hoped = low.bound - low_excess * (price - low.price(resource))
             if self.best.bound - hoped <= CLOSE * max(1.0, self._program.weights.accuracy):
                 return
-            found = self.probe(name, at)
-            low, high = (found, high) if excess(found) > 0 else (low, found)
+            found = self.probe(resource, price)
+            low, high = (found, high) if found.excess[resource] > 0 else (low, found)
 
-    def _around(self, name: str, excess: Callable[[_Probe], float]) -> tuple[_Probe | None, _Probe | None]:
+    def _around(self, resource: Resource) -> tuple[_Probe | None, _Probe | None]:
         """Find a price at which the constraint is violated, and one at which it is satisfied."""
         best = self.best
-        if excess(best) > 0:
-            return best, self._raised(name, excess, max(4.0 * _price(best, name), _first_price(self._program, name)))
-        free = self.probe(name, 0.0)
-        return (free, best) if excess(free) > 0 else (None, best)
+        if best.excess[resource] > 0:
+            return best, self._raised(resource, 4.0 * best.price(resource))
+        free = self.probe(resource, 0.0)
+        return (free, best) if free.excess[resource] > 0 else (None, best)
 
-    def _raised(self, name: str, excess: Callable[[_Probe], float], price: float) -> _Probe | None:
+    def _raised(self, resource: Resource, at_least: float) -> _Probe | None:
         """Find a price at which the constraint is satisfied."""
+        weights, slo_seconds = self._program.weights, self._program.slo_seconds
+        scale = max(weights.accuracy, weights.core, 1e-6)
+        price = max(at_least, scale / max(slo_seconds, 1e-6) if resource == "second" else scale)
         for _ in range(RAISES):
-            found = self.probe(name, price)
-            if excess(found) <= 0:
+            found = self.probe(resource, price)
+            if found.excess[resource] <= 0:
                 return found
             price *= 4.0
         return None
-
-
-def _price(probe: _Probe, name: str) -> float:
-    return float(getattr(probe.bounds.prices, name))
-
-
-def _first_price(program: Program, name: str) -> float:
-    scale = max(program.weights.accuracy, program.weights.core, 1e-6)
-    return scale / max(program.slo_seconds, 1e-6) if name == "second" else scale
 
 
 def _probe(program: Program, arrays: ProgramArrays, prices: Prices) -> _Probe:
@@ -273,12 +263,10 @@ def _probe(program: Program, arrays: ProgramArrays, prices: Prices) -> _Probe:
     picked = [column.value[pick] for column, pick in zip(arrays.columns, picks, strict=True)]
     value = float(np.prod(picked) if arrays.is_product else np.sum(picked))
     at = list(zip(arrays.columns, picks, arrays.flow, strict=True))
-    return _Probe(
-        bounds,
-        picks,
-        bound,
-        seconds_over=sum(share * float(column.seconds[pick]) for column, pick, share in at) - program.slo_seconds,
-        cores_over=sum(float(column.cores[pick]) for column, pick, _ in at) - program.cores,
-        gpus_over=sum(float(column.gpus[pick]) for column, pick, _ in at) - program.gpus,
-        value_short=program.accuracy_floor - value,
-    )
+    excess: dict[Resource, float] = {
+        "second": sum(share * float(column.seconds[pick]) for column, pick, share in at) - program.slo_seconds,
+        "core": sum(float(column.cores[pick]) for column, pick, _ in at) - program.cores,
+        "gpu": sum(float(column.gpus[pick]) for column, pick, _ in at) - program.gpus,
+        "floor": program.accuracy_floor - value,
+    }
+    return _Probe(bounds, picks, bound, excess)

@@ -121,14 +121,6 @@ def build_milp(program: Program, arrays: ProgramArrays) -> MilpModel:
         milp.upper.extend([1.0] * column.index.size)
     for stage in stages:
         milp.rows.add(dict.fromkeys(stage, 1.0), lower=1.0, upper=1.0)
-    _budgets(program, arrays, milp)
-    _encoder_placement(arrays, milp)
-    _latency(program, arrays, milp)
-    _accuracy(program, arrays, milp)
-    return milp
-
-
-def _budgets(program: Program, arrays: ProgramArrays, milp: MilpModel) -> None:
     if arrays.cores_bind:
         milp.rows.add(_over(milp, [c.cores for c in arrays.columns]), upper=program.cores)
     if arrays.gpus_bind:
@@ -136,12 +128,15 @@ def _budgets(program: Program, arrays: ProgramArrays, milp: MilpModel) -> None:
     if arrays.differs:
         same = [column.same.astype(np.float64) for column in arrays.columns]
         milp.rows.add(_over(milp, same), upper=len(program.stages) - 1.0)
+    if arrays.has_placement_choice:
+        _encoder_placement(arrays, milp)
+    _latency(program, arrays, milp)
+    _accuracy(program, arrays, milp)
+    return milp
 
 
 def _encoder_placement(arrays: ProgramArrays, milp: MilpModel) -> None:
     """Do not mix colocated and disaggregated options."""
-    if not arrays.has_placement_choice:
-        return
     kinds = [[np.nonzero(column.disaggregated == kind)[0] for kind in (0, 1)] for column in arrays.columns]
     for first, second in itertools.permutations(range(len(kinds)), 2):
         colocated, disaggregated = kinds[first][0], kinds[second][1]

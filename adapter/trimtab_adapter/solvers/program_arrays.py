@@ -169,18 +169,7 @@ class Labels:
     option: NDArray[np.intp]
 
     def take(self, which: NDArray[np.intp]) -> "Labels":
-        return Labels(
-            value=self.value[which],
-            cost=self.cost[which],
-            cores=self.cores[which],
-            gpus=self.gpus[which],
-            flow_seconds=self.flow_seconds[which],
-            same=self.same[which],
-            disaggregated=self.disaggregated[which],
-            finish=self.finish[:, which],
-            parent=self.parent[which],
-            option=self.option[which],
-        )
+        return Labels(*(getattr(self, name)[..., which] for name in self.__slots__))
 
 
 def root(program: Program) -> Labels:

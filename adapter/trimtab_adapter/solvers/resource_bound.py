@@ -28,10 +28,7 @@ _SPARE = 1e-6
 
 @dataclass(frozen=True, slots=True)
 class Discretization:
-    """One resource in cells, rounded so that no feasible completion is excluded.
-
-    Usage of options is rounded down; what labels have left is rounded up.
-    """
+    """One resource in cells; usage of options is rounded down, what labels have left is rounded up."""
 
     resource: Resource
     total: float

@@ -96,8 +96,7 @@ async def _from_cluster(namespace: str, name: str) -> PlanInputs:
         profiles = (await cluster.list(PROFILE, namespace)).items
         plan = await cluster.get(PLAN, namespace, name)
     # Imported here: these modules need the Kubernetes client, an optional dependency.
-    from trimtab_adapter.cluster.cluster_cache import ClusterCache  # noqa: PLC0415
-    from trimtab_adapter.cluster.config_source import ClusterConfigSource  # noqa: PLC0415
+    from trimtab_adapter.cluster.config_source import ClusterCache, ClusterConfigSource  # noqa: PLC0415
 
     cache = ClusterCache()
     for document in (pipeline, *profiles):

@@ -49,6 +49,7 @@ class Cache(Generic[Group]):
         if group is None:
             return before
         found["metadata"].pop("managedFields", None)  # unused, and half of an object's size
+        found.pop("binaryData", None)  # task files of a ConfigMap, which no controller reads
         self._objects.setdefault(kind, {})[key] = self._groups.setdefault(group, {})[kind, key] = found
         return before | {group}
 

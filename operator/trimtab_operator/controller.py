@@ -35,6 +35,7 @@ OWNED_KINDS = (
     "NetworkPolicy",
     "Pod",
     "PodDisruptionBudget",
+    "Role",
     "RoleBinding",
     "Service",
     "ServiceAccount",

@@ -32,6 +32,7 @@ _PRUNED_KINDS = frozenset(
         "NetworkPolicy",
         "PodDisruptionBudget",
         "PodMonitor",
+        "Role",
         "RoleBinding",
         "SeldonDeployment",
         "Service",

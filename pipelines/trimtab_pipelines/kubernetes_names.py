@@ -9,6 +9,7 @@ GROUP, VERSION = API_VERSION.split("/")
 OPERATOR_MANAGER = "trimtab-operator"
 ADAPTER_MANAGER = "trimtab-adapter"
 PROFILER_MANAGER = "trimtab-profiler"
+ROUTER_MANAGER = "trimtab-router"
 
 MANAGED_BY = "app.kubernetes.io/managed-by"
 COMPONENT = "app.kubernetes.io/component"
@@ -26,6 +27,9 @@ ADVISORY_LABEL = f"{GROUP}/advisory"
 
 CREDENTIALS_PREFIX = "TRIMTAB_SECRET_"
 """Prefix of every key of a Secret in a model server's environment."""
+
+ADMIN_KEYS_SECRET = "trimtab-admin-keys"  # noqa: S105 - a name
+"""Secret of the keys that may register tasks, one entry per client, in a pipeline's namespace."""
 
 ROUTER_REST_PORT = 8080
 ROUTER_GRPC_PORT = 8081
@@ -59,6 +63,11 @@ def router_admin_name(pipeline: str) -> str:
 def replica_group_name(pipeline: str, stage: str, group: str) -> str:
     """Name of the Deployment and the Service of a replica group; unique for each triple."""
     return _fitting(f"{pipeline}-{stage}-{group}", f"{pipeline}/{stage}/{group}", always=True)
+
+
+def tasks_name(pipeline: str, stage: str, variant: str) -> str:
+    """Name of the ConfigMap with the tasks of a variant that are registered at run time."""
+    return _fitting(f"{pipeline}-{stage}-{variant}-tasks", f"{pipeline}/{stage}/{variant}/tasks", always=True)
 
 
 def profile_name(pipeline: str, stage: str, accelerator: str | None = None) -> str:

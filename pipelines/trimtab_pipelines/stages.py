@@ -8,6 +8,7 @@ from pydantic import Field, model_validator
 from trimtab_pipelines.operating_point import OperatingPoint
 from trimtab_pipelines.quantity import Seconds
 from trimtab_pipelines.resource import Model, Name, find_named, require_unique
+from trimtab_pipelines.tasks import TASK_INPUT
 from trimtab_pipelines.tensors import StageOutput, TensorName, check_confidence_output, check_counts
 from trimtab_pipelines.variants import Variant
 
@@ -118,6 +119,12 @@ class Stage(Model):
     def chooses_encoder_placement(self) -> bool:
         """Whether the plan chooses between a colocated and a disaggregated encoder: it has variants of both kinds."""
         return any(variant.colocated for variant in self.variants)
+
+    @property
+    def variants_with_tasks(self) -> tuple[Variant, ...]:
+        """Variants that accept tasks at run time: hosted by Trimtab's model servers, which read each row's task."""
+        reads_task = any(read.name == TASK_INPUT for read in self.inputs)
+        return tuple(variant for variant in self.variants if reads_task and variant.container is None)
 
     def excluded_input(self, variant: str) -> str:
         """The input that batches of a variant leave out; empty if they take all inputs."""

@@ -29,7 +29,8 @@ MAX_CLASSES = 4096
 MAX_TASK_NUMBER = 9999
 _DIGEST = r"^sha256:[0-9a-f]{64}$"
 REMOVED_SUFFIX, _SUFFIX = ".removed", ".safetensors"
-_LENGTH_BYTES = 8
+LENGTH_BYTES = 8
+"""Of the length of the header, with which a safetensors file begins."""
 _FILE = re.compile(r"^(\d{1,4})-([a-z0-9](?:[-a-z0-9]{0,61}[a-z0-9])?)\.safetensors$")
 
 
@@ -78,11 +79,11 @@ def parse_task_record(content: bytes) -> TaskRecord:
 
     Raises UnusableTask if the file is invalid.
     """
-    length = int.from_bytes(content[:_LENGTH_BYTES], "little")
-    if len(content) < _LENGTH_BYTES or length > len(content) - _LENGTH_BYTES:
+    length = int.from_bytes(content[:LENGTH_BYTES], "little")
+    if len(content) < LENGTH_BYTES or length > len(content) - LENGTH_BYTES:
         raise UnusableTask("not a safetensors file; `trimtab train-task` creates task files")
     try:
-        header = json.loads(content[_LENGTH_BYTES : _LENGTH_BYTES + length])
+        header = json.loads(content[LENGTH_BYTES : LENGTH_BYTES + length])
         return TaskRecord.model_validate_json(header["__metadata__"][METADATA_KEY])
     except ValidationError as error:
         first = error.errors(include_url=False)[0]

@@ -19,7 +19,7 @@ from trimtab_router.envoy.key_watcher import watch_keys
 from trimtab_router.envoy.sockets import Sockets
 from trimtab_router.ingress.listeners import Listeners
 from trimtab_router.ingress.task_api import TaskApi
-from trimtab_router.ingress.task_store import TaskStore
+from trimtab_router.ingress.task_store import TaskFolder, TaskStore
 from trimtab_router.limits import Limits, in_flight_bytes, payload_bytes
 from trimtab_router.observability.tracing import create_tracer
 from trimtab_router.router import Router
@@ -70,16 +70,27 @@ async def serve(options: RouterOptions) -> None:
         else:
             log.warning("no proxy: plain REST without TLS, API keys or limits per client; for trusted clients only")
             await listeners.listen_without_proxy(options.host, options.rest_port)
-        await listeners.listen_admin(options.host, options.admin_port, _create_task_api(router, options))
+        tasks = await _task_store(router, options.tasks, cluster, watchers)
+        await listeners.listen_admin(options.host, options.admin_port, TaskApi(router, tasks, options.admin_keys))
         await _serve_until_stopped(listeners, _gather(watchers), options.linger_seconds)
 
 
-def _create_task_api(router: Router, options: RouterOptions) -> TaskApi:
-    if options.tasks is None:
-        return TaskApi(router, None, options.admin_keys)
-    store = TaskStore(router, options.tasks)
-    store.read()
-    return TaskApi(router, store, options.admin_keys)
+async def _task_store(
+    router: Router, folder: Path | None, cluster: "Cluster | None", watchers: list[Awaitable[None]]
+) -> TaskStore | None:
+    """The registered tasks, read. In a cluster, their watch is added to the watchers."""
+    if cluster is not None:
+        from trimtab_router.ingress.task_config_maps import TaskConfigMaps  # noqa: PLC0415  (as below)
+
+        config_maps = TaskConfigMaps(cluster, router.pipeline)
+        store = TaskStore(router, config_maps)
+        watchers.append(config_maps.watch(store.apply))
+    elif folder is not None:
+        store = TaskStore(router, TaskFolder(folder))
+    else:
+        return None
+    await store.read()
+    return store
 
 
 def _create_limits(options: RouterOptions, pipeline: InferencePipeline) -> Limits:

@@ -1,17 +1,21 @@
 """Operator on a real API server with exactly the rights that the chart grants."""
 
 import asyncio
+from itertools import product
 from pathlib import Path
 
-from tests.builders import a_pipeline_document, a_stage, a_variant
+from tests.builders import a_variant
 from tests.charts.helm import RELEASE_NAMESPACE
+from tests.charts.test_rbac import READ, VERBS, may
+from tests.charts.test_rbac import account as account_name
 from tests.control_plane import TOKEN
 from tests.operator_.scene import SETTINGS, Site
+from tests.operator_.test_registered_tasks import tasked_document
 from trimtab_kubernetes import Cluster
 from trimtab_kubernetes.lease import Lease, leader_election
 from trimtab_operator.controller import Controller
 from trimtab_operator.metrics import Metrics
-from trimtab_pipelines.kubernetes_names import OPERATOR_MANAGER
+from trimtab_pipelines.kubernetes_names import OPERATOR_MANAGER, router_name, tasks_name
 
 
 async def account(server: Cluster, name: str, installed: Path, folder: Path) -> str:
@@ -25,8 +29,9 @@ async def account(server: Cluster, name: str, installed: Path, folder: Path) -> 
 
 
 async def test_operator_role_suffices_for_its_work(server: Cluster, installed: Path, tmp_path: Path):
-    stage = a_stage(variants=[a_variant("small"), a_variant("large", accuracy=0.95)], variantPlacement="Dedicated")
-    site = Site(server, "team-a", a_pipeline_document([stage]))
+    """It may grant a router rights of its own: to the ConfigMaps of the pipeline's tasks, and to no others."""
+    variants = [a_variant("small"), a_variant("large", accuracy=0.95)]
+    site = Site(server, "team-a", tasked_document(variants=variants, variantPlacement="Dedicated"))
     async with await Cluster.connect(await account(server, "trimtab-operator", installed, tmp_path)) as itself:
         site.controller = Controller(itself, SETTINGS, Metrics(), site.now)
         await site.apply_pipeline()
@@ -39,11 +44,18 @@ async def test_operator_role_suffices_for_its_work(server: Cluster, installed: P
         assert (await site.conditions())["Ready"] == ("True", "Ready")
         assert {reason for reason, _ in await site.events()} >= {"Profiling", "PlanApplied"}
 
+        user = account_name(router_name(site.name), "team-a")
+        names = {variant: tasks_name(site.name, "first", variant) for variant in ("small", "large")}
+        for name, verb in product((*names.values(), router_name(site.name)), VERBS):
+            allowed = name in names.values() and verb in READ | {"patch"}
+            assert await may(server, user, verb, "/configmaps", "team-a", name) == allowed, (name, verb)
+
         del site.document["spec"]["stages"][0]["variants"][0]
         await site.apply_profiled()
         await site.apply_plan(2)
         await site.settle()
         assert await site.replicas() == {"large": 1}
+        assert await site.names("ConfigMap") & {*names.values()} == {names["large"]}
 
         began = asyncio.Event()
 

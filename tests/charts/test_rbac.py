@@ -39,6 +39,7 @@ OPERATOR: Rights = {
     "batch/jobs": OWN,
     "monitoring.coreos.com/podmonitors": OWN,
     "machinelearning.seldon.io/seldondeployments": OWN,
+    "rbac.authorization.k8s.io/roles": OWN,
     "rbac.authorization.k8s.io/rolebindings": OWN,
     "/events": {"create"},
 }
@@ -70,7 +71,6 @@ EVERYTHING = {*OPERATOR, *ADAPTER} | {
     "apps/daemonsets",
     "batch/cronjobs",
     "coordination.k8s.io/leases",
-    "rbac.authorization.k8s.io/roles",
     "rbac.authorization.k8s.io/clusterroles",
     "rbac.authorization.k8s.io/clusterrolebindings",
     "apiextensions.k8s.io/customresourcedefinitions",

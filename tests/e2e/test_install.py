@@ -19,6 +19,7 @@ from typing import Any
 import numpy as np
 import pytest
 import pytest_asyncio
+import torch
 import yaml
 
 from tests.charts.expressions import all_expressions, evaluate
@@ -42,15 +43,24 @@ from tests.figures import Figures
 from tests.local_run import charts_of
 from trimtab.local.load_process import LoadOptions
 from trimtab_loadtester.clients import RestClient
+from trimtab_model_servers.families.registry import build
+from trimtab_model_servers.families.vision_transformer import ServedTransformer
+from trimtab_model_servers.transformer.task_registry import save_task
+from trimtab_model_servers.transformer.tasks import PLAIN, Head
 from trimtab_pipelines.documents import load_pipeline
+from trimtab_pipelines.kubernetes_names import ADMIN_KEYS_SECRET, ROUTER_ADMIN_PORT, router_admin_name
+from trimtab_pipelines.model_spec import model_spec
 from trimtab_pipelines.plan import PipelinePlanSpec
 from trimtab_pipelines.request_outcome import RequestOutcome
+from trimtab_pipelines.router_state import TASKS_PATH
 from trimtab_pipelines.spec import InferencePipeline
+from trimtab_pipelines.tasks import TaskRecord
 from trimtab_training.lmm_digits.questions import Chat, ChatSource
 
 pytestmark = [pytest.mark.e2e, pytest.mark.asyncio(loop_scope="module"), pytest.mark.timeout(3600)]
 
 DIGITS = ROOT / "pipelines" / "digits" / "pipeline.yaml"
+VIT_TASKS = ROOT / "pipelines" / "vit-tasks" / "pipeline.yaml"
 LOAD_SECONDS = 180.0
 PLATEAU_SECONDS = 25
 CALM_SHARE = 0.1
@@ -62,6 +72,9 @@ PLAN_SECONDS = 120.0
 IN_FORCE_SECONDS = 0.1
 SMALL_SECONDS = 300.0
 CHATS, SLOTS = 12, 8
+LABEL = 1
+MOUNTED_SECONDS = 180.0
+"""The kubelet updates mounted ConfigMaps about once a minute."""
 GENEROUS = {"latency": "60s", "timeToFirstToken": "30s"}
 """The tests of responses do not depend on their time."""
 DOCS = ROOT / "docs" / "develop" / "bring-your-own-model.md"
@@ -325,6 +338,69 @@ async def test_jobs_with_missing_modalities_are_served(installation: Installatio
 
     assert results.faults == []
     figures.require("rows answered rightly, share", results.right / results.rows, ">=", MIN_RIGHT_SHARE)
+
+
+@pytest.mark.usefixtures("no_digits")
+async def test_registered_task_is_served_until_deleted(
+    installation: Installation, tmp_path: Path, figures: Figures
+) -> None:
+    """Its file reaches the replicas through a ConfigMap; clients select it through Envoy."""
+    document = pipeline_document(VIT_TASKS)
+    stage = document["spec"]["stages"][0]
+    stage |= {"variants": stage["variants"][:1], "batchSizes": [1]}
+    stage["variants"][0]["operatingPoints"] = stage["variants"][0]["operatingPoints"][:1]
+    document["spec"] |= {"slo": {"latency": "30s"}, "budget": {"cores": "1"}}
+    admin_keys = installation.credentials.hashed(NAMESPACE)
+    admin_keys["metadata"]["name"] = ADMIN_KEYS_SECRET
+    await installation.apply(admin_keys)
+    key = {"authorization": f"Bearer {installation.credentials.keys[LOAD]}"}
+    image = {"name": "image", "datatype": "UINT8", "shape": [1, 1, 32, 32], "data": [0] * 32 * 32}
+    body = {"inputs": [image], "parameters": {"trimtab.task": "late"}}
+    task = await asyncio.to_thread(constant_task, tmp_path / "late.safetensors", document, LABEL)
+    async with served(installation, document, SMALL_SECONDS) as pipeline, clients.connection(pipeline) as session:
+
+        async def ask() -> tuple[int, dict[str, Any]]:
+            async with session.post(f"{clients.metadata_url(pipeline)}/infer", json=body, headers=key) as response:
+                return response.status, await response.json()
+
+        async def answer() -> dict[str, Any] | None:
+            status, content = await ask()
+            assert status in {200, 503}, content
+            return content if status == 200 else None
+
+        address = await installation.address(router_admin_name(pipeline.name), ROUTER_ADMIN_PORT)
+        url = f"http://{address}{TASKS_PATH}/{stage['name']}/{stage['variants'][0]['name']}/late"
+        unknown, _ = await ask()
+        async with session.put(url, data=task) as response:
+            without_key = response.status
+        async with session.put(url, data=task, headers=key) as response:
+            registered = response.status, await response.json()
+        began = time.monotonic()
+        outputs = (await until(answer, "the registered task", MOUNTED_SECONDS))["outputs"]
+        figures.add(registered_to_served_seconds=round(time.monotonic() - began, 1))
+        async with session.delete(url, headers=key) as response:
+            deleted = response.status, await response.json()
+        gone, _ = await ask()
+
+    assert (unknown, without_key, gone) == (400, 401, 400)
+    assert registered[0] in {201, 202}, registered
+    assert next(output["data"] for output in outputs if output["name"] == "label") == [LABEL]
+    assert deleted[0] in {200, 202}, deleted
+    assert deleted[1]["number"] == registered[1]["number"]
+
+
+def constant_task(path: Path, document: dict[str, Any], label: int) -> bytes:
+    """A task of a pipeline's first variant that classifies every image alike."""
+    pipeline = InferencePipeline.model_validate(document)
+    stage = pipeline.spec.stages[0]
+    spec = model_spec(pipeline, VIT_TASKS.parent, stage, stage.variants[0], 1.0)
+    network = build(spec.model_copy(update={"tasks_folder": str(path.parent)})).network
+    assert isinstance(network, ServedTransformer)
+    bias = torch.nn.functional.one_hot(torch.tensor(label), 2) * 9.0
+    head = Head(torch.zeros(2, network.transformer.shape.width), bias)
+    record = TaskRecord(classes=("no", "yes"), transformer=network.task_registry.fingerprint)
+    save_task(path, record, {PLAIN: head})
+    return path.read_bytes()
 
 
 @pytest.fixture

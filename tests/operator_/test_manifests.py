@@ -13,10 +13,12 @@ import yaml
 from tests.builders import a_pipeline, a_pipeline_document, a_plan, a_point_profile, a_profile, a_stage, a_variant
 from tests.control_plane import define
 from tests.operator_.scene import SETTINGS, Site, owned
+from tests.operator_.test_registered_tasks import tasked_document
 from tests.router.chats import a_chat_pipeline
 from tests.router.engines import an_engine_pipeline
 from trimtab_kubernetes import Cluster
 from trimtab_operator.manifests.network_policies import network_policies
+from trimtab_operator.manifests.objects import ROUTER, pipeline_labels
 from trimtab_operator.manifests.profile_jobs import profile_job, profiler_account
 from trimtab_operator.manifests.replica_groups import (
     replica_group,
@@ -24,7 +26,7 @@ from trimtab_operator.manifests.replica_groups import (
     replica_monitors,
     service,
 )
-from trimtab_operator.manifests.routers import router_objects, router_pipeline
+from trimtab_operator.manifests.routers import router_objects, router_pipeline, task_objects
 from trimtab_operator.reconcile import reconcile
 from trimtab_operator.reconciliation.object_diff import contains
 from trimtab_operator.reconciliation.observed_state import ObservedState
@@ -112,10 +114,20 @@ def profiling() -> list[dict[str, Any]]:
     return [*profiler_account(PIPELINE, SETTINGS), *jobs]
 
 
+def registered_tasks() -> list[dict[str, Any]]:
+    """What a stage that reads the task of each row has in addition."""
+    document = tasked_document(variants=[VARIANTS[0]])
+    pipeline = owned(InferencePipeline.model_validate(document))
+    (stage,) = pipeline.spec.stages
+    group = replica_group(pipeline, stage, replica_groups(stage)[0], SETTINGS, replicas=1, surge=True)
+    return [*task_objects(pipeline, pipeline_labels(pipeline, ROUTER)), group]
+
+
 @pytest.mark.parametrize(
     ("name", "written"),
     [
         ("model-server", hosting_set("small")),
+        ("registered-tasks", registered_tasks()),
         ("gpu", hosting_set("large")),
         ("container", hosting_set("own")),
         ("engine", chat_replicas(an_engine_pipeline())[::2]),

@@ -5,7 +5,7 @@ import io
 import re
 import shutil
 import ssl
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
@@ -327,7 +327,7 @@ async def a_rig(
     edge: EdgeSettings | None = None,
     otlp: str | None = None,
     policy: Policy | None = None,
-    registry: Callable[[Router], TaskApi] = TaskApi,
+    registry: Callable[[Router], Awaitable[TaskApi]] | None = None,
     **plan: Any,
 ) -> AsyncIterator[Rig]:
     fakes = [fake for stage in replicas.values() for fake in stage]
@@ -340,7 +340,7 @@ async def a_rig(
     router.apply_endpoints(endpoints_of(replicas))
     listeners = Listeners(router)
     await listeners.listen_without_proxy("127.0.0.1", 0)
-    await listeners.listen_admin("127.0.0.1", 0, registry(router))
+    await listeners.listen_admin("127.0.0.1", 0, await registry(router) if registry else None)
     async with aiohttp.ClientSession() as session:
         rig = Rig(router, listeners, session, edge, otlp)
         try:

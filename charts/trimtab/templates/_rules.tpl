@@ -47,9 +47,10 @@ create pipelines chooses the Secrets that their pods mount, as a user who may cr
 - apiGroups: [machinelearning.seldon.io]
   resources: [seldondeployments]
   verbs: [get, list, watch, create, patch, delete]
-# The two roles below are the only ones that may be bound to a pipeline's accounts.
+# Roles of routers that register tasks: they may change the pipeline's ConfigMaps of tasks. The operator may grant and bind
+# only rights of its own, and the two roles below.
 - apiGroups: [rbac.authorization.k8s.io]
-  resources: [rolebindings]
+  resources: [roles, rolebindings]
   verbs: [get, list, watch, create, patch, delete]
 - apiGroups: [rbac.authorization.k8s.io]
   resources: [{{ empty .Values.namespaces | ternary "clusterroles" "roles" }}]

@@ -37,7 +37,7 @@ def profiler_account(pipeline: InferencePipeline, settings: Settings) -> list[Ob
     name, labels = profiler_name(pipeline.name), pipeline_labels(pipeline, PROFILER)
     return [
         owned("ServiceAccount", name, pipeline, labels, automountServiceAccountToken=False),
-        role_binding(name, PROFILER_ROLE, pipeline, labels, settings),
+        role_binding(name, {"kind": settings.role_kind, "name": PROFILER_ROLE}, pipeline, labels),
     ]
 
 

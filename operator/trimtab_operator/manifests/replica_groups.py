@@ -46,6 +46,7 @@ from trimtab_pipelines.kubernetes_names import (
     VARIANT_LABEL_PREFIX,
     replica_group_name,
     router_name,
+    tasks_name,
 )
 from trimtab_pipelines.model_spec import CACHE_TENANT_VARIABLE, model_spec
 from trimtab_pipelines.replica_groups import ReplicaGroup
@@ -57,6 +58,7 @@ SERVER_MEMORY_BYTES = 512 * 2**20
 SHIPPED_PIPELINES = PurePosixPath("/opt/trimtab/pipelines")
 DATA_PORT_NAME = "data"
 CACHE_FOLDER = "/var/cache/trimtab"
+TASKS_FOLDER = "/etc/trimtab-tasks"
 LONGEST_START_SECONDS = 1800
 """Time after which a container that never became ready is restarted; rollouts give up earlier (readyTimeout)."""
 
@@ -180,7 +182,7 @@ def template(pipeline: InferencePipeline, stage: Stage, group: ReplicaGroup, set
         security = {"runAsNonRoot": True, "seccompProfile": {"type": "RuntimeDefault"}}
         return pod(labels, [container], securityContext=security, **shared)
     container = _model_server(pipeline, stage, group, settings)
-    volumes = [*scratch("tmp"), _cache(settings), *identity_volumes(settings)]
+    volumes = [*scratch("tmp"), _cache(settings), *identity_volumes(settings), *_task_volumes(pipeline, stage, group)]
     return pod(labels, [container], securityContext=security_of_pod(), volumes=volumes, **shared)
 
 
@@ -192,7 +194,12 @@ def memory_bytes(variants: Sequence[Variant]) -> int:
 
 def _model_server(pipeline: InferencePipeline, stage: Stage, group: ReplicaGroup, settings: Settings) -> Object:
     folder = Path(SHIPPED_PIPELINES / pipeline.name)
-    specs = [model_spec(pipeline, folder, stage, variant, group.cores) for variant in group.variants]
+    specs = [
+        model_spec(pipeline, folder, stage, variant, group.cores).model_copy(
+            update={"tasks_folder": f"{TASKS_FOLDER}/{variant.name}" if variant in stage.variants_with_tasks else ""}
+        )
+        for variant in group.variants
+    ]
     models = json.dumps([spec.model_dump(mode="json", by_alias=True, exclude_none=True) for spec in specs])
     first = group.variants[0]
     environment = {"HOME": "/tmp", "TRIMTAB_WEIGHTS_CACHE": CACHE_FOLDER, "TRIMTAB_MODELS": models}  # noqa: S108
@@ -226,6 +233,10 @@ def _model_server(pipeline: InferencePipeline, stage: Stage, group: ReplicaGroup
             {"name": "tmp", "mountPath": "/tmp"},  # noqa: S108
             {"name": "weights", "mountPath": CACHE_FOLDER},
             *identity_mounts(settings),
+            *(
+                {"name": name, "mountPath": f"{TASKS_FOLDER}/{variant.name}", "readOnly": True}
+                for name, variant in _numbered_variants_with_tasks(stage, group)
+            ),
         ],
     }
 
@@ -263,6 +274,20 @@ def _cache(settings: Settings) -> Object:
     if settings.node_cache:
         return {"name": "weights", "hostPath": {"path": settings.node_cache, "type": "DirectoryOrCreate"}}
     return scratch("weights")[0]
+
+
+def _task_volumes(pipeline: InferencePipeline, stage: Stage, group: ReplicaGroup) -> list[Object]:
+    """ConfigMaps of the tasks registered at run time. Optional, so that replicas start without one."""
+    return [
+        {"name": name, "configMap": {"name": tasks_name(pipeline.name, stage.name, variant.name), "optional": True}}
+        for name, variant in _numbered_variants_with_tasks(stage, group)
+    ]
+
+
+def _numbered_variants_with_tasks(stage: Stage, group: ReplicaGroup) -> list[tuple[str, Variant]]:
+    """Variants that accept tasks, by the name of a volume: a variant's name may be too long for one."""
+    numbered = enumerate(group.variants)
+    return [(f"tasks-{number}", variant) for number, variant in numbered if variant in stage.variants_with_tasks]
 
 
 INTERVAL = "5s"

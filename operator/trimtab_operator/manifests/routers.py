@@ -4,7 +4,7 @@ They restart if their configuration changes, but not for a new plan, which they 
 """
 
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 from trimtab_kubernetes.objects import Object, fingerprint
@@ -25,6 +25,7 @@ from trimtab_operator.manifests.replica_groups import disruption_budget
 from trimtab_operator.settings import Settings
 from trimtab_pipelines.documents import dump_yaml
 from trimtab_pipelines.kubernetes_names import (
+    ADMIN_KEYS_SECRET,
     ADMIN_PORT_NAME,
     COMPONENT,
     GROUP,
@@ -33,8 +34,10 @@ from trimtab_pipelines.kubernetes_names import (
     ROUTER_ADMIN_PORT,
     ROUTER_GRPC_PORT,
     ROUTER_REST_PORT,
+    STAGE_LABEL,
     router_admin_name,
     router_name,
+    tasks_name,
 )
 from trimtab_pipelines.plan import PipelinePlan
 from trimtab_pipelines.router_state import LIVE_PATH, READY_PATH
@@ -60,6 +63,7 @@ ENVOY_FILE = "envoy.json"
 SOCKETS = "/run/trimtab"
 TLS_FOLDER = "/etc/trimtab-tls"
 JWKS_FOLDER = "/etc/trimtab-jwks"
+ADMIN_KEYS_FOLDER = "/etc/trimtab-admin-keys"
 
 
 def edge_files(pipeline: InferencePipeline, settings: Settings) -> dict[str, str]:
@@ -134,8 +138,9 @@ def router_objects(
     }
     return [
         owned("ServiceAccount", name, pipeline, labels, automountServiceAccountToken=False),
-        role_binding(name, ROUTER_ROLE, pipeline, labels, settings),
+        role_binding(name, {"kind": settings.role_kind, "name": ROUTER_ROLE}, pipeline, labels),
         config_map(pipeline, plan, settings),
+        *task_objects(pipeline, labels),
         owned("Service", name, pipeline, labels, spec={"selector": selector, "ports": _ports(_CLIENT_PORTS)}),
         owned(
             "Service",
@@ -176,18 +181,40 @@ def router_pipeline(pipeline: InferencePipeline) -> InferencePipeline:
 
 
 def role_binding(
-    name: str, role: str, pipeline: InferencePipeline, labels: dict[str, str], settings: Settings
+    account: str, role: Mapping[str, str], pipeline: InferencePipeline, labels: dict[str, str], name: str = ""
 ) -> Object:
-    """Bind one of the chart's roles to a ServiceAccount in the pipeline's namespace."""
-    group = "rbac.authorization.k8s.io"
+    """Bind a role, given by kind and name, to a ServiceAccount in the pipeline's namespace."""
     return owned(
         "RoleBinding",
-        name,
+        name or account,
         pipeline,
         labels,
-        roleRef={"apiGroup": group, "kind": settings.role_kind, "name": role},
-        subjects=[{"kind": "ServiceAccount", "name": name, "namespace": pipeline.metadata.namespace}],
+        roleRef={"apiGroup": "rbac.authorization.k8s.io", **role},
+        subjects=[{"kind": "ServiceAccount", "name": account, "namespace": pipeline.metadata.namespace}],
     )
+
+
+def task_objects(pipeline: InferencePipeline, labels: dict[str, str]) -> list[Object]:
+    """ConfigMaps of the tasks registered at run time, whose content routers write, and their right to these only."""
+    config_maps = [
+        owned(
+            "ConfigMap",
+            tasks_name(pipeline.name, stage.name, variant.name),
+            pipeline,
+            labels | {STAGE_LABEL: stage.name},
+        )
+        for stage in pipeline.spec.stages
+        for variant in stage.variants_with_tasks
+    ]
+    account = router_name(pipeline.name)
+    role = f"{account}-tasks"
+    rule = {"apiGroups": [""], "resources": ["configmaps"], "verbs": ["get", "list", "watch", "patch"]}
+    rule["resourceNames"] = [each["metadata"]["name"] for each in config_maps]
+    rights = [
+        owned("Role", role, pipeline, labels, rules=[rule]),
+        role_binding(account, {"kind": "Role", "name": role}, pipeline, labels, role),
+    ]
+    return [*config_maps, *rights] if config_maps else []
 
 
 def _ports(ports: Iterable[tuple[str, int]]) -> list[Object]:
@@ -218,6 +245,7 @@ def _deployment(pipeline: InferencePipeline, settings: Settings) -> Object:
             {"name": "config", "configMap": {"name": name}},
             *edge_volumes(settings),
             *identity_volumes(settings),
+            {"name": "admin-keys", "secret": {"secretName": ADMIN_KEYS_SECRET, "optional": True}},
         ],
         topologySpreadConstraints=[
             {
@@ -256,6 +284,7 @@ def _container(pipeline: InferencePipeline, settings: Settings) -> Object:
         "--admin-port": str(ROUTER_ADMIN_PORT),
         "--sockets": SOCKETS,
         "--edge": f"{FOLDER}/{SETTINGS_FILE}",
+        "--admin-keys": ADMIN_KEYS_FOLDER,
     }
     environment = {"HOME": "/tmp"}  # noqa: S108
     if settings.otlp_collector:
@@ -264,6 +293,7 @@ def _container(pipeline: InferencePipeline, settings: Settings) -> Object:
         {"name": "config", "mountPath": FOLDER, "readOnly": True},
         {"name": "sockets", "mountPath": SOCKETS},
         {"name": "tmp", "mountPath": "/tmp"},  # noqa: S108
+        {"name": "admin-keys", "mountPath": ADMIN_KEYS_FOLDER, "readOnly": True},
     ]
     if settings.edge_jwks_config_map:
         mounts.append({"name": "jwks", "mountPath": JWKS_FOLDER, "readOnly": True})

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from trimtab_pipelines.edge_settings import EdgeSettings
-from trimtab_router.envoy.api_keys import HashedKey, ParsedKeys, read_file, read_secret
+from trimtab_router.envoy.api_keys import HashedKey, ParsedKeys, read_entries, read_file, read_secret
 from trimtab_router.file_changes import changes
 
 if TYPE_CHECKING:
@@ -77,8 +77,10 @@ async def watch_secret(cluster: "Cluster", namespace: str, name: str, use: Use) 
 
 
 def read_keys(path: Path) -> ParsedKeys:
-    """Read a key file. Problems are returned, not raised."""
+    """Read a key file, or the folder of a mounted Secret. Problems are returned, not raised."""
     try:
+        if path.is_dir():
+            return read_entries((file.name, file.read_text()) for file in path.iterdir() if file.is_file())
         if path.stat().st_size > _MAX_FILE_BYTES:
             return ParsedKeys(problems=(f"more than {_MAX_FILE_BYTES} bytes",))
         return read_file(path.read_text())

@@ -12,19 +12,15 @@ from trimtab_pipelines.tasks import MAX_TASK_FILE_BYTES
 from trimtab_router.envoy.api_keys import key_digest
 from trimtab_router.envoy.key_watcher import read_keys
 from trimtab_router.ingress.base import json_response
-from trimtab_router.ingress.task_store import RegisteredTask, TaskRefused, TaskStore
+from trimtab_router.ingress.task_store import RegisteredTask, TaskRefused, TaskStore, as_reported
 from trimtab_router.router import Router
 
 BODY_SECONDS = 15.0
-_NO_STORE = (
-    "this router does not store tasks, because they would be lost with its pod: add the task to the pipeline "
-    "(spec.stages[].variants[].tasks: name and storageUri), and every replica loads it; to delete a task replace its "
-    "storageUri by gone: true"
-)
+_NO_STORE = "this router has no place for tasks: start it with --tasks FOLDER, or in a cluster"
 
 
 class TaskApi:
-    """Lists, registers and deletes tasks. `store` is None if this router has no place for them."""
+    """Lists, registers and deletes tasks. `store` is None without a folder for them."""
 
     def __init__(self, router: Router, store: TaskStore | None = None, keys: Path | None = None) -> None:
         self._router = router
@@ -33,16 +29,14 @@ class TaskApi:
 
     async def list_tasks(self, _: web.BaseRequest) -> web.Response:
         tasks_by_stage: dict[str, dict[str, object]] = {}
-        for (stage, variant), tasks in (self._store.tasks if self._store else {}).items():
-            result = {name: _task_json(task) for name, task in tasks.items()}
+        for (stage, variant), tasks in (dict(self._store.tasks) if self._store else {}).items():
+            metadata = (await self._router.model_metadata(stage, variant)).values()
+            result = {name: _task_json(as_reported(name, task, metadata)) for name, task in tasks.items()}
             tasks_by_stage.setdefault(stage, {})[variant] = result
         return json_response(tasks_by_stage)
 
     async def change_task(self, request: web.BaseRequest) -> tuple[web.Response, str]:
-        """Register a task (PUT …/STAGE/VARIANT/NAME with its file as body) or delete it. Also returns the key's client.
-
-        Without a store no key is checked: the error says how to declare tasks instead.
-        """
+        """Register a task (PUT …/STAGE/VARIANT/NAME with its file as body) or delete it. Also returns the client."""
         if self._store is None:
             return json_response({"error": _NO_STORE}, 501), ""
         client = self._authenticate(request)
@@ -93,5 +87,7 @@ async def _body(request: web.BaseRequest) -> bytes:
 
 
 def _task_json(task: RegisteredTask) -> dict[str, object]:
-    result = {"number": task.index, "replicas": task.replicas, "waiting": task.waiting}
+    result: dict[str, object] = {"number": task.index, "replicas": task.replicas, "waiting": task.waiting}
+    if task.rejection:
+        result["rejected"] = task.rejection
     return result | task.record.model_dump(mode="json", include={"utility", "latency_seconds", "accuracy_by_point"})

@@ -129,6 +129,38 @@ async def until(model, fact, words):
             await asyncio.sleep(0.01)
 
 
+def test_mounted_config_map_is_followed_through_its_swaps(weights, tmp_path):
+    """The kubelet exchanges the link `..data` to a new folder, then links new files and unlinks removed ones."""
+    mount, model = tmp_path / "mount", load_model(spec(weights, tasksFolder=str(tmp_path / "mount")))
+
+    def swap(version, **tasks):
+        files = {file_name(number, name): number for name, number in tasks.items()}
+        (mount / f"..{version}").mkdir(parents=True)
+        for file in files:
+            a_task(mount / f"..{version}" / file, weights, likeliest=1)
+        (mount / "..data_tmp").symlink_to(f"..{version}")
+        (mount / "..data_tmp").replace(mount / "..data")
+        for file in files:
+            if not (mount / file).is_symlink():
+                (mount / file).symlink_to(f"..data/{file}")
+        for link in mount.glob("*.safetensors"):
+            if link.name not in files:
+                link.unlink()
+
+    async def until_swapped():
+        swap(1)
+        async with followed(model):
+            swap(2, late=2)
+            await until(model, "tasks", "letters,signs,late")
+            swap(3, late=2, later=3)
+            await until(model, "tasks", "letters,signs,late,later")
+            swap(4, later=3)
+            await until(model, "tasks", "letters,signs,,later")
+
+    asyncio.run(until_swapped())
+    assert labels(model, [2, 3]) == [-1, 1]
+
+
 def test_a_task_without_a_way_runs_there_with_its_plain_head(weights, tmp_path):
     a_task(tmp_path / file_name(2, "bare"), weights, ways={"plain": None}, likeliest=1)
     a_task(tmp_path / file_name(3, "half"), weights, ways={"plain": None, "replace-2": 2})

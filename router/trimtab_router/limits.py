@@ -25,13 +25,20 @@ class Limits:
 
     max_bytes_in_flight: int = 256 * MEBIBYTE
     max_payload_bytes: int = MAX_PAYLOAD_BYTES
-    max_json_bytes: int = MEBIBYTE  # of JSON and typed gRPC contents, which need many times their size parsed
-    max_response_bytes: int = 0  # if the stage leaves the size open; 0: twice the largest payload
-    max_client_requests: int = 0  # Requests in flight per client. 0: no bound.
-    max_client_bytes: int = 0  # Bytes in flight per client. 0: no bound.
-    body_seconds: float = 0.0  # Time for a body to arrive. 0: the SLO, at least 10 s.
-    grace_seconds: float = GRACE_SECONDS  # time that rows stay queued while no replica of their stage is ready
-    hang_seconds: float = 5.0  # minimum time after which a replica that does not respond counts as lost
+    max_json_bytes: int = MEBIBYTE
+    """Of JSON and typed gRPC contents, which need many times their size parsed."""
+    max_response_bytes: int = 0
+    """If the stage leaves the size open; 0: twice the largest payload."""
+    max_client_requests: int = 0
+    """Requests in flight per client. 0: no bound."""
+    max_client_bytes: int = 0
+    """Bytes in flight per client. 0: no bound."""
+    body_seconds: float = 0.0
+    """Time for a body to arrive. 0: the SLO, at least 10 s."""
+    grace_seconds: float = GRACE_SECONDS
+    """Time that rows stay queued while no replica of their stage is ready."""
+    hang_seconds: float = 5.0
+    """Minimum time after which a replica that does not respond counts as lost."""
 
     def with_client_limits(self, clients: ClientLimits) -> Self:
         return replace(self, max_client_requests=clients.concurrency, max_client_bytes=clients.in_flight)

@@ -33,12 +33,18 @@ DEFAULT_PRIORITY, LOWEST_PRIORITY = 3, 5
 class RequestOptions:
     """Options of one request. The defaults ask for nothing."""
 
-    timeout_seconds: float | None = None  # from arrival to response, None for the pipeline's SLO
-    accuracy_floor: float = 0.0  # minimum accuracy of the rows, 0 to 1
-    accuracy_probability: float | None = None  # that the share of correct rows reaches it; None: on average
-    utility: float = 1.0  # value of a response in time, relative to other requests
-    task: str = ""  # task of the rows, empty for none
-    priority: int = DEFAULT_PRIORITY  # 1 (highest) to 5
+    timeout_seconds: float | None = None
+    """From arrival to response, None for the pipeline's SLO."""
+    accuracy_floor: float = 0.0
+    """Minimum accuracy of the rows, 0 to 1."""
+    accuracy_probability: float | None = None
+    """That the share of correct rows reaches it; None: on average."""
+    utility: float = 1.0
+    """Value of a response in time, relative to other requests."""
+    task: str = ""
+    """Task of the rows, empty for none."""
+    priority: int = DEFAULT_PRIORITY
+    """1 (highest) to 5."""
 
     @property
     def only_latency(self) -> bool:
@@ -56,17 +62,25 @@ NO_OPTIONS = RequestOptions()
 class Call:
     """A valid request. Parsing sets its contents, and ingress what its transport knows."""
 
-    request: InferRequest  # description of the request as received, without tensors
+    request: InferRequest
+    """Description of the request as received, without tensors."""
     inputs: Mapping[str, Array]
     requested_outputs: tuple[str, ...]
     options: RequestOptions = NO_OPTIONS
-    images: int = 0  # number of images per chat
-    arrived_at: float = 0.0  # seconds of the executor's clock
-    deadline_seconds: float | None = None  # left at arrival according to the transport; None for no deadline
-    request_id: str = ""  # forwarded as `x-request-id`: bounded in length and safe for a header
-    trace_parent: str = ""  # forwarded as `traceparent`, empty unless it is valid
-    listener: Listener | None = None  # called with each chunk of a streamed response
-    hold_bytes: Callable[[int], None] | None = None  # called with the size of outputs stored until the end
+    images: int = 0
+    """Number of images per chat."""
+    arrived_at: float = 0.0
+    """Seconds of the executor's clock."""
+    deadline_seconds: float | None = None
+    """Left at arrival according to the transport; None for no deadline."""
+    request_id: str = ""
+    """Forwarded as `x-request-id`: bounded in length and safe for a header."""
+    trace_parent: str = ""
+    """Forwarded as `traceparent`, empty unless it is valid."""
+    listener: Listener | None = None
+    """Called with each chunk of a streamed response."""
+    hold_bytes: Callable[[int], None] | None = None
+    """Called with the size of outputs stored until the end."""
 
 
 def parse_request_options(parameters: Parameters) -> RequestOptions:

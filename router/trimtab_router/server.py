@@ -37,15 +37,22 @@ class RouterOptions:
 
     pipeline: Path
     plan: Path
-    endpoints: Path | None  # File of the replicas. None: replicas and later plans come from the Kubernetes API.
-    namespace: str | None = None  # namespace of the pipeline, None for that of its document
-    linger_seconds: float = 0.0  # after a stop signal, in which requests are accepted by an unready router
+    endpoints: Path | None
+    """File of the replicas. None: replicas and later plans come from the Kubernetes API."""
+    namespace: str | None = None
+    """Namespace of the pipeline, None for that of its document."""
+    linger_seconds: float = 0.0
+    """After a stop signal, in which requests are accepted by an unready router."""
     host: str = "127.0.0.1"
-    rest_port: int = 0  # port for plain REST, without `sockets`
+    rest_port: int = 0
+    """Port for plain REST, without `sockets`."""
     admin_port: int = 0
-    tasks: Path | None = None  # folder of the tasks registered at run time, which the replicas watch too
-    admin_keys: Path | None = None  # file of the keys that may change tasks
-    sockets: Sockets | None = None  # shared with an Envoy that is started separately; None: plain REST
+    tasks: Path | None = None
+    """Folder of the tasks registered at run time, which the replicas watch too."""
+    admin_keys: Path | None = None
+    """File of the keys that may change tasks."""
+    sockets: Sockets | None = None
+    """Shared with an Envoy that is started separately; None: plain REST."""
     edge: EdgeSettings = field(default_factory=EdgeSettings)
     limits: Limits = field(default_factory=Limits)
 

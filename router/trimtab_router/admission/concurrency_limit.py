@@ -40,20 +40,26 @@ FULL_SHARE = 0.9  # share at which the limit counts as reached: Envoy enforces i
 class LoadSample:
     """Load of the router at one moment. Counts are since the start."""
 
-    now: float  # monotonic seconds
+    now: float
+    """Monotonic seconds."""
     responses: int
-    rejections: int  # requests rejected because the limit was reached
+    rejections: int
+    """Requests rejected because the limit was reached."""
     in_flight: int
-    late_seconds: float  # lateness of the event loop
+    late_seconds: float
+    """Lateness of the event loop."""
 
 
 @dataclass(frozen=True, slots=True)
 class LimitBounds:
     """Bounds of the concurrency limit."""
 
-    minimum: int = MIN_REQUESTS  # requests that keep every replica busy
-    maximum: int = MAX_REQUESTS  # requests that the plan can serve in time
-    busy_seconds: float | None = None  # time of full batches in all stages together, None if unknown
+    minimum: int = MIN_REQUESTS
+    """Requests that keep every replica busy."""
+    maximum: int = MAX_REQUESTS
+    """Requests that the plan can serve in time."""
+    busy_seconds: float | None = None
+    """Time of full batches in all stages together, None if unknown."""
 
     @classmethod
     def of(cls, min_requests: float, max_requests: float | None, busy_seconds: float | None = None) -> "LimitBounds":

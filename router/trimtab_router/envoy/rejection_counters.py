@@ -90,10 +90,14 @@ RATE_WINDOW_SECONDS = 1.0  # of which the highest rate counts: low rates are mea
 class ProxyCounters:
     """Counters at one moment."""
 
-    now: float  # monotonic seconds
-    responses: int  # requests answered by the router
-    rejections: int  # requests rejected by Envoy for lack of capacity, read or unread
-    requests: int  # requests received over HTTP/2
+    now: float
+    """Monotonic seconds."""
+    responses: int
+    """Requests answered by the router."""
+    rejections: int
+    """Requests rejected by Envoy for lack of capacity, read or unread."""
+    requests: int
+    """Requests received over HTTP/2."""
 
 
 class LoadShedder:

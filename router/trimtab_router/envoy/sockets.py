@@ -48,8 +48,10 @@ class SocketFolder:
     rest_port: int = 0
     grpc_port: int = 0
     max_payload_bytes: int = 64 * 2**20
-    folder: Path | None = None  # folder of the certificate files, None for that of the sockets
-    chats: bool = False  # whether the pipeline serves chats
+    folder: Path | None = None
+    """Folder of the certificate files, None for that of the sockets."""
+    chats: bool = False
+    """Whether the pipeline serves chats."""
 
     @property
     def certificates_folder(self) -> Path:

@@ -204,9 +204,12 @@ class RequestState:
     executor: PipelineExecutor
     call: Call
     cursor: GraphCursor
-    options: RequestOptions  # options of the request, with those of its task applied
-    task_stages: Collection[str]  # stages whose models have the task that the request names
-    deadline: float  # of a streamed response's first token, in seconds of the executor's clock
+    options: RequestOptions
+    """Options of the request, with those of its task applied."""
+    task_stages: Collection[str]
+    """Stages whose models have the task that the request names."""
+    deadline: float
+    """Of a streamed response's first token, in seconds of the executor's clock."""
     completion_deadline: float
     on_end: "Callable[[RequestState], None]"
     has_client = True
@@ -214,19 +217,28 @@ class RequestState:
     arrived_at: float = field(init=False)
     request_id: str = field(init=False)
     trace_parent: str = field(init=False)
-    min_accuracy: float = field(init=False)  # minimum expected accuracy of the response
+    min_accuracy: float = field(init=False)
+    """Minimum expected accuracy of the response."""
     done: bool = False
-    refusal: Refusal | None = None  # why the request ended without a result
+    refusal: Refusal | None = None
+    """Why the request ended without a result."""
     stage_requests: dict[str, StageRequest] = field(default_factory=dict)
     served: dict[str, Sequence[ServedRows]] = field(default_factory=dict)
     stream: StreamTiming = field(init=False)
-    rows_by_stage: dict[str, int] = field(init=False)  # images count even if their encoder is idle, for the planner
-    prompt_tokens: dict[str, float] = field(init=False)  # mean, by generation stage, if known at arrival
-    embeddings: dict[str, Array] = field(default_factory=dict)  # references to stored ones, by encoder stage
-    embedding_losses: int = 0  # number of times that its embeddings were lost
-    partial_images: PartialImages | None = None  # its images while only some of them are encoded
-    early_request: StageRequest | None = None  # early prefill on these images
-    awaits_all_images: bool = False  # whether no early prefill is started, because embeddings were lost before
+    rows_by_stage: dict[str, int] = field(init=False)
+    """Images count even if their encoder is idle, for the planner."""
+    prompt_tokens: dict[str, float] = field(init=False)
+    """Mean, by generation stage, if known at arrival."""
+    embeddings: dict[str, Array] = field(default_factory=dict)
+    """References to stored ones, by encoder stage."""
+    embedding_losses: int = 0
+    """Number of times that its embeddings were lost."""
+    partial_images: PartialImages | None = None
+    """Its images while only some of them are encoded."""
+    early_request: StageRequest | None = None
+    """Early prefill on these images."""
+    awaits_all_images: bool = False
+    """Whether no early prefill is started, because embeddings were lost before."""
 
     def __post_init__(self) -> None:
         call, rows, sources = self.call, self.cursor.rows, self.executor.prompt_sources

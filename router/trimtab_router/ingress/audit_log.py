@@ -27,7 +27,8 @@ class AdminCall:
     path: str
     client: str
     status: int
-    by: str = ""  # client of the admin key, empty without a valid key
+    by: str = ""
+    """Client of the admin key, empty without a valid key."""
 
     @property
     def changes(self) -> bool:

@@ -41,11 +41,16 @@ class AccuracyEstimate:
 
     point: str
     inputs: frozenset[str]
-    measured: float  # profiled accuracy
-    observed: float | None = None  # accuracy after an observed fall; None without one
-    escalated_only: bool = False  # whether the fall was observed on escalated rows only; it is smaller over all rows
-    observed_at: float = 0.0  # time of its last row, in seconds
-    confirmed: bool = False  # whether it was observed to be unchanged after the others fell
+    measured: float
+    """Profiled accuracy."""
+    observed: float | None = None
+    """Accuracy after an observed fall; None without one."""
+    escalated_only: bool = False
+    """Whether the fall was observed on escalated rows only; it is smaller over all rows."""
+    observed_at: float = 0.0
+    """Time of its last row, in seconds."""
+    confirmed: bool = False
+    """Whether it was observed to be unchanged after the others fell."""
 
     @property
     def believed(self) -> float:
@@ -192,8 +197,10 @@ class AccuracyBaseline:
     """The first pass of escalated rows, with which their second is compared."""
 
     point: str
-    confidences: Array  # Shape [rows]
-    expected_gain: float  # profiled gain of accuracy by the escalation
+    confidences: Array
+    """Shape [rows]."""
+    expected_gain: float
+    """Profiled gain of accuracy by the escalation."""
 
 
 class AccuracyMonitor:

@@ -45,9 +45,11 @@ class _Rate:
 class PromptFeatures:
     """What the router knows of the prompt of a row."""
 
-    text_bytes: int  # of the text of its messages, without JSON
+    text_bytes: int
+    """Of the text of its messages, without JSON."""
     images: int = 0
-    image_tokens: int | None = None  # embeddings that the encoder returned; None if unknown
+    image_tokens: int | None = None
+    """Embeddings that the encoder returned; None if unknown."""
 
     @classmethod
     def from_inputs(cls, inputs: Mapping[str, Array], row: int, images: int) -> "PromptFeatures | None":

@@ -26,10 +26,14 @@ waits as long as the prediction allows, so without a margin each prediction erro
 class StageStatus(NamedTuple):
     """Current state of a stage."""
 
-    batch_rows: int  # rows of a full batch; 1 if replicas serve rows concurrently
-    concurrent_batches: int  # that the ready replicas, or one if none is ready, serve at a time
-    unready_since: float | None  # time since when no replica is ready; None if one is
-    concurrent_prefills: int  # the least number of prompts in prefill on any ready replica
+    batch_rows: int
+    """Rows of a full batch; 1 if replicas serve rows concurrently."""
+    concurrent_batches: int
+    """That the ready replicas, or one if none is ready, serve at a time."""
+    unready_since: float | None
+    """Time since when no replica is ready; None if one is."""
+    concurrent_prefills: int
+    """The least number of prompts in prefill on any ready replica."""
 
 
 class QueueAdmission:

@@ -14,11 +14,16 @@ from trimtab_router.scheduling.stage_request import EscalationRule, RowSlice
 class Completed:
     """Every row slice has its outputs. Treat it as immutable."""
 
-    outputs: Sequence[Mapping[str, Array]]  # of each row slice, in the order of the batch
-    point: str  # the operating point that ran
-    compute_seconds: float | None = None  # reported by the replica; None if it reports none
-    replica_queue_seconds: float | None = None  # time in the replica's queue, as reported; None if it reports none
-    shared_outputs: Sequence[Mapping[str, Array] | None] = ()  # of each joined row; None if it was not stored
+    outputs: Sequence[Mapping[str, Array]]
+    """Of each row slice, in the order of the batch."""
+    point: str
+    """The operating point that ran."""
+    compute_seconds: float | None = None
+    """Reported by the replica; None if it reports none."""
+    replica_queue_seconds: float | None = None
+    """Time in the replica's queue, as reported; None if it reports none."""
+    shared_outputs: Sequence[Mapping[str, Array] | None] = ()
+    """Of each joined row; None if it was not stored."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,15 +82,22 @@ class Batch:
 
     replica: "ReplicaSlots"
     variant: str
-    point: Point  # the requested operating point
+    point: Point
+    """The requested operating point."""
     row_slices: Sequence[RowSlice]
-    rows: int  # of all slices
+    rows: int
+    """Of all slices."""
     dispatched_at: float
-    found_idle: bool  # whether its replica had no other batch
-    escalation: EscalationRule | None = None  # the rule by which low-confidence rows return to the queue; None for none
-    early_prefill: bool = False  # whether it was dispatched before all of its images were encoded
-    concurrent_prefills: int = 0  # prompts that its replica prefilled at dispatch; 0 outside generation stages
-    joined_rows: list[RowSlice] = field(default_factory=list)  # of the same content as its own, as they joined
+    found_idle: bool
+    """Whether its replica had no other batch."""
+    escalation: EscalationRule | None = None
+    """The rule by which low-confidence rows return to the queue; None for none."""
+    early_prefill: bool = False
+    """Whether it was dispatched before all of its images were encoded."""
+    concurrent_prefills: int = 0
+    """Prompts that its replica prefilled at dispatch; 0 outside generation stages."""
+    joined_rows: list[RowSlice] = field(default_factory=list)
+    """Of the same content as its own, as they joined."""
 
     @property
     def is_computing(self) -> bool:
@@ -130,22 +142,36 @@ class ReplicaSlots:
 
     name: str = ""
     ready_variants: frozenset[str] = NOTHING
-    free: bool = False  # whether it can take a batch now
-    accepts_prefetch: bool = False  # whether another batch may be sent: it will be free when that arrives
-    inflight: int = 0  # number of its batches
-    last_used: int = 0  # sequence number of its last batch within the stage
-    completed_at: float = float("-inf")  # when its last batch ended
-    transfer_seconds: float = 0.0  # recent round trip of a batch beyond its computation
-    computing: Batch | None = None  # the batch that it computes
-    prefetched: Batch | None = None  # the batch that waits at the replica
-    last_point: str = ""  # operating point of its last batch
-    capacity: int = 0  # concurrent rows of a generation stage; else 0
-    partial_prefill: frozenset[str] = NOTHING  # variants that can start a prompt before all of its images have arrived
-    tasks: dict[str, Sequence[str]] = field(default_factory=dict)  # by variant; none until it reports them
+    free: bool = False
+    """Whether it can take a batch now."""
+    accepts_prefetch: bool = False
+    """Whether another batch may be sent: it will be free when that arrives."""
+    inflight: int = 0
+    """Number of its batches."""
+    last_used: int = 0
+    """Sequence number of its last batch within the stage."""
+    completed_at: float = float("-inf")
+    """When its last batch ended."""
+    transfer_seconds: float = 0.0
+    """Recent round trip of a batch beyond its computation."""
+    computing: Batch | None = None
+    """The batch that it computes."""
+    prefetched: Batch | None = None
+    """The batch that waits at the replica."""
+    last_point: str = ""
+    """Operating point of its last batch."""
+    capacity: int = 0
+    """Concurrent rows of a generation stage; else 0."""
+    partial_prefill: frozenset[str] = NOTHING
+    """Variants that can start a prompt before all of its images have arrived."""
+    tasks: dict[str, Sequence[str]] = field(default_factory=dict)
+    """By variant; none until it reports them."""
     task_accuracies: dict[str, Mapping[str, Mapping[str, Accuracy]]] = field(default_factory=dict)
     """Reported accuracies of registered tasks, by variant, task and point."""
-    awaiting_images: set[Batch] = field(default_factory=set)  # Batches that wait for images. They use no capacity.
-    prefilling: dict[Batch, float] = field(default_factory=dict)  # without a first token; their prompt tokens
+    awaiting_images: set[Batch] = field(default_factory=set)
+    """Batches that wait for images. They use no capacity."""
+    prefilling: dict[Batch, float] = field(default_factory=dict)
+    """Without a first token; their prompt tokens."""
 
     @property
     def has_spare_capacity(self) -> bool:

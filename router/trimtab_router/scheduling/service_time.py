@@ -30,7 +30,8 @@ class _Estimate:
     observations: int = 0
     ratio: float = 1.0
     spread: float = 0.0
-    idle_drops: int = 0  # drops in front of an idle replica since the last observation
+    idle_drops: int = 0
+    """Drops in front of an idle replica since the last observation."""
     cached: dict[int, float] = field(default_factory=dict)
 
     @property

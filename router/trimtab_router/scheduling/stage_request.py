@@ -22,14 +22,21 @@ class ServedRows:
 
     variant: str
     operating_point: str
-    batch_rows: int  # of their batch
-    queue_seconds: float  # until dispatch
-    service_seconds: float  # from dispatch to the response
+    batch_rows: int
+    """Of their batch."""
+    queue_seconds: float
+    """Until dispatch."""
+    service_seconds: float
+    """From dispatch to the response."""
     rows: int
-    accuracy: float  # expected
-    dispatched_at: float  # on the scheduler's clock
-    confidences: Array | None = None  # Shape [rows]; None if the stage has no confidence output
-    escalation_pending: bool = False  # whether the rows should have been escalated and were not
+    accuracy: float
+    """Expected."""
+    dispatched_at: float
+    """On the scheduler's clock."""
+    confidences: Array | None = None
+    """Shape [rows]; None if the stage has no confidence output."""
+    escalation_pending: bool = False
+    """Whether the rows should have been escalated and were not."""
 
     def part(self, start: int, stop: int) -> "ServedRows":
         confidences = self.confidences
@@ -41,8 +48,10 @@ class RequestListener(Protocol):
 
     trace_parent: str
     request_id: str
-    has_listener: bool  # whether chunks are sent to the client, so that no other response can replace them
-    has_client: bool  # Whether a client waits. Other rows are tried once, and their queueing time is not reported.
+    has_listener: bool
+    """Whether chunks are sent to the client, so that no other response can replace them."""
+    has_client: bool
+    """Whether a client waits. Other rows are tried once, and their queueing time is not reported."""
 
     def on_chunk(self, request: "StageRequest", row: int, row_slice: Chunk | LastChunk, now: float) -> None: ...
 
@@ -65,8 +74,10 @@ class EscalationRule:
 
     confidence_below: float
     to: str
-    accuracy: float | None = None  # of all rows after the escalation; None: each row's of its point
-    share: float | None = None  # profiled share of rows below the threshold; None if unknown
+    accuracy: float | None = None
+    """Of all rows after the escalation; None: each row's of its point."""
+    share: float | None = None
+    """Profiled share of rows below the threshold; None if unknown."""
     by_task: Mapping[str, TaskEscalation] = field(default_factory=dict, hash=False)
     """Rules of single tasks. If there are any, rows of other tasks are not escalated."""
 

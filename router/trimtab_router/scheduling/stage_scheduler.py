@@ -36,9 +36,11 @@ class StageSnapshot:
     queue_rows: int
     inflight_batches: int
     waiting_partial_chats: int = 0
-    started_partial_chats: int = 0  # chats in early prefill, until their last token
+    started_partial_chats: int = 0
+    """Chats in early prefill, until their last token."""
     encodings_in_flight: int = 0
-    joined_rows: int = 0  # rows that share an encoding in flight
+    joined_rows: int = 0
+    """Rows that share an encoding in flight."""
 
 
 class QueueSettings(NamedTuple):
@@ -46,7 +48,8 @@ class QueueSettings(NamedTuple):
 
     max_rows: int
     drop_policy: DropPolicy
-    grace_seconds: float  # time that rows stay queued while no replica is ready
+    grace_seconds: float
+    """Time that rows stay queued while no replica is ready."""
 
 
 class ArrivalRate:

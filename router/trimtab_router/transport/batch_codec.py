@@ -18,13 +18,16 @@ _HEADER_BYTES = 64 * 1024
 class BatchRequest:
     """A batch for one replica."""
 
-    id: str  # must be repeated in the response
+    id: str
+    """Must be repeated in the response."""
     variant: str
-    inputs: Sequence[Sequence[Tensor]]  # for each input its tensors, one per row slice
+    inputs: Sequence[Sequence[Tensor]]
+    """For each input its tensors, one per row slice."""
     parameters: Parameters
     headers: Mapping[str, str]
     timeout_seconds: float
-    max_response_bytes: int  # bound on the size of a valid response
+    max_response_bytes: int
+    """Bound on the size of a valid response."""
 
 
 def encode_binary(batch: BatchRequest) -> tuple[list[Buffer], dict[str, str]]:

@@ -62,8 +62,10 @@ class StreamRequest:
     path: str
     body: bytes
     headers: dict[str, str] = field(default_factory=dict)
-    read: Callable[[str, bytes], Sequence[Event]] = _read_event  # parses one server-sent event, given its kind and data
-    not_ready: frozenset[int] = NOT_READY_STATUSES  # statuses by which the replica reports that it cannot serve now
+    read: Callable[[str, bytes], Sequence[Event]] = _read_event
+    """Parses one server-sent event, given its kind and data."""
+    not_ready: frozenset[int] = NOT_READY_STATUSES
+    """Statuses by which the replica reports that it cannot serve now."""
 
 
 def openai_stream_request(

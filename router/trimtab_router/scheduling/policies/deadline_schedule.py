@@ -35,10 +35,14 @@ _CELLS_ROUNDING = 1e-9  # tolerance for sums of seconds at a cell's edge, in cel
 class JointOption:
     """Options of a job and the jobs after it as one batch, due by the deadline of the first."""
 
-    jobs: int  # at least 2
-    seconds: Floats  # By option, ascending. Shape (options,).
-    values: Floats  # Of all jobs together, by option, ascending. Shape (options,).
-    first_share: float = 1.0  # of `value` that the first option earns; every other option earns all of it
+    jobs: int
+    """At least 2."""
+    seconds: Floats
+    """By option, ascending. Shape (options,)."""
+    values: Floats
+    """Of all jobs together, by option, ascending. Shape (options,)."""
+    first_share: float = 1.0
+    """Of `value` that the first option earns; every other option earns all of it."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -46,12 +50,16 @@ class Job:
     """A job to schedule and its options."""
 
     deadline: float
-    seconds: Floats  # By option, ascending. Shape (options,), at least one.
-    values: Floats  # By option, ascending. Shape (options,).
+    seconds: Floats
+    """By option, ascending. Shape (options,), at least one."""
+    values: Floats
+    """By option, ascending. Shape (options,)."""
     value: float = 0.0
     """Value of serving the job at all; it outweighs all option values. 0 if the option values are all that counts."""
-    joint_options: Sequence[JointOption] = ()  # options that also serve the jobs after it
-    first_share: float = 1.0  # share of `value` that the first option earns; every other option earns all of it
+    joint_options: Sequence[JointOption] = ()
+    """Options that also serve the jobs after it."""
+    first_share: float = 1.0
+    """Share of `value` that the first option earns; every other option earns all of it."""
 
 
 @dataclass(frozen=True, slots=True)

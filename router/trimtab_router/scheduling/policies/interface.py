@@ -44,8 +44,10 @@ class Escalation:
 
     to: str
     confidence_below: float
-    share: float  # share of rows below the confidence threshold
-    accuracy: float  # of all rows after the escalation
+    share: float
+    """Share of rows below the confidence threshold."""
+    accuracy: float
+    """Of all rows after the escalation."""
     by_task: Mapping[str, TaskEscalation] = field(default_factory=dict, hash=False)
     """Thresholds of single tasks. If there are any, rows of other tasks are not escalated."""
 
@@ -59,14 +61,18 @@ class Point:
     """An operating point that the plan allows."""
 
     name: str
-    accuracy: float  # expected accuracy over all tasks
+    accuracy: float
+    """Expected accuracy over all tasks."""
     seconds: Callable[[int], float]
     """Predicted service time of a batch by its rows. It never falls with the rows; 0 if unknown."""
-    inputs: frozenset[str] | None = None  # names of the inputs that a batch carries; None for all
+    inputs: frozenset[str] | None = None
+    """Names of the inputs that a batch carries; None for all."""
     accuracy_by_task: Mapping[str, float] = field(default_factory=dict)
     """Expected accuracy of rows of these tasks; other tasks have `accuracy`."""
-    profiled: tuple[float, ...] = ()  # planned service times of batches of 1, 2, … rows; empty if the plan has none
-    escalations: tuple[Escalation, ...] = ()  # profiled escalations of rows served first at this point
+    profiled: tuple[float, ...] = ()
+    """Planned service times of batches of 1, 2, … rows; empty if the plan has none."""
+    escalations: tuple[Escalation, ...] = ()
+    """Profiled escalations of rows served first at this point."""
 
     def accuracy_for(self, task: str) -> float:
         """Return the expected accuracy of rows of a task, or of all rows if the request names none."""
@@ -94,19 +100,26 @@ class Point:
 class SchedulerView:
     """What a policy may use for one decision about a stage. Treat it as immutable."""
 
-    now: float  # seconds on the scheduler's clock
+    now: float
+    """Seconds on the scheduler's clock."""
     waiting: DeadlineQueue
-    points: Sequence[Point]  # the allowed operating points, preferred first
+    points: Sequence[Point]
+    """The allowed operating points, preferred first."""
     max_batch_rows: int
-    later_seconds: float  # predicted service time of the downstream stages
+    later_seconds: float
+    """Predicted service time of the downstream stages."""
     drop_policy: DropPolicy
     ready_replicas: int = 1
-    free_at: Callable[[], Sequence[float]] = tuple  # expected time at which each replica is free, ascending
-    shadow_price: float = 0.0  # λ: expected correct rows that one second of a replica is worth to later arrivals
+    free_at: Callable[[], Sequence[float]] = tuple
+    """Expected time at which each replica is free, ascending."""
+    shadow_price: float = 0.0
+    """Λ: expected correct rows that one second of a replica is worth to later arrivals."""
     mixes_points: bool = False
     """Whether rows of one request may run at several points, so that no single point has to reach the floor."""
-    arrivals_rps: Callable[[], float] = float  # recent arrival rate in rows per second
-    loaded_point: str = ""  # the operating point that the free replica ran last; empty if it has run none
+    arrivals_rps: Callable[[], float] = float
+    """Recent arrival rate in rows per second."""
+    loaded_point: str = ""
+    """The operating point that the free replica ran last; empty if it has run none."""
 
     def points_for(self, row_slice: RowSlice) -> Sequence[Point]:
         """Return the points that may serve a slice, preferred first; none if no point reaches its floor.
@@ -170,9 +183,12 @@ class Dispatch:
     """Decision to dispatch a batch. Treat it as immutable."""
 
     point: Point
-    row_slices: Sequence[RowSlice]  # the batch; the last slice may be a part of a queued one
-    drops: Sequence[RowSlice] = ()  # slices to drop
-    escalation: EscalationRule | None = None  # the rule by which rows of the batch return to the queue; None for none
+    row_slices: Sequence[RowSlice]
+    """The batch; the last slice may be a part of a queued one."""
+    drops: Sequence[RowSlice] = ()
+    """Slices to drop."""
+    escalation: EscalationRule | None = None
+    """The rule by which rows of the batch return to the queue; None for none."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -188,8 +204,10 @@ class Policy:
     """A scheduling policy."""
 
     decide: Callable[[SchedulerView], Dispatch | WaitUntil]
-    uses_fallbacks: bool = False  # whether batches may run at other points than the planned one
-    mixes_points: bool = False  # whether rows of one request may run at several points
+    uses_fallbacks: bool = False
+    """Whether batches may run at other points than the planned one."""
+    mixes_points: bool = False
+    """Whether rows of one request may run at several points."""
     prepare: Callable[[Sequence[Point], int], Callable[[], None]] | None = None
     """Builds the tables that decisions look up, given the points and the batch rows of a new plan; None if there are
     none. The returned function may take up to a second and runs on another thread while decisions go on."""

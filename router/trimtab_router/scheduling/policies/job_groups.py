@@ -22,12 +22,15 @@ FLOOR_VALUE = 0.5  # share of a response's value that depends on keeping the flo
 class JobGroup(RowGroup):
     """Rows of one task that are scheduled as one."""
 
-    floor: float = 0.0  # the highest mean accuracy that a slice requires
+    floor: float = 0.0
+    """The highest mean accuracy that a slice requires."""
     value: float = 0.0
     """Value of any response to these rows, apart from its accuracy. Rows with a provisional response count
     `FLOOR_VALUE` of theirs if that response misses their floor, else nothing."""
-    correct_value: float = 0.0  # value of correct responses to all rows
-    provisional_correct: float = 0.0  # expected correct rows among the provisional responses
+    correct_value: float = 0.0
+    """Value of correct responses to all rows."""
+    provisional_correct: float = 0.0
+    """Expected correct rows among the provisional responses."""
 
     @property
     def provisional_accuracy(self) -> float:

@@ -27,11 +27,16 @@ class ScaledSplits:
     """Splits that no other split beats at the current speeds, the fastest first."""
 
     split_set: SplitSet
-    indices: Integers  # Indices into the split set. All arrays have shape (splits,).
-    seconds: Floats  # ascending
-    accuracy: Floats  # mean accuracy of a row, ascending
-    sole_point: Integers  # index of the point at which all rows run once; NONE if there are several
-    first_pass_seconds: Floats  # seconds of the first pass if all rows take one escalating option; else infinite
+    indices: Integers
+    """Indices into the split set. All arrays have shape (splits,)."""
+    seconds: Floats
+    """Ascending."""
+    accuracy: Floats
+    """Mean accuracy of a row, ascending."""
+    sole_point: Integers
+    """Index of the point at which all rows run once; NONE if there are several."""
+    first_pass_seconds: Floats
+    """Seconds of the first pass if all rows take one escalating option; else infinite."""
 
     def first_reaching(self, floor: float) -> int:
         """Return the index of the first split that reaches a floor, or their number if none does."""

@@ -30,8 +30,10 @@ def priority_utility(utility: float, priority: int) -> float:
 class RowGroup(ABC):
     """Rows that are scheduled as one: a request, a part of a large one, or several small ones."""
 
-    deadline: float  # time by which this stage must complete the first slice
-    slices: list[RowSlice] = field(default_factory=list)  # by deadline; the last may be counted in part
+    deadline: float
+    """Time by which this stage must complete the first slice."""
+    slices: list[RowSlice] = field(default_factory=list)
+    """By deadline; the last may be counted in part."""
     rows: int = 0
 
     @property
@@ -53,10 +55,12 @@ class RowGroup(ABC):
 class GroupOptions(ABC):
     """Options of a group, the fastest first. Arrays have shape (options,)."""
 
-    indices: Integers  # in the table that lists them
+    indices: Integers
+    """In the table that lists them."""
     seconds: Floats
     values: Floats
-    first_share: float = field(default=1.0, kw_only=True)  # share of the group's value that the first option earns
+    first_share: float = field(default=1.0, kw_only=True)
+    """Share of the group's value that the first option earns."""
 
     @abstractmethod
     def serving_options(self, option: int) -> list[tuple[ServingOption, int]]:
@@ -75,8 +79,10 @@ class PlannedGroup(Generic[Group]):
 
     group: Group
     options: GroupOptions
-    count: int = 1  # number of joined groups
-    joined: list["PlannedGroup[Group]"] = field(default_factory=list)  # this group joined with those behind it
+    count: int = 1
+    """Number of joined groups."""
+    joined: list["PlannedGroup[Group]"] = field(default_factory=list)
+    """This group joined with those behind it."""
 
     def job(self, value: float = 0.0, price: float = 0.0) -> Job:
         """Return it as a job of the schedule that is worth `value` plus that of its option."""

@@ -33,10 +33,12 @@ class ServingOption:
     """A way to serve rows: all at `point`; with an escalation, its low-confidence rows again at `escalation.to`."""
 
     point: str
-    accuracy: float  # expected over all rows, after the escalation
+    accuracy: float
+    """Expected over all rows, after the escalation."""
     point_index: int
     escalation: Escalation | None = None
-    escalation_index: int = -1  # index of the point that serves escalated rows; -1 without an escalation
+    escalation_index: int = -1
+    """Index of the point that serves escalated rows; -1 without an escalation."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,12 +78,18 @@ _FIRST_MIXED_ROWS = 8
 class SplitSet:
     """Splits of a number of rows that no other beats while all points slow down alike, the fastest first."""
 
-    accuracy: Floats  # Expected mean over the rows, ascending. Shape (splits,).
-    point_seconds: Floats  # Profiled seconds at each point. Shape (splits, points).
-    rows: Integers  # Rows of each serving option. Shape (splits, options).
-    sole_point: Integers  # Point of all rows if they run at one point without escalation; else NONE. Shape (splits,).
-    first_pass_point: Integers  # of all rows if they share one escalating option; else NONE. Shape (splits,).
-    escalates: Booleans  # Whether any row may be escalated. Shape (splits,).
+    accuracy: Floats
+    """Expected mean over the rows, ascending. Shape (splits,)."""
+    point_seconds: Floats
+    """Profiled seconds at each point. Shape (splits, points)."""
+    rows: Integers
+    """Rows of each serving option. Shape (splits, options)."""
+    sole_point: Integers
+    """Point of all rows if they run at one point without escalation; else NONE. Shape (splits,)."""
+    first_pass_point: Integers
+    """Of all rows if they share one escalating option; else NONE. Shape (splits,)."""
+    escalates: Booleans
+    """Whether any row may be escalated. Shape (splits,)."""
 
     def seconds(self, ratios: Floats) -> Floats:
         """Return the seconds of each split; `ratios` (points,) are current over profiled seconds. Shape (splits,)."""

@@ -42,7 +42,8 @@ class BatchOptions(GroupOptions):
     """Options of a batch: indices into `TokenOptions`."""
 
     token_options: TokenOptions
-    rows: int  # of the batch
+    rows: int
+    """Of the batch."""
 
     def serving_options(self, option: int) -> list[tuple[ServingOption, int]]:
         return [(self.token_options.options[self.indices[option]], self.rows)]

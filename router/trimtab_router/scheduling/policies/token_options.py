@@ -28,8 +28,10 @@ from trimtab_router.scheduling.stage_request import RowSlice
 class CandidateBatch(RowGroup):
     """Rows that are planned as one batch."""
 
-    weights: dict[str, float] = field(default_factory=dict)  # value of correct responses to all rows, by task
-    provisional_value: float = 0.0  # expected value of the provisional responses
+    weights: dict[str, float] = field(default_factory=dict)
+    """Value of correct responses to all rows, by task."""
+    provisional_value: float = 0.0
+    """Expected value of the provisional responses."""
 
     @property
     def level(self) -> int:

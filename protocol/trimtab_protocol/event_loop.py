@@ -1,4 +1,4 @@
-"""uvloop event loop with a fix for uvloop issue 738.
+"""uvloop event loop with a fix for uvloop issue 738, and tasks that run as long as it.
 
 If a connection over an existing socket (as in aiohttp's client) is cancelled or fails, uvloop closes the descriptor but
 not the socket object. When that is collected, it closes the descriptor again, which may belong to another connection by
@@ -6,13 +6,17 @@ then. The issue is fixed after 0.22.1, which MLServer 1.7.1 does not support. He
 """
 
 import asyncio
+import logging
 import socket
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine
 from typing import Any, TypeVar
 
 import uvloop
 
+log = logging.getLogger(__name__)
+
 Result = TypeVar("Result")
+RESTART_SECONDS = 1.0
 
 
 class Loop(uvloop.Loop):
@@ -36,3 +40,17 @@ def run(coroutine: Coroutine[Any, Any, Result]) -> Result:
     """Run a coroutine to its end in its own loop."""
     with asyncio.Runner(loop_factory=new_event_loop) as runner:
         return runner.run(coroutine)
+
+
+def start_service(name: str, service: Callable[[], Coroutine[Any, Any, None]]) -> asyncio.Task[None]:
+    """Start a coroutine that must not end: if it raises, the error is logged and it is started again."""
+
+    async def supervise() -> None:
+        while True:
+            try:
+                await service()
+            except Exception:
+                log.exception("%s failed; it is started again in %.0f s", name, RESTART_SECONDS)
+            await asyncio.sleep(RESTART_SECONDS)
+
+    return asyncio.get_running_loop().create_task(supervise(), name=name)

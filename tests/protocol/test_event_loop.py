@@ -106,3 +106,23 @@ def test_data_after_a_body_is_not_the_next_response() -> None:
 
     with socket.create_server(("127.0.0.1", 0)) as listening:
         event_loop.run(ask(listening))
+
+
+async def test_service_that_fails_is_started_again(monkeypatch, caplog):
+    monkeypatch.setattr(event_loop, "RESTART_SECONDS", 0.0)
+    started_again, starts = asyncio.Event(), []
+
+    async def service() -> None:
+        starts.append(len(starts))
+        if len(starts) == 1:
+            raise OSError("No space left on device")
+        started_again.set()
+        await asyncio.Event().wait()
+
+    task = event_loop.start_service("watch of a file", service)
+    async with asyncio.timeout(10):
+        await started_again.wait()
+    task.cancel()
+
+    assert starts == [0, 1]
+    assert "watch of a file failed" in caplog.text

@@ -1,5 +1,6 @@
 """Envoy's counters of its own rejections."""
 
+import errno
 import json
 import shutil
 from collections import Counter
@@ -107,3 +108,21 @@ async def test_restarted_router_counts_only_new_rejections(note: str | None):
     shutil.rmtree(sockets.folder)
 
     assert counted == {(401, "Unauthenticated"): 5}
+
+
+async def test_full_disk_loses_no_counted_rejection(monkeypatch, caplog):
+    def fail(path: Path, _: str) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device", str(path))
+
+    monkeypatch.setattr("trimtab_router.envoy.overload_controller.write_atomically", fail)
+    sockets, proxy, counted = make_sockets(), FakeEnvoy(), Counter[tuple[int, str]]()
+    await proxy.start(sockets.envoy_admin)
+    envoy = EnvoyAdmin(sockets.envoy_admin, sockets.counters_file, counted.update, heap_bytes(EdgeSettings()))
+    for proxy.refused in (3, 5):
+        await envoy.sync_counters()
+    await envoy.close()
+    await proxy.stop()
+    shutil.rmtree(sockets.folder)
+
+    assert counted == {(401, "Unauthenticated"): 5}
+    assert "No space left on device" in caplog.text

@@ -67,7 +67,7 @@ class EnvoyAdmin:
             self._counters = stats
             self.overload_rejections += sum(count for (_, reason), count in rejections.items() if reason == OVERLOAD)
             self._count(rejections)
-            await asyncio.to_thread(write_atomically, self._counters_file, json.dumps(stats))
+            await write_if_possible(self._counters_file, json.dumps(stats))
 
     async def set_limits(self, max_in_flight: int) -> None:
         """Set the maximum number of requests in flight to the router. Raises EnvoyUnavailable."""
@@ -124,6 +124,16 @@ CALM_ITERATIONS = 20  # iterations without a rejection for lack of capacity afte
 LIMIT_REFRESH_SECONDS = 1.0  # interval at which the limit is set again: Envoy may have been replaced
 
 
+async def write_if_possible(file: Path, content: str) -> bool:
+    """Write a file in a thread; a failure, as on a full disk, is logged and returned."""
+    try:
+        await asyncio.to_thread(write_atomically, file, content)
+    except OSError as error:
+        log.warning("%s cannot be written: %s", file, error)
+        return False
+    return True
+
+
 class OverloadController:
     """Controller of the Envoy in front of a router. Envoy reads the share to reject unread from `pressure`."""
 
@@ -147,8 +157,7 @@ class OverloadController:
             now = self._read_counters()
             iterations_left = CALM_ITERATIONS if now.rejections > previous.rejections else max(iterations_left - 1, 0)
             wanted_share, previous = shedding.share(now), now
-            if wanted_share != share:
-                await asyncio.to_thread(write_pressure, self._pressure, wanted_share)
+            if wanted_share != share and await write_if_possible(self._pressure, f"{wanted_share:.2f}"):
                 share = wanted_share
             await (
                 asyncio.sleep(CROWDED_SECONDS)
@@ -172,7 +181,3 @@ class OverloadController:
             log.debug("%s", error)
         else:
             self._limit, self._limit_set_at = limit, now
-
-
-def write_pressure(file: Path, share: float) -> None:
-    write_atomically(file, f"{share:.2f}")

@@ -17,6 +17,7 @@ from grpc_health.v1.health_pb2 import HealthCheckRequest, HealthCheckResponse
 from grpc_reflection.v1alpha import reflection, reflection_pb2, reflection_pb2_grpc
 
 from trimtab_protocol import grpc_messages
+from trimtab_protocol.event_loop import start_service
 from trimtab_router.router import Router
 
 MAX_STREAMS = 64  # concurrent long-lived streams of each kind
@@ -45,7 +46,7 @@ class GrpcServices:
         server.add_insecure_port(f"unix:{socket}")
         await server.start()
         self._server = server
-        self._watch_task = asyncio.get_running_loop().create_task(self._watch(), name="health")
+        self._watch_task = start_service("gRPC health", self._watch)
 
     async def close(self) -> None:
         if self._watch_task is not None:

@@ -10,6 +10,7 @@ from typing import Any
 from aiohttp import web
 
 from trimtab_pipelines.edge_settings import EdgeSettings
+from trimtab_protocol.event_loop import start_service
 from trimtab_router.envoy.api_keys import HashedKey
 from trimtab_router.envoy.overload_controller import EnvoyAdmin, OverloadController
 from trimtab_router.envoy.route_discovery import envoy_routes, route_discovery_response
@@ -173,7 +174,7 @@ class Listeners:
         count_rejections = self._router.accounting.count_proxy_rejections
         self.envoy = EnvoyAdmin(sockets.envoy_admin, sockets.counters_file, count_rejections, heap_bytes(settings))
         controller = OverloadController(self.envoy, sockets.pressure, self._router.admission.concurrency)
-        self.overload_task = asyncio.create_task(controller.run(), name="control envoy")
+        self.overload_task = start_service("Envoy's overload control", controller.run)
         return control
 
     async def listen_admin(self, host: str, port: int, task_api: TaskApi | None = None) -> None:

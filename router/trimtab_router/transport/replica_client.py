@@ -19,6 +19,7 @@ from trimtab_pipelines.endpoints import Endpoint
 from trimtab_protocol import InferResponse, ProtocolError, rest
 from trimtab_protocol.chat.embedding_refs import EncodedImage, ShareRequest, parse_encoded_image
 from trimtab_protocol.chat.internal_wire import PARTIAL_PREFILL, Chunk, LastChunk
+from trimtab_protocol.event_loop import start_service
 from trimtab_protocol.extensions import OPERATING_POINT, parse_task_accuracies, parse_tasks
 from trimtab_protocol.http_client import (
     ConnectionLost,
@@ -100,7 +101,7 @@ class ReplicaClient:
         self._connections = ConnectionPool(self._host, self._port, tls)
         idle_seconds = BACKEND_IDLE_SECONDS if self.chats else IDLE_SECONDS
         self._streams = StreamClient(endpoint.name, endpoint.address, tls, idle_seconds=idle_seconds)
-        self._watcher = asyncio.get_running_loop().create_task(self._watch(), name=f"watch {endpoint.name}")
+        self._watcher = start_service(f"watch of {endpoint.name}", self._watch)
 
     @property
     def name(self) -> str:

@@ -80,6 +80,12 @@ class SchedulerScenario(Scenario):
             return lambda *_: None
         return lambda *values: self.stats_calls.append(str((name, *values)[-1]))
 
+    def record_ejection(self, replica, reason):
+        self.stats_calls.append(f"{replica} is ejected: {reason}")
+
+    def record_ejection_end(self, replica):
+        self.stats_calls.append(f"{replica} is used again")
+
     def take(self, rows=1, deadline=100.0, value=0.0, options=NO_OPTIONS):
         x = np.full((rows, 4), value, np.float32)
         certain = self.scheduler.stage.confidence is not None

@@ -112,6 +112,10 @@ class StageFamilies:
         self.ready = gauge("trimtab_ready_replicas", "Replicas ready for a batch", STAGE)
         text = "Replicas excluded because their TLS identity is wrong"
         self.unauthenticated_replicas = gauge("trimtab_unauthenticated_replicas", text, STAGE)
+        text = "1 for a replica that outlier detection has ejected"
+        self.ejected_replicas = gauge("trimtab_replica_ejected", text, (*STAGE, "replica"))
+        text = "Total ejections of replicas by outlier detection"
+        self.ejections = counter("trimtab_replica_ejections", text, STAGE)
         text = "Operating points whose observed accuracy differs from the profiled one"
         self.drifted_points = gauge(names.DRIFTED_POINTS, text, STAGE)
         text = "Ratio of observed to profiled service time"
@@ -254,6 +258,15 @@ class StageStats:
 
     def record_replica_error(self, message: str) -> None:
         log.warning("stage %s: %s", self._stage, printable(message))
+
+    def record_ejection(self, replica: str, reason: str) -> None:
+        log.warning("stage %s: replica %s is ejected: %s", self._stage, replica, printable(reason))
+        self._families.ejections.labels(*self._labels).inc()
+        self._families.ejected_replicas.labels(*self._labels, replica).set(1)
+
+    def record_ejection_end(self, replica: str) -> None:
+        log.info("stage %s: replica %s is used again", self._stage, replica)
+        self._families.ejected_replicas.remove(*self._labels, replica)
 
     def record_request_error(self, request_id: str, message: str) -> None:
         log.error("stage %s: request %r failed: %s", self._stage, request_id, printable(message))

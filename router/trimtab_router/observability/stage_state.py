@@ -4,6 +4,7 @@ from collections.abc import Mapping
 
 from trimtab_pipelines.router_state import EndpointState, RegisteredAccuracy, StageState
 from trimtab_router.observability.request_accounting import RequestAccounting
+from trimtab_router.scheduling.replica_slots import ReplicaSlots
 from trimtab_router.scheduling.stage_scheduler import StageScheduler
 
 
@@ -57,8 +58,12 @@ def _stage_state(
             slot.name: EndpointState(
                 ready=bool(slot.ready_variants),
                 inflight_batches=slot.inflight,
-                rejection=unauthenticated.get(slot.name, ""),
+                rejection=unauthenticated.get(slot.name) or _ejection(slot),
             )
             for slot in scheduler.replicas
         },
     )
+
+
+def _ejection(replica: ReplicaSlots) -> str:
+    return f"ejected as an outlier: {replica.ejection}" if replica.ejection else ""

@@ -217,16 +217,17 @@ class BatchCompletion:
             elif not broken.retryable or row_slice.attempts + 1 >= MAX_FAILED_BATCHES:
                 self.fail(row_slice, broken.message)
             else:
-                self.retry(row_slice, "ModelServerError", alone=True)
+                self.retry(row_slice, "ModelServerError", alone=True, failed_on=batch.replica.name)
 
-    def retry(self, row_slice: RowSlice, reason: str, *, alone: bool, attempts: int = 1) -> None:
+    def retry(self, row_slice: RowSlice, reason: str, *, alone: bool, attempts: int = 1, failed_on: str = "") -> None:
         """Return a slice to the queue; one with embeddings needs new ones, since they are pulled once."""
         if not row_slice.request.closed:
             self._stats.count_retry(reason)
             if EMBEDDINGS_INPUT in row_slice.request.inputs:
                 row_slice.request.owner.on_embeddings_lost(row_slice.request, counts=attempts > 0)
                 return
-            self._queue.push(replace(row_slice, attempts=row_slice.attempts + attempts, alone=alone))
+            attempts += row_slice.attempts
+            self._queue.push(replace(row_slice, attempts=attempts, alone=alone, failed_on=failed_on))
 
     def fail(self, row_slice: RowSlice, message: str) -> None:
         self._end(row_slice, "ModelServerError", "its model server failed", message)

@@ -146,6 +146,10 @@ class ReplicaSlots:
     """Whether it can take a batch now."""
     accepts_prefetch: bool = False
     """Whether another batch may be sent: it will be free when that arrives."""
+    ejection: str = ""
+    """Why outlier detection keeps batches from it; empty if it does not."""
+    probing: bool = False
+    """Whether it may take a single batch although it is ejected."""
     inflight: int = 0
     """Number of its batches."""
     last_used: int = 0
@@ -176,7 +180,7 @@ class ReplicaSlots:
     @property
     def has_spare_capacity(self) -> bool:
         """Whether capacity is free, counting batches that wait for images."""
-        return bool(self.ready_variants) and self.inflight < self.capacity
+        return bool(self.ready_variants) and self.inflight < self.capacity and not self.ejection
 
     @property
     def concurrent_prefills(self) -> int:
@@ -213,6 +217,11 @@ class ReplicaSlots:
         self._update_free()
         self.accepts_prefetch = self.accepts_prefetch and bool(variants)
 
+    def set_ejection(self, reason: str, *, probing: bool = False) -> None:
+        self.ejection, self.probing = reason, probing
+        self.accepts_prefetch = self.accepts_prefetch and not reason
+        self._update_free()
+
     def assign(self, batch: Batch, use: int) -> None:
         """Add a batch; `use` is its sequence number within the stage."""
         if self.capacity:
@@ -243,7 +252,8 @@ class ReplicaSlots:
 
     def _update_free(self) -> None:
         taken = self.inflight - len(self.awaiting_images)
-        self.free = bool(self.ready_variants) and (not self.inflight or taken < self.capacity)
+        usable = bool(self.ready_variants) and (not self.ejection or (self.probing and not self.inflight))
+        self.free = usable and (not self.inflight or taken < self.capacity)
 
     def release(self, batch: Batch, now: float) -> Batch | None:
         """Remove a batch; return the prefetched batch that starts computing, if any."""

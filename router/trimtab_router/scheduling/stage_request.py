@@ -294,6 +294,8 @@ class RowSlice:
     alone: bool = False
     provisional_response: ServedRows | None = None
     escalation: EscalationRule | None = None
+    failed_on: str = ""
+    """Name of the replica that failed on it last, if it may have been at fault."""
 
     @property
     def rows(self) -> int:

@@ -17,6 +17,7 @@ from trimtab_router.scheduling.accuracy_monitor import AccuracyMonitor
 from trimtab_router.scheduling.batch_completion import BatchCompletion, QueryOfDeathDetector
 from trimtab_router.scheduling.interfaces import Clock, Feature, StatsSink, Transport
 from trimtab_router.scheduling.latency_model import LatencyModel, StageCapacity
+from trimtab_router.scheduling.outlier_detection import OutlierDetector
 from trimtab_router.scheduling.policies import earliest_deadline_first
 from trimtab_router.scheduling.policies.interface import NEVER, Dispatch, DropPolicy, Policy, SchedulerView, WaitUntil
 from trimtab_router.scheduling.queue import DeadlineQueue
@@ -110,6 +111,8 @@ class StageScheduler:
         self.accuracy_monitor = AccuracyMonitor(stage)
         self.completion = BatchCompletion(stage, self.queue, stats)
         self.features: list[Feature] = [] if query_of_death is None else [query_of_death]
+        self.outliers = OutlierDetector(clock, stats, self.wake, retryable=stage.retryable)
+        self.features.append(self.outliers)
         if stage.confidence is not None:
             self.features.append(ShadowEvaluation(stage, self.accuracy_monitor, self.latency_model))
         self._admission = QueueAdmission(self.queue, self.latency_model, settings.drop_policy)
@@ -156,6 +159,7 @@ class StageScheduler:
     def refresh_replicas(self) -> None:
         """Update what depends on the replicas' ready variants. Call it after each change of them."""
         self.ready_replicas = sum(bool(replica.ready_variants) for replica in self.replicas)
+        self.outliers.set_replicas(self.replicas)
         before = self.variant
         self.latency_model.variant = self.replica_selection.effective_variant(self.replicas, self.plan.variant, before)
         self.replica_selection.notify(before, self.variant, self.ready_replicas)
@@ -225,7 +229,7 @@ class StageScheduler:
             self.wake()
 
     def observe(self, batch: Batch, outcome: BatchOutcome, now: float) -> None:
-        if isinstance(outcome, Completed):
+        if isinstance(outcome, Completed) and not batch.replica.ejection:
             self._stats.observe_batch(batch.key, batch.rows, *self.latency_model.observe(batch, outcome, now))
 
     def wake(self) -> None:
@@ -241,7 +245,7 @@ class StageScheduler:
         self._wake_pending = False
         now, queue = self._clock.now, self.queue
         while queue.rows:
-            replica = self.replica_selection.free_replica(self.replicas, self.variant)
+            replica = self.replica_selection.free_replica(self._candidates(), self.variant)
             if replica is None or not self._dispatch_next(replica, now):
                 break
         for replica in self.replicas:
@@ -252,6 +256,11 @@ class StageScheduler:
         else:
             for feature in self.features:
                 feature.on_idle(self, now)
+
+    def _candidates(self) -> Sequence[ReplicaSlots]:
+        """Return the replicas that may serve the head of the queue: a retried slice goes to another replica."""
+        head = self.queue.head()
+        return self.replicas if head is None or not head.failed_on else self.outliers.candidates(head.failed_on)
 
     def _has_full_batch(self) -> bool:
         head = self.queue.head()
@@ -354,7 +363,7 @@ class StageScheduler:
 
     def _open_prefetch(self, batch: Batch) -> None:
         replica = batch.replica
-        if batch.is_computing and replica.inflight == 1 and replica.ready_variants:
+        if batch.is_computing and replica.inflight == 1 and replica.ready_variants and not replica.ejection:
             replica.accepts_prefetch = True
             if self.queue.rows >= self.plan.batch_size:
                 self.wake()

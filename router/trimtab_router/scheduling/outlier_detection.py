@@ -1,0 +1,167 @@
+"""`OutlierDetector`: ejects replicas of one stage that fail or are slow while its other replicas are not.
+
+A failed batch counts against its replica only once another replica has served the same rows, so that a bad request
+ejects no replica. A stage whose rows may not run twice has no such evidence: there every failure counts. An ejected
+replica gets one batch as a probe after a pause, and returns if it serves it; otherwise the pause doubles.
+"""
+
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from statistics import median
+
+from trimtab_router.scheduling.interfaces import Clock, Feature, StatsSink
+from trimtab_router.scheduling.replica_slots import Batch, BatchFailed, BatchOutcome, Completed, ReplicaSlots
+
+CONSECUTIVE_FAULTS = 2
+RECENT_BATCHES, MIN_RECENT_FAULTS = 20, 4
+FAULT_SHARE_FACTOR = 3.0
+"""Ratio of a replica's share of faults to that of all other replicas from which it is ejected."""
+SLOW_FACTOR = 2.5
+"""Ratio of a replica's slowness to the median of the other replicas from which it is ejected."""
+MIN_EXCESS_SECONDS = 0.02
+"""Mean delay of a batch beyond its prediction below which a replica is not slow: such delays are noise."""
+SLOWNESS_WEIGHT, MIN_OBSERVATIONS = 0.3, 4
+BASE_EJECTION_SECONDS, MAX_EJECTION_SECONDS = 1.0, 8.0
+MAX_EJECTED_SHARE = 0.5
+
+
+@dataclass(slots=True)
+class ReplicaRecord:
+    """Recent batches of one replica."""
+
+    consecutive_faults: int = 0
+    recent: deque[bool] = field(default_factory=lambda: deque(maxlen=RECENT_BATCHES))
+    """Whether each batch was a fault of the replica."""
+    slowness: float = 1.0
+    """Recent ratio of observed to predicted service time."""
+    excess_seconds: float = 0.0
+    observations: int = 0
+    ejections: int = 0
+    """Ejections since it last served `RECENT_BATCHES` without a fault."""
+
+    def note(self, *, fault: bool) -> None:
+        self.recent.append(fault)
+        self.consecutive_faults = self.consecutive_faults + 1 if fault else 0
+        if len(self.recent) == RECENT_BATCHES and not any(self.recent):
+            self.ejections = 0
+
+    def observe(self, seconds: float, predicted_seconds: float) -> None:
+        weight = max(SLOWNESS_WEIGHT, 1 / (self.observations + 1))
+        self.observations += 1
+        self.slowness += weight * (seconds / predicted_seconds - self.slowness)
+        self.excess_seconds += weight * (seconds - predicted_seconds - self.excess_seconds)
+
+    def reset(self) -> None:
+        self.consecutive_faults, self.slowness, self.excess_seconds, self.observations = 0, 1.0, 0.0, 0
+        self.recent.clear()
+
+
+class OutlierDetector(Feature):
+    """Ejects outliers among the replicas of a stage; at most half of the ready ones at a time.
+
+    Args:
+        retryable: whether the rows of a failed batch run again.
+        wake: called when a replica may take batches again.
+    """
+
+    def __init__(self, clock: Clock, stats: StatsSink, wake: Callable[[], None], *, retryable: bool) -> None:
+        self._clock = clock
+        self._stats = stats
+        self._wake = wake
+        self._retryable = retryable
+        self._records: dict[ReplicaSlots, ReplicaRecord] = {}
+
+    @property
+    def ejected(self) -> list[ReplicaSlots]:
+        return [replica for replica in self._records if replica.ejection]
+
+    def set_replicas(self, replicas: Sequence[ReplicaSlots]) -> None:
+        """Set the replicas of the stage. Call it after each change of their readiness, too."""
+        for replica in self.ejected:
+            if replica not in replicas or not replica.ready_variants:
+                self._readmit(replica)
+        self._records = {replica: self._records.get(replica) or ReplicaRecord() for replica in replicas}
+        for replica in self.ejected[self._max_ejected() :]:
+            self._readmit(replica)
+
+    def candidates(self, failed_on: str) -> list[ReplicaSlots]:
+        """Return the ready replicas for rows that failed on a replica: the other ones, if there are any."""
+        usable = [replica for replica in self._records if replica.ready_variants and not replica.ejection]
+        return [replica for replica in usable if replica.name != failed_on] or list(self._records)
+
+    def on_batch_end(self, batch: Batch, outcome: BatchOutcome, now: float) -> None:
+        record = self._records.get(batch.replica)
+        if len(self._records) < 2:
+            return
+        if isinstance(outcome, Completed):
+            for row_slice in batch.row_slices:
+                if row_slice.failed_on not in {"", batch.replica.name}:
+                    self._record_fault(row_slice.failed_on)
+            if record is not None:
+                record.note(fault=False)
+                self._judge_seconds(batch, record, now)
+        elif isinstance(outcome, BatchFailed) and outcome.retryable and record is not None:
+            if batch.replica.ejection:
+                self._eject(batch.replica, batch.replica.ejection)
+            elif not self._retryable:
+                self._record_fault(batch.replica.name)
+
+    def _record_fault(self, name: str) -> None:
+        replica = next((replica for replica in self._records if replica.name == name), None)
+        if replica is None or replica.ejection:
+            return
+        record = self._records[replica]
+        record.note(fault=True)
+        faults, others = sum(record.recent), [other for other in self._records.values() if other is not record]
+        other_batches = sum(len(other.recent) for other in others)
+        other_share = sum(sum(other.recent) for other in others) / max(other_batches, 1)
+        if record.consecutive_faults >= CONSECUTIVE_FAULTS:
+            self._eject(replica, f"{record.consecutive_faults} consecutive batches failed")
+        elif faults >= MIN_RECENT_FAULTS and faults / len(record.recent) > FAULT_SHARE_FACTOR * other_share:
+            self._eject(replica, f"{faults} of its last {len(record.recent)} batches failed")
+
+    def _judge_seconds(self, batch: Batch, record: ReplicaRecord, now: float) -> None:
+        """Eject a replica that is slower than its peers, and readmit an ejected one that served its probe in time."""
+        replica, predicted_seconds = batch.replica, batch.point.seconds(batch.rows)
+        if predicted_seconds > 0 and not replica.capacity:  # a generation has no predicted length
+            record.observe(now - max(batch.dispatched_at, replica.completed_at), predicted_seconds)
+        peers = [other.slowness for other in self._records.values() if other is not record and other.observations]
+        slow = (
+            bool(peers) and record.slowness > SLOW_FACTOR * median(peers) and record.excess_seconds > MIN_EXCESS_SECONDS
+        )
+        if replica.ejection and slow:
+            self._eject(replica, replica.ejection)
+        elif replica.ejection:
+            self._readmit(replica)
+        elif slow and record.observations >= MIN_OBSERVATIONS:
+            self._eject(replica, f"its batches take {record.slowness / median(peers):.1f} times as long as its peers'")
+
+    def _max_ejected(self) -> int:
+        return int(MAX_EJECTED_SHARE * sum(bool(replica.ready_variants) for replica in self._records))
+
+    def _eject(self, replica: ReplicaSlots, reason: str) -> None:
+        """Eject a replica, or extend its ejection."""
+        if not replica.ejection:
+            if len(self.ejected) >= self._max_ejected():
+                return
+            self._stats.record_ejection(replica.name, reason)
+        record = self._records[replica]
+        pause_seconds = min(BASE_EJECTION_SECONDS * 2**record.ejections, MAX_EJECTION_SECONDS)
+        record.ejections += 1
+        record.reset()
+        replica.set_ejection(reason)
+        self._clock.call_at(self._clock.now + pause_seconds, partial(self._probe, replica))
+
+    def _probe(self, replica: ReplicaSlots) -> None:
+        """Let one batch probe an ejected replica."""
+        if replica.ejection:
+            replica.set_ejection(replica.ejection, probing=True)
+            self._wake()
+
+    def _readmit(self, replica: ReplicaSlots) -> None:
+        replica.set_ejection("")
+        self._records[replica].reset()
+        self._stats.record_ejection_end(replica.name)
+        self._wake()

@@ -89,6 +89,7 @@ def router_text() -> str:
         queue_rows=lambda: 2.0, ready_replicas=lambda: 1.0, drifted_points=float, unauthenticated_replicas=float
     )
     stage.record_ejection("read-0", "2 consecutive batches failed")
+    stage.record_ejection_end("read-0")
     stage.observe_queue_seconds(0.01)
     stage.observe_batch(("read-l", "default"), 6, 0.02, 1.0)
     return b"".join(metrics.exposition()).decode()

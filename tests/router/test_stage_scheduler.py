@@ -86,6 +86,9 @@ class SchedulerScenario(Scenario):
     def record_ejection_end(self, replica):
         self.stats_calls.append(f"{replica} is used again")
 
+    def forget_replica(self, replica):
+        pass
+
     def take(self, rows=1, deadline=100.0, value=0.0, options=NO_OPTIONS):
         x = np.full((rows, 4), value, np.float32)
         certain = self.scheduler.stage.confidence is not None

@@ -6,6 +6,7 @@ counting is cheap.
 
 import logging
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import suppress
 from functools import lru_cache, partial
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, Metric, Summary, generate_latest
@@ -266,7 +267,11 @@ class StageStats:
 
     def record_ejection_end(self, replica: str) -> None:
         log.info("stage %s: replica %s is used again", self._stage, replica)
-        self._families.ejected_replicas.remove(*self._labels, replica)
+        self._families.ejected_replicas.labels(*self._labels, replica).set(0)
+
+    def forget_replica(self, replica: str) -> None:
+        with suppress(KeyError):  # it was never ejected
+            self._families.ejected_replicas.remove(*self._labels, replica)
 
     def record_request_error(self, request_id: str, message: str) -> None:
         log.error("stage %s: request %r failed: %s", self._stage, request_id, printable(message))

@@ -80,8 +80,11 @@ class OutlierDetector(Feature):
     def set_replicas(self, replicas: Sequence[ReplicaSlots]) -> None:
         """Set the replicas of the stage. Call it after each change of their readiness, too."""
         for replica in self.ejected:
-            if replica not in replicas or not replica.ready_variants:
+            if not replica.ready_variants:
                 self._readmit(replica)
+        for replica in self._records:
+            if replica not in replicas:
+                self._stats.forget_replica(replica.name)
         self._records = {replica: self._records.get(replica) or ReplicaRecord() for replica in replicas}
         for replica in self.ejected[self._max_ejected() :]:
             self._readmit(replica)

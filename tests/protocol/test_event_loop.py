@@ -110,7 +110,7 @@ def test_data_after_a_body_is_not_the_next_response() -> None:
 
 async def test_service_that_fails_is_started_again(monkeypatch, caplog):
     monkeypatch.setattr(event_loop, "RESTART_SECONDS", 0.0)
-    started_again, starts = asyncio.Event(), []
+    started_again, starts = asyncio.Event(), list[int]()
 
     async def service() -> None:
         starts.append(len(starts))

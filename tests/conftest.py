@@ -62,7 +62,6 @@ async def cluster(kubeconfig: Path) -> AsyncIterator[Cluster]:
 
 @pytest.fixture
 async def namespace(cluster: Cluster) -> AsyncIterator[str]:
-    """A namespace of the test's own."""
     name = f"test-{uuid.uuid4().hex[:10]}"
     body = {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": name}}
     await cluster.create(body, manager="tests")

@@ -1,24 +1,40 @@
-"""Live page: the report of a run, refreshed by a real browser."""
+"""Views of a run while it runs: the live page, the terminal, and the recorder of remote routers."""
 
 import asyncio
 import re
 import shutil
 import subprocess
+import sys
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from dataclasses import replace
+from io import StringIO
 from pathlib import Path
+from typing import cast
 
 import aiohttp
 import pytest
+from rich.console import Console
 
+from tests.cli.pipelines import write_echo_pipeline
 from tests.cli.runs import a_run, a_sample, plans
 from tests.local_run import charts_of, recorded_seconds
-from trimtab import run_record
-from trimtab.local.supervisor import Fault
-from trimtab.remote_recorder import sum_counters
+from trimtab import remote_recorder, run_record
+from trimtab.local.counters import Counters
+from trimtab.local.router_client import RouterClient, RouterUnreachable
+from trimtab.local.supervisor import Fault, Setup, Supervisor
+from trimtab.remote_recorder import RemoteRecorder, Routers, sum_counters
 from trimtab.report import live_page
 from trimtab.report.live_page import LivePage, PageError
 from trimtab.report.summary import summary_items
+from trimtab.run import LocalRun
+from trimtab.run_record import Recorder
 from trimtab.run_samples import Run
+from trimtab.terminal_view import terminal_view
+from trimtab_loadtester.attack import Progress
+from trimtab_pipelines.processes.child_process import StartError
+from trimtab_pipelines.request_outcome import RequestOutcome
+from trimtab_pipelines.router_state import RouterState
 
 BROWSER = shutil.which("chromium") or shutil.which("google-chrome")
 
@@ -130,7 +146,6 @@ async def test_browser_refreshes_the_page(tmp_path: Path, monkeypatch: pytest.Mo
 
 
 async def dump_dom(url: str, profile: Path) -> str:
-    """Return the DOM of a page after six seconds of virtual time."""
     assert BROWSER is not None
     options = ["--headless", "--no-sandbox", "--disable-gpu", f"--user-data-dir={profile}", "--no-first-run"]
     command = [BROWSER, *options, "--virtual-time-budget=6000", "--dump-dom", url]
@@ -156,3 +171,96 @@ def test_requests_in_flight_do_not_fail_the_accounting(tmp_path: Path) -> None:
     assert "+ 3 in flight" in item.detail
     assert item.holds is None
     assert summary_items(run)[0].holds is True
+
+
+@pytest.fixture
+def local_run(tmp_path: Path) -> LocalRun:
+    """A run half-way, without processes."""
+    setup = Setup(write_echo_pipeline(tmp_path), tmp_path / "run")
+    local_run = LocalRun("sample", setup)
+    local_run.supervisor = Supervisor(setup)
+    local_run.supervisor.plan = plans()[1]
+    local_run.recorder = Recorder(setup.folder, "sample", local_run.supervisor.pipeline)
+    local_run.progress = Progress(60.0, 120.0, 1200, 600, dict.fromkeys(RequestOutcome, 100))
+    return local_run
+
+
+def shown(local_run: LocalRun, *, terminal: bool) -> str:
+    output = StringIO()
+    console = Console(file=output, force_terminal=terminal, width=150, soft_wrap=True, highlight=False)
+    with terminal_view(local_run, console):
+        for sample in a_run().samples[:61]:
+            local_run.record_sample(sample)
+    return output.getvalue()
+
+
+def test_log_gets_plain_lines(local_run: LocalRun) -> None:
+    """One line in ten seconds with load, plan, latency and stages; a fault gets its own line, once."""
+    local_run.supervisor.faults.append(Fault(a_run().samples[30].at - 0.5, "replica first-0 ended"))
+    lines = shown(local_run, terminal=False).splitlines()
+    assert lines.count("! replica first-0 ended") == 1
+    assert len(lines) == 8
+    assert lines[-1] == (
+        "load 10.0 requests/s · planned for 12.0 (lstm) · p50 ≤ 500 ms, p99 ≤ 2000 ms, SLO 2000 ms · cores 1.5/2"
+        " · 60/120 s · first: slow ×1 batch 8, second: slow ×1 batch 8"
+    )
+
+
+def test_terminal_gets_a_table(local_run: LocalRun) -> None:
+    text = shown(local_run, terminal=True)
+    assert "\x1b[" in text
+    assert "fast → slow" in text
+    assert "expected accuracy 0.8800" in text
+    assert "plan 2: to slow <because>" in text
+
+
+class FakeRouter:
+    """A router that responds a number of times, then never."""
+
+    def __init__(self, received: int, responses: int) -> None:
+        self.received, self.responses, self.requests = received, responses, 0
+        self.third_request = asyncio.Event()
+
+    async def state(self) -> RouterState:
+        self.responses, self.requests = self.responses - 1, self.requests + 1
+        if self.requests == 3:
+            self.third_request.set()
+        if self.responses < 0:
+            raise RouterUnreachable("gone")
+        return RouterState(ready=True, plan_generation=1, stages={})
+
+    async def counters(self) -> Counters:
+        return replace(a_sample(1).counters, received=self.received)
+
+
+async def test_recorder_reconnects_to_replaced_routers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One of two routers ends, then the cluster fails, then a new router starts; all are recorded."""
+    monkeypatch.setattr(remote_recorder, "SAMPLE_SECONDS", 0.001)
+    recorder = run_record.Recorder(tmp_path, "elsewhere", a_run().pipeline)
+    recorder.start(None)
+    last = FakeRouter(3, 10**6)
+    found = iter(([FakeRouter(5, 9), FakeRouter(7, 1)], StartError("no answer"), [last]))
+
+    @asynccontextmanager
+    async def connect() -> AsyncIterator[Routers]:
+        routers = next(found)
+        if isinstance(routers, StartError):
+            raise routers
+        yield a_run().pipeline, cast("list[RouterClient]", routers), None
+
+    recording = asyncio.create_task(RemoteRecorder(recorder).run(connect))
+    await asyncio.wait_for(last.third_request.wait(), 10)
+    assert not recording.done()
+    recording.cancel()
+    assert [sample.counters.received for sample in recorder.samples()[:4]] == [12, 5, 3, 3]
+
+
+async def test_silent_kubectl_times_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(remote_recorder, "FORWARD_SECONDS", 0.05)
+    silent = (sys.executable, "-S", "-c", "import time; time.sleep(60)")
+    pipe = asyncio.subprocess.PIPE
+    process = await asyncio.create_subprocess_exec(*silent, stdout=pipe, stderr=pipe)
+    async with asyncio.timeout(5):
+        with pytest.raises(StartError, match="kubectl cannot reach router-0: no output"):
+            await remote_recorder.read_forwarded_port(process, "router-0")
+        await process.wait()

@@ -100,7 +100,6 @@ class Machine:
 
 @st.composite
 def plans(draw: st.DrawFn) -> tuple[float, list[list[StageTarget]]]:
-    """A budget and a few plans within it for the same stages."""
     stages = [f"stage{n}" for n in range(draw(st.integers(1, 3)))]
     plans = []
     for _ in range(draw(st.integers(2, 4))):

@@ -138,7 +138,6 @@ async def send_from_process(pipeline: Path, address: str, access: Access, folder
 
 
 async def load(pipeline: Path, *arguments: str, exit_code: int = 0) -> dict[str, Any]:
-    """Run `trimtab loadtest` as a subprocess; return its figures."""
     process = await asyncio.create_subprocess_exec(
         *(sys.executable, "-m", "trimtab", "loadtest", str(pipeline), *arguments),
         stdout=subprocess.PIPE,

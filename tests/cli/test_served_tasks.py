@@ -82,25 +82,3 @@ async def test_registered_task_outlives_all_replicas(weights, tmp_path):
         assert [await label(name="late") for _ in range(8)] == [1] * 8
         assert len(set(others)) == 1
         assert others[0] >= 0
-
-
-async def test_listed_task_has_the_record_of_its_replicas(weights, tmp_path):
-    (tmp_path / "small.safetensors").symlink_to(weights)
-    judged = {"value": 0.75, "source": "Measured", "samples": 99, "low": 0.7, "high": 0.8, "meanConfidence": 0.9}
-    ways: dict[str, int | None] = {"plain": None}
-    a_task(tmp_path / "task.safetensors", weights, likeliest=1, ways=ways, accuracyByPoint={"default": judged})
-    tasks = [{"name": "late", "storageUri": "task.safetensors"}]
-    (tmp_path / "pipeline.yaml").write_text(dump_yaml(a_transformer_pipeline(INPUTS, "20s", tasks=tasks, **VARIANT)))
-    plan = a_plan(load_pipeline(tmp_path), cores=0.5)
-    setup = Setup(tmp_path / "pipeline.yaml", tmp_path / "run", plan=plan, proxy=False)
-    async with Supervisor(setup) as local, httpx.AsyncClient(timeout=60, trust_env=False) as client:
-        await local.ready()
-        url = f"http://127.0.0.1:{local.rest_port}/v2/models/sample/infer"
-        answer = (await client.post(url, json=body(name="late"))).json()
-        assert local.state is not None
-        accuracy = local.state.stages["classify"].registered_accuracies["vit"]["default"]["late"]
-
-    assert answer["outputs"][0]["data"] == [1]
-    assert answer["parameters"]["trimtab.expected_accuracy"] == 0.75
-    assert (accuracy.value, accuracy.samples, accuracy.mean_confidence) == (0.75, 99, 0.9)
-    assert (accuracy.low, accuracy.high) == (0.7, 0.8)

@@ -18,7 +18,7 @@ import psutil
 import pytest
 
 from tests.cli.pipelines import echo_plan, write_echo_pipeline, write_plan
-from tests.pipelines.test_jsonl import a_disk_with
+from tests.pipelines.test_processes import a_disk_with
 from trimtab.app import run
 from trimtab.local.supervisor import Setup, Supervisor
 from trimtab_pipelines.processes.child_process import ChildProcess, StartError

@@ -19,7 +19,6 @@ KIND = "ConfigMap"
 
 @asynccontextmanager
 async def following(cluster: Cluster, namespace: str, kind: str = KIND) -> AsyncIterator["Observed"]:
-    """Follow the test's objects of a kind while the block runs."""
     observed = Observed()
 
     async def watch() -> None:

@@ -79,7 +79,6 @@ class FakePipeline:
 
 @asynccontextmanager
 async def rest_server(fake: FakePipeline) -> AsyncIterator[str]:
-    """Serve on loopback; yields host:port."""
 
     async def infer(http: web.Request) -> web.StreamResponse:
         body = await http.read()

@@ -29,7 +29,6 @@ class Machinery:
     made: int = 0
 
     async def step(self) -> None:
-        """Let every Deployment have the pods it asks for, and report on them."""
         for found in (await self.cluster.list("SeldonDeployment", self.namespace)).items if self.seldon else []:
             await self._deploy(found)
         deployments = (await self.cluster.list("Deployment", self.namespace)).items
@@ -38,7 +37,6 @@ class Machinery:
             await self._serve(deployment)
 
     async def _collect(self, living: set[str]) -> None:
-        """Let the pods go whose Deployment is no more."""
         for pod in (await self.cluster.list("Pod", self.namespace)).items:
             if not living & {owner["uid"] for owner in pod["metadata"].get("ownerReferences", [])}:
                 await self.end(pod)

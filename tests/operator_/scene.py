@@ -72,7 +72,6 @@ class Site:
         await self.cluster.apply(self.document, manager="user")
 
     async def apply_profiles(self) -> None:
-        """Write what the profile Jobs would."""
         for task in profile_tasks(self.pipeline):
             for stage, variants in task.variants_by_stage.items():
                 points = [a_point_profile(variant) for variant in variants]
@@ -129,20 +128,17 @@ class Site:
         return status
 
     async def conditions(self) -> dict[str, tuple[str, str]]:
-        """Status and reason of each condition."""
         return {c["type"]: (c["status"], c["reason"]) for c in (await self.status()).get("conditions", [])}
 
     async def message(self, kind: str) -> str:
         return next(str(c["message"]) for c in (await self.status())["conditions"] if c["type"] == kind)
 
     async def replicas(self, by: str = REPLICA_GROUP_LABEL) -> dict[str, int]:
-        """The replicas of each replica group, by one of its labels."""
         found = (await self.cluster.list("Deployment", self.namespace)).items
         labelled = [(each["metadata"].get("labels", {}), each["spec"]["replicas"]) for each in found]
         return {labels[by]: replicas for labels, replicas in labelled if REPLICA_GROUP_LABEL in labels}
 
     async def good_plan(self) -> int | None:
-        """The generation of the plan routers start from."""
         found = await self.cluster.get("ConfigMap", self.namespace, router_name(self.name))
         assert found is not None
         written = found["data"].get("plan.json")
@@ -152,7 +148,6 @@ class Site:
         return {item["metadata"]["name"] for item in (await self.cluster.list(kind, self.namespace)).items}
 
     async def events(self) -> list[tuple[str, str]]:
-        """Reason and message of each of the operator's Events."""
         return sorted((event["reason"], event["message"]) for event in await self.operator_events())
 
     async def operator_events(self) -> list[dict[str, Any]]:
@@ -161,7 +156,6 @@ class Site:
         return [event for event in found if event.get("source", {}).get("component") == OPERATOR_MANAGER]
 
     async def versions(self) -> dict[str, str]:
-        """The version of everything that the operator writes."""
         found = list(await self.operator_events())
         for kind in ("InferencePipeline", "PipelinePlan", "Deployment", "Service", "ConfigMap", "RoleBinding"):
             found += (await self.cluster.list(kind, self.namespace)).items

@@ -323,7 +323,6 @@ def test_files_of_the_envoy_config_are_mounted() -> None:
 
 
 def _values_of(key: str, document: Any) -> list[str]:
-    """The strings that stand under a key, wherever in the document."""
     if isinstance(document, list):
         return [value for one in document for value in _values_of(key, one)]
     if not isinstance(document, dict):

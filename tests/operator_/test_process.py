@@ -44,7 +44,6 @@ async def an_operator(kubeconfig: Path, namespace: str, name: str) -> AsyncItera
 
 
 async def until(cluster: Cluster, kind: str, namespace: str, holds: Callable[[dict[str, Any]], bool]) -> dict[str, Any]:
-    """Wait until an object of that kind is so."""
     async with asyncio.timeout(120):
         async for change in list_and_watch(cluster, kind, namespace):
             if change.object is not None and not change.deleted and holds(change.object):
@@ -108,7 +107,6 @@ async def test_operator_survives_an_unreachable_api_server(
 
 
 async def answered(url: str) -> None:
-    """Wait until a server responds at this URL with success."""
     async with httpx.AsyncClient() as client, asyncio.timeout(60):
         while True:
             try:

@@ -30,7 +30,6 @@ async def test_pipeline_without_profile_is_profiled_first(site) -> None:
 
 
 async def test_plan_is_applied(serving) -> None:
-    """Replicas, the Service routers find them by, the plan routers start from, status and one Event."""
     name = replica_group_name("sample", "first", "small")
     service = await serving.cluster.get("Service", serving.namespace, name)
     status = await serving.status()
@@ -54,7 +53,6 @@ async def test_plan_is_applied(serving) -> None:
 
 
 async def test_objects_are_owned_by_the_pipeline(serving) -> None:
-    """Owner references let the cluster clear everything away with the pipeline."""
     pipeline = await serving.cluster.get("InferencePipeline", serving.namespace, "sample")
     kinds = [
         "Deployment",
@@ -92,7 +90,6 @@ async def test_defect_becomes_a_condition_of_its_pipeline(serving, monkeypatch) 
 
 
 async def test_reconciliation_is_idempotent(serving) -> None:
-    """Neither a second reconciliation nor a restarted operator writes."""
     versions = await serving.versions()
 
     assert await serving.look() == 0
@@ -115,7 +112,6 @@ async def test_changed_batch_size_restarts_no_pod(serving) -> None:
 
 
 async def test_changed_variant_is_ready_before_the_old_one_stops(serving) -> None:
-    """The old replica stays until the new one is ready."""
     await serving.apply_plan(2, variant="large")
     await serving.look()
 
@@ -153,7 +149,6 @@ async def test_capacity_is_free_only_after_a_pod_ends(serving) -> None:
 
 
 async def test_manual_edits_and_deletions_are_reverted(serving) -> None:
-    """This holds for each field and each field manager."""
     name, router = replica_group_name("sample", "first", "small"), router_name("sample")
     deployment = await serving.cluster.get("Deployment", serving.namespace, name)
     deployment["spec"]["replicas"] = 7
@@ -181,7 +176,6 @@ async def test_manual_edits_and_deletions_are_reverted(serving) -> None:
 
 
 async def test_fields_of_other_managers_are_kept(serving) -> None:
-    """The operator keeps labels that other clients added."""
     name = replica_group_name("sample", "first", "small")
     metadata = {"name": name, "namespace": serving.namespace, "labels": {"team": "vision"}}
     body = {"apiVersion": "apps/v1", "kind": "Deployment", "metadata": metadata}

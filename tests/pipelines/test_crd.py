@@ -15,7 +15,6 @@ from trimtab_pipelines.rendering.generated import differing, write_or_check
 from trimtab_pipelines.spec import InferencePipelineSpec
 from trimtab_pipelines.status import ConditionType, InferencePipelineStatus
 
-ROOT = Path(__file__).parents[2]
 CONDITION_PATH = re.compile(r'^\.status\.conditions\[\?\(@\.type=="(\w+)"\)\]\.(\w+)$')
 CONDITIONS = {
     "InferencePipeline": set(typing.get_args(ConditionType)),

@@ -120,7 +120,6 @@ def step(cluster: Cluster, targets: list[Target]) -> dict[str, int]:
 
 
 def roll(cluster: Cluster, targets: list[Target], data: st.DataObject, *, keep_ready: bool = False) -> None:
-    """Walk to a plan and check every step."""
     kept = [target for target in targets if keep_ready and target.replicas and cluster.ready(target.stage)]
     for _ in range(400):
         step(cluster, targets)
@@ -134,7 +133,6 @@ def roll(cluster: Cluster, targets: list[Target], data: st.DataObject, *, keep_r
 @settings(max_examples=80, deadline=None)
 @given(plans(), st.data())
 def test_surge_capacity_keeps_every_stage_ready(case, data) -> None:
-    """Room for one more replica is enough to keep every stage served all the way."""
     budget, sequence = case
     cluster = Cluster(Capacity(budget.cores + max(SIZES.values())))
     for n, targets in enumerate(sequence):
@@ -144,7 +142,6 @@ def test_surge_capacity_keeps_every_stage_ready(case, data) -> None:
 @settings(max_examples=80, deadline=None)
 @given(plans(), st.data())
 def test_rollout_completes_while_stages_change(case, data) -> None:
-    """Within the budget at every step, without any surge."""
     budget, sequence = case
     cluster = Cluster(budget)
     for targets in sequence:

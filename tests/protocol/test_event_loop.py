@@ -14,7 +14,6 @@ from trimtab_protocol.http_client import HttpConnection, request_head
 
 
 async def connected(listening: socket.socket) -> socket.socket:
-    """A socket that is connected already, as aiohttp's client gives it to the loop."""
     made = socket.socket()
     made.setblocking(False)
     await asyncio.get_running_loop().sock_connect(made, listening.getsockname())
@@ -22,7 +21,6 @@ async def connected(listening: socket.socket) -> socket.socket:
 
 
 def held(number: int) -> bool:
-    """Whether a descriptor is open."""
     try:
         os.fstat(number)
     except OSError:

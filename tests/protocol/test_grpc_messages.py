@@ -71,7 +71,6 @@ def test_same_bytes_as_other_implementations(module, name):
 
 
 def read(message):
-    """Read a message as the router does."""
     return grpc_messages.read_request(message.SerializeToString(), 2**20).decode()
 
 

@@ -1,23 +1,85 @@
-"""Renamed stages: the old stage serves until its successor is ready and no former router is left."""
+"""Stages that appear or go: encoders run, and renamed stages serve, until their successors are ready."""
 
 from typing import Any
 
 import pytest
 
 from tests.builders import a_pipeline, a_pipeline_document, a_stage
-from tests.operator_.scene import SETTINGS, owned
-from tests.operator_.scene import Site as Scene
-from trimtab_kubernetes import Cluster
+from tests.operator_.scene import SETTINGS, Site, owned
+from tests.router.layouts import PULLS, WHOLE, a_choosing_pipeline, laid_out
+from trimtab_kubernetes import Cluster, Rejected
 from trimtab_operator.manifests.objects import Ref
 from trimtab_operator.manifests.routers import router_objects
+from trimtab_operator.reconciliation.conditions import StageProgress, route_ready, stages_ready
 from trimtab_operator.reconciliation.observed_state import PodState
 from trimtab_operator.reconciliation.replica_rollout import ClusterSite, has_new_routes
-from trimtab_pipelines.kubernetes_names import STAGE_LABEL
+from trimtab_pipelines.kubernetes_names import ADAPTER_MANAGER, STAGE_LABEL
 from trimtab_pipelines.rollout import Capacity
 
 
+def a_document() -> dict[str, Any]:
+    document = a_choosing_pipeline().model_dump(mode="json", by_alias=True, exclude_none=True)
+    document["spec"]["stages"][1]["variantPlacement"] = "Dedicated"
+    return document
+
+
+async def publish(site: Site, *, apart: bool, generation: int) -> None:
+    plan = laid_out(site.pipeline, apart=apart, generation=generation)
+    written = plan.model_dump(mode="json", by_alias=True, exclude_none=True)
+    written["metadata"] = {"name": site.name, "namespace": site.namespace}
+    written["spec"]["explanation"] = {"change": f"why plan {generation}", "placement": "one of two"}
+    await site.cluster.apply(written, manager=ADAPTER_MANAGER)
+
+
+@pytest.fixture
+async def site(cluster: Cluster, namespace: str) -> Site:
+    """A pipeline whose images are read whole."""
+    made = Site(cluster, namespace, a_document())
+    await made.apply_profiled()
+    await publish(made, apart=False, generation=1)
+    await made.settle()
+    return made
+
+
+async def test_stage_without_replicas_is_ready(site) -> None:
+    assert await site.replicas() == {"small": 0, WHOLE: 1}
+    assert (await site.conditions())["StagesReady"] == ("True", "AllReady")
+    assert (await site.conditions())["RouteReady"] == ("True", "RouterReady")
+    assert await site.good_plan() == 1
+
+
+async def test_encoders_run_until_colocated_replicas_are_ready(site) -> None:
+    await publish(site, apart=True, generation=2)
+    await site.settle()
+    assert await site.replicas() == {"small": 1, PULLS: 1, WHOLE: 0}
+
+    await publish(site, apart=False, generation=3)
+    await site.look()
+    assert await site.replicas() == {"small": 1, PULLS: 1, WHOLE: 1}
+    await site.settle()
+    assert await site.replicas() == {"small": 0, PULLS: 0, WHOLE: 1}
+
+
+async def test_colocated_encoder_requires_references(cluster, namespace) -> None:
+    document = a_document()
+    text = document["spec"]["stages"][1]
+    text["inputs"] = [each for each in text["inputs"] if each["name"] != "references"]
+    document["metadata"]["namespace"] = namespace
+    with pytest.raises(Rejected, match="encoder Colocated requires role Generate"):
+        await cluster.apply(document, manager="user")
+
+
+def test_unplanned_replicas_are_not_reported_missing() -> None:
+    idle = StageProgress("encode", wanted=0, ready=0, serving=0)
+    served, gone = StageProgress("text", 1, 1, 1), StageProgress("text", 1, 0, 0)
+
+    assert stages_ready([idle, served]).status == "True"
+    assert route_ready([], 1, [idle, served]).status == "True"
+    assert stages_ready([idle, gone]).message == "no ready replica in: text"
+
+
 async def test_renamed_stage_serves_until_its_successor_is_ready(cluster: Cluster, namespace: str) -> None:
-    scene = Scene(cluster, namespace, a_pipeline_document([a_stage("locate"), a_stage("read", "locate.outputs.y")]))
+    scene = Site(cluster, namespace, a_pipeline_document([a_stage("locate"), a_stage("read", "locate.outputs.y")]))
     await scene.serve()
     scene.document["spec"]["stages"][1]["name"] = "classify"
     scene.document["spec"]["outputs"][0]["from"] = "classify.outputs.y"
@@ -38,7 +100,7 @@ async def test_renamed_stage_serves_until_its_successor_is_ready(cluster: Cluste
     assert await scene.replicas(STAGE_LABEL) == {"locate": 1, "classify": 1}
 
 
-async def a_router_of_before(scene: Scene) -> dict[str, Any]:
+async def a_router_of_before(scene: Site) -> dict[str, Any]:
     """One more pod of the routers than their Deployment asks for."""
     deployment = await scene.cluster.get("Deployment", scene.namespace, "sample-router")
     assert deployment is not None

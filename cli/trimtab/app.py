@@ -154,7 +154,6 @@ def run_reporting_errors(work: Callable[[], object]) -> int:
 
 
 def _stop_fork_server() -> None:
-    """Stop the fork server of replicas if one was started."""
     replicas = sys.modules.get("trimtab.local.replica_process")
     if replicas is not None:
         replicas.stop_fork_server()

@@ -100,5 +100,4 @@ def _report_status(pipeline: dict[str, Any], jobs: Sequence[str], on_status: OnS
 
 
 async def all_pipelines(cluster: "Cluster", namespace: str | None) -> list[dict[str, Any]]:
-    """Return the pipelines of a namespace, or of all namespaces."""
     return (await cluster.list(PIPELINE, namespace)).items

@@ -45,12 +45,10 @@ class PlanView:
 
 
 def plan_estimate(problem: PlanningProblem, solved: PlanSolution) -> PlanEstimate:
-    """Estimate the plan that a solution becomes."""
     return estimate(solved.program, enlarge_batches(problem, solved.program, solved.solution.choice))
 
 
 def stage_rows(pipeline: InferencePipeline, plan: PipelinePlan) -> Rows:
-    """Return a row of STAGE_COLUMNS for each stage."""
     return [
         (
             stage.name,
@@ -130,7 +128,6 @@ def explanation_lines(plan: PipelinePlan) -> list[str]:
 
 
 def sensitivity_rows(view: PlanView) -> Rows:
-    """Return a row of SENSITIVITY_COLUMNS for the plan and each change."""
     current, program = view.estimate, view.solution.program
     rows: Rows = [("this plan", *_figures(current, None), "")]
     for sensitivity in view.sensitivities:
@@ -143,7 +140,6 @@ def sensitivity_rows(view: PlanView) -> Rows:
 
 
 def alternative_rows(view: PlanView) -> Rows:
-    """Return a row of ALTERNATIVE_COLUMNS for the plan and each alternative."""
     current = view.estimate
     rows: Rows = [("this plan", *_figures(current, None), _options(view.solution.program, current))]
     for alternative in view.alternatives:
@@ -158,7 +154,6 @@ def alternative_rows(view: PlanView) -> Rows:
 
 
 def stage_tables(pipeline: InferencePipeline, plan: PipelinePlan, title: str = "") -> list[Table]:
-    """Tables of the stages and, for stages with several, of their operating points."""
     points = point_rows(pipeline, plan)
     tables = [terminal_table(STAGE_COLUMNS, stage_rows(pipeline, plan), title)]
     return [*tables, terminal_table(POINT_COLUMNS, points, "operating points, preferred first")] if points else tables

@@ -109,7 +109,6 @@ class Cache(Generic[Group]):
             log.exception("%s %s/%s cannot be processed and is skipped", found["kind"], *change.key)
 
     def _drop(self, known: Object | None) -> set[Group]:
-        """Remove an object; return its group."""
         if known is None:
             return set()
         kind, key, group = known["kind"], key_of(known), self._group_of(known)

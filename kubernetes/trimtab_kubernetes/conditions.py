@@ -22,12 +22,10 @@ class ConditionState:
 
 
 def ok(kind: str, reason: str, message: str) -> ConditionState:
-    """A condition with status True."""
     return ConditionState(kind, "True", reason, message)
 
 
 def failing(kind: str, reason: str, message: str) -> ConditionState:
-    """A condition with status False."""
     return ConditionState(kind, "False", reason, message)
 
 

@@ -44,7 +44,6 @@ _MISSING_KIND_MESSAGES = "failed to create typed patch object"
 
 
 def error_for(status: int, message: str, retry_after: str = "") -> ClusterError:
-    """Error for an HTTP status, the server's message and its Retry-After."""
     if _MISSING_KIND_MESSAGES in message:
         return Rejected(message, status)
     kinds: dict[int, type[ClusterError]] = {401: Unreachable, 404: NotFound, 409: Conflict, 410: Gone, 429: Unreachable}

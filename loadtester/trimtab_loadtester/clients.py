@@ -95,7 +95,6 @@ class Client(ABC):
         """Encode a request ahead of time; the server returns `request_id` in its response."""
 
     def encoded_bytes(self, encoded: Any) -> int:
-        """Size of an encoded request in memory."""
         return len(encoded)
 
     @abstractmethod

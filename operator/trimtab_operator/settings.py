@@ -53,7 +53,6 @@ class Settings:
 
     @classmethod
     def from_environment(cls, environment: Mapping[str, str] = os.environ) -> Self:
-        """Read the environment variables of the operator's container."""
         default = cls()
         return cls(
             control_image=environment.get("TRIMTAB_CONTROL_IMAGE", default.control_image),

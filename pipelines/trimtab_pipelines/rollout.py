@@ -35,7 +35,6 @@ class Capacity:
         return Capacity(self.cores * count, self.gpus * count)
 
     def fits(self, other: "Capacity") -> bool:
-        """Whether another amount fits within this one."""
         return other.cores <= self.cores + _TOLERANCE and other.gpus <= self.gpus
 
 
@@ -192,7 +191,6 @@ class _RolloutStep:
                 self.desired[state.name] = min(self.desired[state.name], state.ready)
 
     def is_ready(self, target: Target) -> bool:
-        """Whether all planned replicas are ready."""
         return any(state.name == target.name and state.ready >= target.replicas for state in self.sets)
 
     def in_progress(self, unmet: Sequence[Target]) -> bool:

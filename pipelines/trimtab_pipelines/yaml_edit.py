@@ -30,6 +30,13 @@ def with_escalations(text: str, by_point: Escalations) -> str:
     return _edited(text, lambda stage, variant: _escalation_edits(text, stage, variant, by_point))
 
 
+def variant_node(text: str, stage: str, variant: str) -> yaml.MappingNode | None:
+    """A variant of a pipeline's YAML."""
+    stages = _items(_at(yaml.compose(text, yaml.SafeLoader), "spec", "stages"))
+    variants = [found for each in stages if _name(each) == stage for found in _items(_at(each, "variants"))]
+    return next((found for found in variants if _name(found) == variant), None)
+
+
 def _edited(text: str, edits_of: Callable[[str, yaml.MappingNode], Iterator[_Edit]]) -> str:
     """Apply the edits of each stage's variants; an alias is edited once, at its anchor."""
     root = yaml.compose(text, yaml.SafeLoader)

@@ -37,7 +37,6 @@ def new_event_loop() -> asyncio.AbstractEventLoop:
 
 
 def run(coroutine: Coroutine[Any, Any, Result]) -> Result:
-    """Run a coroutine to its end in its own loop."""
     with asyncio.Runner(loop_factory=new_event_loop) as runner:
         return runner.run(coroutine)
 

@@ -75,7 +75,6 @@ class HttpConnection(asyncio.BufferedProtocol):
 
     @property
     def usable(self) -> bool:
-        """Whether another exchange may begin."""
         return self._transport is not None and self._waiter is None and not self._transport.is_closing()
 
     async def exchange(

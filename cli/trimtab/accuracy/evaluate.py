@@ -81,7 +81,6 @@ def without_deadlines(pipeline: InferencePipeline, home: Path) -> InferencePipel
 
 
 def single_choice_plan(pipeline: InferencePipeline, choice: Choice, generation: int) -> PipelinePlan:
-    """Return the plan that runs a choice with one replica per stage."""
     stages = []
     for stage, (name, point) in zip(pipeline.spec.ordered_stages, choice, strict=True):
         variant = stage.variant(name)

@@ -90,7 +90,6 @@ async def _next_line(process: ChildProcess, timeout_seconds: float) -> bytes | N
 
 
 def log_to_file(path: Path) -> logging.FileHandler:
-    """Log into a file, not into the terminal."""
     path.parent.mkdir(parents=True, exist_ok=True)
     handler = logging.FileHandler(path)
     handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s"))

@@ -41,7 +41,6 @@ class HangDetector:
 
     @classmethod
     def update(cls, previous: "HangDetector | None", now: float, *, computes: bool) -> "HangDetector":
-        """Start the period, or continue the previous one."""
         since = previous.since if previous else now
         return cls(since, now if computes or previous is None else previous.busy_at)
 
@@ -130,7 +129,6 @@ class ReplicaManager:
 
     @property
     def cores(self) -> float:
-        """Cores reserved by all replicas."""
         return sum(replica.cores for replica in self.replicas)
 
     @property
@@ -214,7 +212,6 @@ class ReplicaManager:
             self._written_endpoints = listed
 
     async def stop(self) -> None:
-        """Stop all replicas and wait until they have ended."""
         members = list(self._managed.values())
         for managed in members:
             managed.replica = replace(managed.replica, state="stopping")

@@ -187,7 +187,6 @@ def _has_drained(replica: Replica, now: float) -> bool:
 
 
 def _release(replica: Replica) -> Action:
-    """Drain a ready replica; stop one that was never ready."""
     return MarkDraining(replica.name) if replica.state == "ready" else Stop(replica.name)
 
 

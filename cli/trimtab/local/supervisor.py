@@ -161,7 +161,6 @@ class Supervisor:
         self.raise_failure()
 
     def raise_failure(self) -> None:
-        """Raise the exception of a background task that failed."""
         for task in self._tasks:
             if task.done() and not task.cancelled() and (failure := task.exception()) is not None:
                 raise failure

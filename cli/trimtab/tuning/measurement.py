@@ -37,7 +37,6 @@ class TimeBudget:
         self.seconds, self.clock, self._start = seconds, clock, clock()
 
     def over(self, share: float = 1.0) -> bool:
-        """Whether this share of the budget is spent."""
         return self.left(share) <= 0
 
     def left(self, share: float = 1.0) -> float:

@@ -62,7 +62,6 @@ class Search:
 
     @property
     def batches(self) -> list[int]:
-        """Batch sizes to time."""
         sizes = self.document.spec.stages[0].batch_sizes
         return sorted({1, *(size for size in sizes if size <= min(LARGEST_BATCH, self.count))})
 

@@ -3,8 +3,6 @@
 import json
 from collections.abc import Sequence
 
-import yaml
-
 from trimtab.tuning.selection import Trial
 from trimtab_pipelines.documents import DocumentError
 from trimtab_pipelines.graph import REQUEST
@@ -13,7 +11,7 @@ from trimtab_pipelines.spec import InferencePipeline
 from trimtab_pipelines.stages import Pin, PipelineOutput, Stage, StageInput
 from trimtab_pipelines.tensors import RequestInput
 from trimtab_pipelines.variants import Variant
-from trimtab_pipelines.yaml_edit import node_content_end, with_accuracies
+from trimtab_pipelines.yaml_edit import node_content_end, variant_node, with_accuracies
 
 KNOBS = ("merging", "prompts", "precision", "compiled")
 
@@ -89,7 +87,7 @@ def with_points(text: str, stage: str, variant: str, selected: Sequence[Trial]) 
 
     Raises DocumentError if the variant is written in flow style.
     """
-    node = _variant_node(yaml.compose(text, yaml.SafeLoader), stage, variant)
+    node = variant_node(text, stage, variant)
     if node is None or node.flow_style:
         raise DocumentError(f"variant {variant}: points can only be added in block style, one field per line")
     column = node.value[0][0].start_mark.column
@@ -107,25 +105,6 @@ def with_points(text: str, stage: str, variant: str, selected: Sequence[Trial]) 
 
 
 def _flow(trial: Trial) -> str:
-    """Render a point as one line of YAML."""
     written = trial.point.model_dump(mode="json", by_alias=True, exclude_none=True, exclude_defaults=True)
     knobs = [f"{name}: {json.dumps(written[name])}" for name in KNOBS if name in written]
     return "{" + ", ".join([f"name: {trial.point.name}", *knobs, f"accuracy: {trial.accuracy.value:g}"]) + "}"
-
-
-def _variant_node(root: yaml.Node | None, stage: str, variant: str) -> yaml.MappingNode | None:
-    spec = _field(root, "spec")
-    return _named(_field(_named(_field(spec, "stages"), stage), "variants"), variant)
-
-
-def _field(node: yaml.Node | None, name: str) -> yaml.Node | None:
-    pairs = node.value if isinstance(node, yaml.MappingNode) else []
-    return next((value for key, value in pairs if key.value == name), None)
-
-
-def _named(node: yaml.Node | None, name: str) -> yaml.MappingNode | None:
-    for item in node.value if isinstance(node, yaml.SequenceNode) else []:
-        field = _field(item, "name")
-        if isinstance(item, yaml.MappingNode) and field is not None and field.value == name:
-            return item
-    return None

@@ -73,7 +73,6 @@ class Traffic:
 
     @classmethod
     def steady(cls, rps: float, seconds: float, image_share: float = IMAGE_SHARE) -> Self:
-        """Make traffic with constant rates."""
         return replace(cls.split(np.array([rps]), image_share), interval_seconds=seconds)
 
     def during(self, seconds: float) -> Self:

@@ -24,13 +24,11 @@ _TLS_SIDECAR_MEMORY = 64 * 2**20
 
 
 def identity_volumes(settings: Settings) -> list[Object]:
-    """The volume with the certificate, if mutual TLS is enabled."""
     secret = settings.edge_replicas_secret
     return [{"name": _VOLUME, "secret": {"secretName": secret}}] if secret else []
 
 
 def identity_mounts(settings: Settings) -> list[Object]:
-    """The mount of the certificate, if mutual TLS is enabled."""
     secret = settings.edge_replicas_secret
     return [{"name": _VOLUME, "mountPath": FOLDER, "readOnly": True}] if secret else []
 

@@ -61,7 +61,6 @@ def stages_ready(stages: Sequence[StageProgress]) -> ConditionState:
 def route_ready(
     router_pods: Sequence[PodState], ready_replicas: int, stages: Sequence[StageProgress]
 ) -> ConditionState:
-    """Condition of the route from clients to replicas."""
     kind = "RouteReady"
     without = [stage.name for stage in stages if stage.missing]
     if ready_replicas > 0 and not without:

@@ -151,7 +151,6 @@ def replica_group_states(
 
 
 def hosted_variants(found: Object) -> frozenset[str]:
-    """Variants of a replica group, from its labels."""
     labels = found["metadata"].get("labels", {})
     return frozenset(key.removeprefix(VARIANT_LABEL_PREFIX) for key in labels if key.startswith(VARIANT_LABEL_PREFIX))
 

@@ -36,7 +36,6 @@ class ClusterSite:
 
     @property
     def groups(self) -> dict[str, tuple[Stage, ReplicaGroup]]:
-        """Every replica group of the pipeline, by name."""
         return {
             replica_group_name(self.pipeline.name, stage.name, group.name): (stage, group)
             for stage in self.pipeline.spec.stages
@@ -45,12 +44,10 @@ class ClusterSite:
 
     @property
     def live(self) -> dict[str, Object]:
-        """Objects that run replicas, by name."""
         return live_sets(self.owned, self.pipeline.spec.deployer)
 
     @property
     def sets(self) -> tuple[ReplicaGroupState, ...]:
-        """State of every existing replica group."""
         groups = self.groups
         changing = {name for name, found in self.live.items() if name in groups and self._changes(found, *groups[name])}
         return replica_group_states(self.live, self.pods, frozenset(changing))

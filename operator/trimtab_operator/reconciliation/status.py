@@ -42,7 +42,6 @@ class StatusInputs:
 
 
 def pipeline_status(inputs: StatusInputs) -> Object:
-    """The operator's part of a pipeline's status."""
     pipeline, selection = inputs.site.pipeline, inputs.selection
     findings = _findings(inputs)
     before = inputs.before.get("conditions", [])

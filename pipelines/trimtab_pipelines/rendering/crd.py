@@ -166,7 +166,6 @@ _HEADER = "# Rendered by `make generate` from the models of trimtab_pipelines; d
 
 
 def files() -> dict[str, str]:
-    """Text of each definition, by file name."""
     return {
         f"{body['spec']['names']['plural']}.yaml": _HEADER
         + yaml.safe_dump(body, sort_keys=False, allow_unicode=True, width=120)

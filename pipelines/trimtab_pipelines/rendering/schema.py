@@ -18,7 +18,6 @@ DOCUMENTS: tuple[type[Resource], ...] = (InferencePipeline, ModelProfile, Pipeli
 
 
 def render() -> dict[str, str]:
-    """Text of each schema, by file name."""
     return {
         f"{document.__name__.lower()}.schema.json": json.dumps(
             document.model_json_schema(by_alias=True), indent=1, ensure_ascii=False

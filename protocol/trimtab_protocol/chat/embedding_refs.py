@@ -113,7 +113,6 @@ _ARRIVED: TypeAdapter[tuple[ArrivedImage, ...]] = TypeAdapter(tuple[ArrivedImage
 
 
 def blank_image(image: EncodedImage) -> EmbeddingRef:
-    """A blank image of the same size."""
     return EmbeddingRef(url=BLANK, rows=image.rows, columns=image.columns)
 
 

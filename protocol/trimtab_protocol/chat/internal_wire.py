@@ -147,7 +147,6 @@ def chat_tensors(
 
 
 def responses_from_outputs(outputs: Mapping[str, Array]) -> list[LastChunk]:
-    """The complete response of each row."""
     return [
         LastChunk(text.decode(errors="replace"), reason.decode(errors="replace"), Usage.of(usage))
         for text, reason, usage in zip(outputs[TEXT], outputs[FINISH_REASON], outputs[USAGE], strict=True)
@@ -155,7 +154,6 @@ def responses_from_outputs(outputs: Mapping[str, Array]) -> list[LastChunk]:
 
 
 def outputs_from_response(text: str, last: LastChunk) -> dict[str, Array]:
-    """The outputs of one row."""
     return {
         TEXT: bytes_tensor([text.encode()]),
         FINISH_REASON: bytes_tensor([last.finish_reason.encode()]),

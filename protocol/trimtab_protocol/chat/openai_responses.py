@@ -94,7 +94,6 @@ class ChunkWriter:
         """The constant JSON around the text of a chunk."""
 
     def first(self, choice: int) -> bytes:
-        """The role."""
         return self._chunk(choice, {"role": "assistant", "content": "", "refusal": None})
 
     def chunk(self, choice: int, piece: Chunk) -> bytes:
@@ -115,7 +114,6 @@ class ChunkWriter:
         return rest + self._chunk(choice, {}, finish_reason=answer.finish_reason)
 
     def end(self, choices: Sequence[Usage]) -> bytes:
-        """End of the stream."""
         if not self._includes_usage:
             return DONE
         return sse_event(self._fields | {"choices": [], "usage": usage(choices)}) + DONE

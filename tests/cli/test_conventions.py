@@ -76,17 +76,6 @@ def test_report_prints_json_and_writes_html(tmp_path: Path, capsys: Captured) ->
     assert (tmp_path / "report.html").stat().st_size > 1_000_000
 
 
-def test_load_syntax_is_equal_in_all_commands(tmp_path: Path, capsys: Captured) -> None:
-    pipeline, profile = str(write_echo_pipeline(tmp_path)), str(a_profile_file(tmp_path))
-    plans = []
-    for load in ("5", "constant:5", "steps:2x3,5x1"):
-        assert run(["plan", pipeline, "--load", load, "--profiles", profile, "--json"]) == 0
-        plans.append(json.loads(capsys.readouterr().out)["plan"]["spec"]["stages"])
-    assert plans[0] == plans[1] == plans[2]
-    out = str(tmp_path / "simulated")
-    assert run(["simulate", pipeline, "--load", "5", "--duration", "3", "--profiles", profile, "-o", out]) == 0
-
-
 @pytest.mark.parametrize(
     ("arguments", "complaint"),
     [

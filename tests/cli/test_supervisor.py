@@ -1,4 +1,4 @@
-"""A pipeline of real processes: it serves, follows plans, survives kills, and leaves nothing behind."""
+"""A pipeline of real processes: it serves, follows plans, survives kills and signals, and leaves nothing behind."""
 
 import asyncio
 import json
@@ -14,14 +14,23 @@ from pathlib import Path
 from typing import Any, cast
 
 import httpx
+import numpy as np
 import psutil
 import pytest
 
-from tests.cli.pipelines import echo_plan, write_echo_pipeline, write_plan
+from tests.builders import a_plan, a_point_profile, a_profile
+from tests.cli.pipelines import TASK_INPUT, a_transformer_pipeline, echo_plan, write_echo_pipeline, write_plan
+from tests.loadtester.fake_pipeline import FakePipeline, a_pipeline, rest_server
+from tests.model_servers.transformer.test_family import IMAGE, SHAPE
+from tests.model_servers.transformer.test_family import weights as weights  # noqa: PLC0414  (a fixture)
+from tests.model_servers.transformer.test_task_registry import a_task
 from tests.pipelines.test_processes import a_disk_with
 from trimtab.app import run
 from trimtab.local.supervisor import Setup, Supervisor
+from trimtab_pipelines.documents import dump_yaml, load_pipeline
 from trimtab_pipelines.processes.child_process import ChildProcess, StartError
+from trimtab_profiler.identity import this_machine
+from trimtab_router.envoy.api_keys import HashedKey, format_entry, key_digest, new_key
 
 BODY = {
     "inputs": [{"name": "x", "datatype": "FP32", "shape": [1, 4], "data": [1, 2, 3, 4]}],
@@ -281,3 +290,170 @@ def test_local_run_serves_and_records_a_load(tmp_path: Path) -> None:
     assert summary["failed"] == 0
     assert summary["received"] == summary["ok"] + summary["late"] + summary["dropped"] + summary["refused"] > 20
     assert "<title>sample · Trimtab</title>" in (tmp_path / "r.html").read_text()
+
+
+LOAD = ("--load", "constant:5", "--duration", "60")
+
+
+@pytest.mark.parametrize(
+    ("options", "number", "code"), [(LOAD, signal.SIGINT, 130), (LOAD, signal.SIGTERM, 143), ((), signal.SIGINT, 0)]
+)
+def test_interrupted_up_ends_all_processes(
+    tmp_path: Path, options: tuple[str, ...], number: signal.Signals, code: int
+) -> None:
+    with up(tmp_path, *options) as (process, below):
+        assert len(below) >= 4
+        process.send_signal(number)
+        output, _ = process.communicate(timeout=PATIENCE_SECONDS)
+    assert process.returncode == code, output
+    assert code or "requests received" in output
+    assert_gone(below)
+    assert list((tmp_path / "t").iterdir()) == []
+
+
+WAITS = """
+import asyncio, sys
+from trimtab.app import run_reporting_errors
+
+async def waits():
+    try:
+        print("waits", flush=True)
+        await asyncio.Event().wait()
+    finally:
+        print("cleaned up", flush=True)
+
+sys.exit(run_reporting_errors(lambda: asyncio.run(waits())))
+"""
+
+
+FAILS = """
+import sys, time
+from trimtab.app import run_reporting_errors
+
+def waits():
+    try:
+        print("waits", flush=True)
+        time.sleep(60)
+    finally:
+        raise OSError("a pipe is broken")
+
+sys.exit(run_reporting_errors(waits))
+"""
+
+
+@pytest.mark.parametrize(
+    ("script", "shell", "said"),
+    [
+        (FAILS, (), ("", "trimtab: terminated\n")),
+        # Shells ignore SIGINT for a background job.
+        (WAITS, ("sh", "-c", 'trap "" INT; exec "$@"', "sh"), ("cleaned up\n", "trimtab: terminated\n")),
+    ],
+    ids=["failure caused by the signal", "background job"],
+)
+def test_sigterm_exits_with_143(script: str, shell: tuple[str, ...], said: tuple[str, str]) -> None:
+    pipe = subprocess.PIPE
+    with subprocess.Popen([*shell, sys.executable, "-c", script], stdout=pipe, stderr=pipe, text=True) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "waits\n"
+        process.terminate()
+        output = process.communicate(timeout=PATIENCE_SECONDS)
+
+    assert (process.returncode, output) == (143, said)
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+@pytest.mark.parametrize("verb", ["demo", "compare"])
+def test_compare_exits_with_the_signal_code(tmp_path: Path, verb: str, number: signal.Signals, code: int) -> None:
+    write_trusted_profile(tmp_path)
+    command = [sys.executable, "-m", "trimtab", verb, str(write_echo_pipeline(tmp_path)), *LOAD, "-o", str(tmp_path)]
+    command += ["--page-port", "0"] if verb == "demo" else []
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        said = []
+        while "is ready" not in (line := process.stdout.readline()):
+            said.append(line)
+            assert line, "".join(said)
+        process.send_signal(number)
+        output, _ = process.communicate(timeout=PATIENCE_SECONDS)
+    assert process.returncode == code, output
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+async def test_loadtest_reports_and_exits_with_the_signal_code(
+    tmp_path: Path, number: signal.Signals, code: int
+) -> None:
+    fake = FakePipeline()
+    (tmp_path / "pipeline.yaml").write_text(dump_yaml(a_pipeline()))
+    async with rest_server(fake) as address:
+        arguments = ["-m", "trimtab", "loadtest", str(tmp_path), *LOAD, "--address", address.removeprefix("http://")]
+        process = await asyncio.create_subprocess_exec(sys.executable, *arguments, stdout=subprocess.PIPE)
+        await fake.arrived.wait()
+        process.send_signal(number)
+        output, _ = await process.communicate()
+
+    assert process.returncode == code
+    assert json.loads(output.splitlines()[-1])["figures"]["received"] == fake.seen.total()
+
+
+def write_trusted_profile(folder: Path) -> None:
+    """Write profiles of this machine next to the echo pipeline, so that none is measured."""
+    points = [a_point_profile(variant, 0.01, 0.002, cores=0.5) for variant in ("fast", "slow")]
+    profiles = [a_profile(stage, points) for stage in ("first", "second")]
+    here = [each.spec.model_copy(update={"hardware": this_machine(), "pipeline": "sample"}) for each in profiles]
+    documents = [each.model_copy(update={"spec": spec}) for each, spec in zip(profiles, here, strict=True)]
+    (folder / "profile.yaml").write_text(dump_yaml(*documents))
+
+
+INPUTS = (IMAGE, TASK_INPUT)
+VARIANT = {"storageUri": "small.safetensors", "resources": {"cpu": "500m", "memory": "64Mi"}}
+
+
+def body(task: int | None = None, name: str = "") -> dict[str, Any]:
+    image = np.zeros(SHAPE.side**2, np.uint8).tolist()
+    inputs = [{"name": "image", "datatype": "UINT8", "shape": [1, 1, SHAPE.side, SHAPE.side], "data": image}]
+    if task is not None:
+        inputs.append({"name": "task", "datatype": "INT64", "shape": [1], "data": [task]})
+    return {"inputs": inputs, "parameters": {"trimtab.task": name} if name else {}}
+
+
+async def test_registered_task_outlives_all_replicas(weights, tmp_path):
+    (tmp_path / "small.safetensors").symlink_to(weights)
+    (tmp_path / "pipeline.yaml").write_text(dump_yaml(a_transformer_pipeline(INPUTS, "20s", **VARIANT)))
+    key = new_key()
+    (tmp_path / "keys").write_text(f"ann: {format_entry(HashedKey('ann', key_digest(key)))}\n")
+    plan = a_plan(load_pipeline(tmp_path), replicas=2, cores=0.5)
+    setup = Setup(tmp_path / "pipeline.yaml", tmp_path / "run", plan=plan, proxy=False, admin_keys=tmp_path / "keys")
+    task = a_task(tmp_path / "task.safetensors", weights, likeliest=1, ways={"plain": None})
+    async with Supervisor(setup) as local, httpx.AsyncClient(timeout=60, trust_env=False) as client:
+        await local.ready()
+
+        async def ask(task: int | None = None, name: str = "") -> httpx.Response:
+            url = f"http://127.0.0.1:{local.rest_port}/v2/models/sample/infer"
+            return await client.post(url, json=body(task, name))
+
+        async def label(task: int | None = None, name: str = "") -> int:
+            answer = await ask(task, name)
+            assert answer.status_code == 200, answer.text
+            assert answer.json()["parameters"].get("trimtab.classify.task", "") == name
+            return int(answer.json()["outputs"][0]["data"][0])
+
+        url = f"http://127.0.0.1:{local.admin_port}/trimtab/v1/tasks/classify/vit/late"
+        assert (await client.put(url, content=task.read_bytes())).status_code == 401
+        assert await label(2) == -1
+        registered = await client.put(url, content=task.read_bytes(), headers={"Authorization": f"Bearer {key}"})
+        assert registered.status_code == 201, registered.text
+        assert (registered.json()["number"], registered.json()["replicas"]) == (2, 2)
+        assert [await label(2) for _ in range(8)] == [1] * 8
+        assert [await label(name="late") for _ in range(8)] == [1] * 8
+        refused = await ask(0, "late")
+        assert (refused.status_code, "index 2" in refused.text) == (400, True)
+
+        before = set(local.replica_manager.pids.values())
+        for pid in before:
+            os.kill(pid, signal.SIGKILL)
+        await until(
+            lambda: len(set(local.replica_manager.pids.values()) - before) == 2, "both replicas were replaced", None
+        )
+
+        assert [await label(2) for _ in range(8)] == [1] * 8
+        assert [await label(name="late") for _ in range(8)] == [1] * 8

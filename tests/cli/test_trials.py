@@ -170,7 +170,6 @@ def test_compiler_is_killed_when_the_budget_is_spent(tmp_path):
     ("gpu", "processor", "tried_in", "not_tried"),
     [
         ("None", {"avx2"}, ["BF16", "INT8"], {"FP16": "the processor has no AVX512-FP16 or AMX-FP16"}),
-        ("None", {"avx512_fp16"}, ["BF16", "FP16", "INT8"], {}),
         ("None", {"asimd"}, ["BF16", "INT8"], {"FP16": "the processor has no ASIMDHP"}),
         ("Here", {"avx2"}, ["BF16", "FP16"], {"INT8": "its kernels run on CPUs, not on a GPU"}),
         (
@@ -195,7 +194,6 @@ def test_precision_is_tried_if_hardware_supports_it(gpu, processor, tried_in, no
     ("gpu", "processor", "words"),
     [
         ("None", {"avx2"}, "4.02 × the time of the full model: the processor has no AVX512-BF16 or AMX-BF16"),
-        ("None", {"asimd"}, "4.02 × the time of the full model: the processor has no BF16"),
         ("None", {"avx512_bf16"}, "4.02 × the time of the full model, though the processor has AVX512-BF16"),
         (
             "None",

@@ -195,7 +195,6 @@ def test_text_and_image_rates_are_split_by_hour(tmp_path):
 @pytest.mark.parametrize(
     ("read", "text", "complaint"),
     [
-        (read_hours, "", "it needs text_requests_per_min_read_off"),
         (read_hours, "hour,half\n1,dev\n", "it needs text_requests_per_min_read_off"),
         (read_minutes, "minute,requests\n", "no row ends with a number"),
     ],

@@ -1,15 +1,23 @@
-"""Validation of pipelines: messages name the field and suggest a correction."""
+"""Pipelines and their stages: what they imply, and invalid ones, whose messages name the field."""
 
 import re
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from tests.builders import a_pipeline, a_pipeline_document, a_stage, a_variant
 from tests.pipelines.invalid_documents import INVALID, POINTED, Invalid
-from trimtab_pipelines.documents import DocumentError, load_pipeline, parse
+from tests.router.chats import a_chat_pipeline, a_writer
+from tests.router.disaggregated import a_disaggregated_pipeline, an_encoder
+from tests.router.engines import a_served
+from tests.router.layouts import PULLS, WHOLE, a_choosing_pipeline, a_choosing_writer, laid_out
+from trimtab_pipelines.documents import DocumentError, load_pipeline, parse, validate_plan
 from trimtab_pipelines.kubernetes_names import advisory_name
+from trimtab_pipelines.model_spec import model_spec
+from trimtab_pipelines.plan import idle_stages
 from trimtab_pipelines.spec import InferencePipeline
+from trimtab_pipelines.stages import CHAT_IMAGE_INDEX
 
 
 def rejection(document):
@@ -102,3 +110,145 @@ def test_client_supplied_references_are_rejected():
     document["spec"]["stages"][0]["inputs"].append(read)
 
     assert "stage answer: references are URLs" in rejection(document)
+
+
+POINTS = [{"name": "fast", "accuracy": 0.8}, {"name": "slow", "accuracy": 0.9}]
+OTHERS = {"name": "others", "datatype": "BYTES", "shape": [-1], "optional": True}
+
+
+def test_encoder_has_rows_per_image_and_chat_index_input(tmp_path) -> None:
+    stage = an_encoder()
+    stage["outputs"][0]["expectedRows"] = 2.5
+    pipeline = a_disaggregated_pipeline(stage)
+
+    assert pipeline.spec.expected_rows == {"encode": 2.5, "text": 1.0}
+    encode = pipeline.spec.stage("encode")
+    spec = model_spec(pipeline, tmp_path, encode, encode.variants[0], 1.0)
+    assert [read.name for read in spec.inputs] == ["images", "options", CHAT_IMAGE_INDEX]
+
+
+def test_each_variant_reads_its_placements_inputs(tmp_path):
+    pipeline = a_choosing_pipeline()
+    text = pipeline.spec.stage("text")
+
+    def read(name):
+        return [each.name for each in model_spec(pipeline, tmp_path, text, text.variant(name), 1.0).inputs]
+
+    assert read(PULLS) == ["messages", "options", "references"]
+    assert read(WHOLE) == ["messages", "options", "images"]
+    assert pipeline.spec.encoders == {"text": "encode"}
+
+
+def test_plan_idles_encoder_only_for_colocated_variant():
+    pipeline = a_choosing_pipeline()
+    whole, apart = (laid_out(pipeline, apart=apart) for apart in (False, True))
+
+    assert idle_stages(validate_plan(whole, pipeline), pipeline.spec) == {"encode"}
+    assert idle_stages(validate_plan(apart, pipeline), pipeline.spec) == frozenset()
+    starving = apart.model_copy(deep=True)
+    starving.spec.stages[0].__dict__["replicas"] = 0
+    with pytest.raises(DocumentError, match="encode has 0 replicas"):
+        validate_plan(starving, pipeline)
+
+
+def test_budget_excludes_optional_encoders():
+    core = {"cpu": "1"}
+    encoder = an_encoder() | {"variants": [a_variant(resources=core)]}
+    writer = a_choosing_writer() | {
+        "variants": [a_variant(PULLS, resources=core), a_variant(WHOLE, encoder="Colocated")]
+    }
+
+    assert a_chat_pipeline([encoder, writer], budget={"cores": "1"}).spec.budget.cores == 1
+
+
+def test_openai_container_may_be_a_colocated_variant():
+    served = a_served(WHOLE) | {"encoder": "Colocated"}
+    writer = a_choosing_writer() | {"variants": [a_variant(PULLS), served]}
+    stage = a_chat_pipeline([an_encoder(), writer]).spec.stage("text")
+
+    assert [one.name for one in stage.variants if one.container and one.container.serves_chats] == [WHOLE]
+    assert stage.excluded_input(WHOLE) == "references"
+
+
+def test_default_container_protocol_is_omitted():
+    assert "protocol" not in a_stage_of(container={"image": "triton:1"}).variants[0].model_dump()["container"]
+
+
+def a_stage_of(**changes: Any) -> Any:
+    return a_pipeline([a_stage(variants=[a_variant(family="", storageUri="", **changes)])]).spec.stages[0]
+
+
+def test_embeddings_cannot_be_pipeline_outputs() -> None:
+    with pytest.raises(ValueError, match="cannot be an output of the pipeline"):
+        a_chat_pipeline([an_encoder(), a_writer()], outputs=[{"name": "r", "from": "encode.outputs.references"}])
+
+
+def two_writers() -> list[dict[str, Any]]:
+    second = a_choosing_writer() | {"name": "second", "variants": [a_variant()]}
+    return [an_encoder(), a_choosing_writer(), second]
+
+
+def other_images() -> list[dict[str, Any]]:
+    writer = a_choosing_writer()
+    writer["inputs"][2]["from"] = "request.inputs.others"
+    return [an_encoder(), writer]
+
+
+def required_images() -> list[dict[str, Any]]:
+    writer = a_choosing_writer()
+    writer["inputs"][2]["optional"] = False
+    return [an_encoder(), writer]
+
+
+def read_elsewhere() -> list[dict[str, Any]]:
+    follower = an_encoder() | {"name": "second", "role": "Predict"}
+    follower["inputs"] = [{"name": "x", "from": "encode.outputs.references"}]
+    return [an_encoder(), follower, a_writer()]
+
+
+def without_images() -> list[dict[str, Any]]:
+    stage = an_encoder()
+    stage["inputs"] = [{"name": "files", "from": "request.inputs.images"}]
+    return [stage, a_writer()]
+
+
+def without_messages() -> dict[str, Any]:
+    writer = a_writer(variants=[a_served()])
+    writer["inputs"][0]["name"] = "said"
+    return writer
+
+
+WRONG = {
+    "no encoder stage": ([a_writer(variants=[a_variant(encoder="Colocated")])], "optional inputs images"),
+    "no generation stage": (
+        [an_encoder() | {"variants": [a_variant(encoder="Colocated")]}, a_writer()],
+        "role Generate",
+    ),
+    "required images": (required_images(), "optional inputs images"),
+    "another reader of the encoder": (two_writers(), "stage second reads it too"),
+    "other images": (other_images(), "read the same images"),
+    "another reader": (read_elsewhere(), "Only a generation stage may read"),
+    "images by another name": (without_images(), "requires an input images"),
+    "text instead of images": (
+        [an_encoder() | {"inputs": [{"name": "images", "from": "request.inputs.messages"}]}, a_writer()],
+        r"to be BYTES \[-1\]",
+    ),
+    "container with a disaggregated encoder": (
+        [an_encoder(), a_choosing_writer() | {"variants": [a_served(PULLS), a_variant(WHOLE, encoder="Colocated")]}],
+        f"variant {PULLS} .* its own encoder",
+    ),
+    "container without messages": ([without_messages()], "requires an input messages"),
+    "container with several operating points": (
+        [a_writer(variants=[a_served() | {"operatingPoints": POINTS}])],
+        "one operating point",
+    ),
+    "container without ready path": ([a_writer(variants=[a_served(readyPath="/v2/health/ready")])], "set readyPath"),
+    "unknown protocol": ([a_writer(variants=[a_served(protocol="Ollama")])], "OpenInference.*OpenAI"),
+}
+
+
+@pytest.mark.parametrize(("stages", "message"), WRONG.values(), ids=WRONG)
+def test_invalid_chat_stage_is_rejected(stages: list[dict[str, Any]], message: str):
+    inputs = [*a_choosing_pipeline().spec.model_dump(by_alias=True)["inputs"], OTHERS]
+    with pytest.raises(ValueError, match=message):
+        a_chat_pipeline(stages, inputs=inputs)

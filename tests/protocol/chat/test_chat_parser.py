@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.protocol.chat.test_image_header import a_file
+from tests.protocol.chat.test_images import a_file
 from trimtab_pipelines.chat_settings import ImageLimits
 from trimtab_protocol.chat.chat_parser import ImageInput, decode_images, parse_chat
 from trimtab_protocol.chat.data_urls import decode_data_url, extract_data_urls

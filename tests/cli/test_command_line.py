@@ -197,7 +197,6 @@ def test_explain_uses_the_load_of_a_plan(tmp_path: Path, capsys: Captured) -> No
 
 
 def test_explain_figures_are_consistent(tmp_path: Path, capsys: Captured) -> None:
-    """The plan's table, what is expected of it, its prices and the what-if: batches and latency of one plan."""
     pipeline, profiles = str(write_echo_pipeline(tmp_path)), str(a_profile_file(tmp_path))
     asked = ["--load", "20", "--profiles", profiles, "--what-if", "load=20"]
     assert run(["explain", pipeline, *asked]) == 0

@@ -72,7 +72,6 @@ class Work:
 
 @asynccontextmanager
 async def a_leader(cluster: Cluster, namespace: str, *, keep_running: bool = False):
-    """Lead with a lease of a second, while the block runs."""
     lease, work = Lease(cluster, namespace, "leader", "one", QUICK), Work()
     async with leader_election(lease, work, keep_running=keep_running), asyncio.timeout(60):
         await work.began.wait()

@@ -1,10 +1,17 @@
-"""Conditions that keep their transition times, events without duplicates, owners and timestamps."""
+"""Conditions, events, owners, timestamps and EndpointSlices as the API has them."""
 
 from typing import Any
 
+import pytest
+
+from tests.builders import a_pipeline, a_stage, a_variant
+from trimtab_adapter.cluster.router_metrics_source import Address, addresses
 from trimtab_kubernetes.conditions import MAX_MESSAGE, conditions, failing, ok
+from trimtab_kubernetes.endpoint_slices import Backend, parse_endpoint_slice
 from trimtab_kubernetes.events import event
 from trimtab_kubernetes.objects import owner_reference, parse_rfc3339, rfc3339, rfc3339_micro
+from trimtab_pipelines.kubernetes_names import STAGE_LABEL, VARIANT_LABEL_PREFIX
+from trimtab_router.watchers.endpoint_slices import ready_endpoints
 
 NOW = 1_700_000_000.25
 PIPELINE: dict[str, Any] = {
@@ -57,3 +64,67 @@ def test_times_are_written_as_kubernetes_does():
     assert rfc3339(NOW) == "2023-11-14T22:13:20Z"
     assert rfc3339_micro(NOW) == "2023-11-14T22:13:20.250000Z"
     assert parse_rfc3339(rfc3339(NOW)) == int(NOW)
+
+
+SERVED = a_pipeline([a_stage("first", variants=[a_variant("small")])])
+LABELS = {STAGE_LABEL: "first", VARIANT_LABEL_PREFIX + "small": "true"}
+
+
+def a_slice(address="10.0.0.1", conditions=None, **fields):
+    endpoint = {"addresses": [address], "conditions": conditions, **fields}
+    ports = [{"name": "none", "port": None}, {"name": "admin", "port": 8082}]
+    return {"metadata": {"name": "one", "labels": LABELS}, "ports": ports, "endpoints": [endpoint]}
+
+
+def backend(found) -> Backend:
+    (only,) = parse_endpoint_slice(found).backends
+    return only
+
+
+READY, ENDING, DEAD = (True, True, False), (False, True, True), (False, False, True)
+
+
+@pytest.mark.parametrize(
+    ("conditions", "means", "joins", "drains", "queried"),
+    [
+        (None, READY, True, False, True),
+        ({}, READY, True, False, True),
+        ({"ready": None, "serving": None, "terminating": None}, READY, True, False, True),
+        ({"ready": True, "serving": True, "terminating": False}, READY, True, False, True),
+        ({"ready": False}, (False, False, False), False, False, False),
+        ({"ready": False, "serving": True, "terminating": True}, ENDING, True, True, True),
+        ({"ready": False, "serving": False, "terminating": True}, DEAD, False, False, False),
+        ({"ready": False, "terminating": True}, DEAD, False, False, False),
+    ],
+)
+def test_endpoint_conditions_are_interpreted_consistently(conditions, means, joins, drains, queried):
+    found = a_slice(conditions=conditions, targetRef={"name": "pod-0"})
+    one = backend(found)
+    assert (one.name, (one.ready, one.serving, one.terminating)) == ("pod-0", means)
+
+    other = a_slice("10.0.0.9", targetRef={"name": "pod-9"}) | {"metadata": {"name": "two", "labels": LABELS}}
+    replicas = {each.name: each.draining for each in ready_endpoints([found, other], SERVED).stages["first"]}
+    assert replicas == ({"pod-0": drains} if joins else {}) | {"pod-9": False}
+    assert addresses([found]) == ([Address("http://10.0.0.1:8082", ready=means[0])] if queried else [])
+
+
+@pytest.mark.parametrize(
+    ("address", "host"),
+    [
+        ("10.0.0.1", "10.0.0.1"),
+        ("fd00::1", "[fd00::1]"),
+        ("::ffff:10.0.0.1", "[::ffff:10.0.0.1]"),
+        ("fe80::1%eth0", "[fe80::1%eth0]"),
+        ("node.example", "node.example"),
+    ],
+)
+def test_ipv6_addresses_are_bracketed(address, host):
+    found = a_slice(address)
+    assert (backend(found).name, backend(found).host) == (address, host)
+    assert ready_endpoints([found], SERVED).stages["first"][0].address == f"{host}:8082"
+    assert addresses([found])[0].url == f"http://{host}:8082"
+
+
+def test_absent_slice_fields_are_empty():
+    found = parse_endpoint_slice({"metadata": {"name": "bare"}, "ports": None, "endpoints": [{"addresses": []}]})
+    assert (found.labels, found.ports, found.backends) == ({}, {}, ())

@@ -133,7 +133,6 @@ class Pauses:
 
 
 async def test_requests_are_sent_when_due_during_a_stall() -> None:
-    """The first request is answered when the last has arrived."""
     fake, paused = FakePipeline(), Pauses()
     fake.open.clear()
 

@@ -54,7 +54,6 @@ class Site:
         self.restart()
 
     def restart(self, cluster: Any = None) -> None:
-        """Start an operator with an empty cache, on another client of the cluster if one is given."""
         self.controller = Controller(cluster or self.cluster, self.settings, Metrics(), self.now)
 
     def now(self) -> float:
@@ -96,7 +95,6 @@ class Site:
         await self.apply_profiles()
 
     async def serve(self) -> None:
-        """Let the pipeline serve its first plan."""
         await self.apply_profiled()
         await self.apply_plan(1)
         await self.settle()

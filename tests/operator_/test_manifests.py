@@ -90,7 +90,6 @@ def hosting_set(variant: str, settings: Settings = SETTINGS) -> list[dict[str, A
 
 
 def chat_replicas(chats: InferencePipeline) -> list[dict[str, Any]]:
-    """The replicas of a pipeline of one generation stage, their PodMonitors and their Service."""
     pipeline = owned(chats)
     (stage,) = pipeline.spec.stages
     (group,) = replica_groups(stage)

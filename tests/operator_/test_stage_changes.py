@@ -33,7 +33,6 @@ async def publish(site: Site, *, apart: bool, generation: int) -> None:
 
 @pytest.fixture
 async def site(cluster: Cluster, namespace: str) -> Site:
-    """A pipeline whose images are read whole."""
     made = Site(cluster, namespace, a_document())
     await made.apply_profiled()
     await publish(made, apart=False, generation=1)
@@ -101,7 +100,6 @@ async def test_renamed_stage_serves_until_its_successor_is_ready(cluster: Cluste
 
 
 async def a_router_of_before(scene: Site) -> dict[str, Any]:
-    """One more pod of the routers than their Deployment asks for."""
     deployment = await scene.cluster.get("Deployment", scene.namespace, "sample-router")
     assert deployment is not None
     template = deployment["spec"]["template"]

@@ -5,14 +5,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from tests.builders import a_pipeline, a_plan, a_point_profile, a_profile
+from tests.builders import a_pipeline, a_plan
 from trimtab_pipelines.documents import (
     DocumentError,
     dump_yaml,
     load_endpoints,
     load_pipeline,
     load_plan,
-    load_profiles,
     parse,
     parse_plan,
     write_json,
@@ -28,19 +27,6 @@ from trimtab_pipelines.quantity import (
 )
 from trimtab_pipelines.request_outcome import RequestOutcome
 from trimtab_pipelines.router_state import RecentRequests, RouterState
-
-
-def test_pipeline_is_loaded_from_folder(tmp_path):
-    (tmp_path / "pipeline.yaml").write_text(dump_yaml(a_pipeline()))
-
-    assert load_pipeline(tmp_path) == a_pipeline()
-
-
-def test_profiles_of_all_stages_are_loaded_from_one_file(tmp_path):
-    profiles = [a_profile(stage, [a_point_profile()]) for stage in ("first", "second")]
-    (tmp_path / "profile.yaml").write_text(dump_yaml(*profiles))
-
-    assert load_profiles(tmp_path) == {"first": profiles[0], "second": profiles[1]}
 
 
 def test_plan_and_endpoints_round_trip(tmp_path):

@@ -38,12 +38,6 @@ def a_fan_out():
     return [find, a_stage("read", "find.outputs.y")]
 
 
-def test_variant_without_points_has_a_default_point():
-    variant = a_pipeline().spec.stages[0].variants[0]
-
-    assert [(point.name, point.accuracy) for point in variant.points] == [("default", 0.9)]
-
-
 def test_fan_out_multiplies_rows_of_later_stages():
     spec = a_pipeline(a_fan_out()).spec
 

@@ -69,19 +69,6 @@ def test_reused_descriptor_is_not_closed(listening, failing):
     event_loop.run(reuse())
 
 
-def test_successful_connections_are_unchanged(listening):
-    async def connect() -> None:
-        sock = await connected(listening)
-        transport, _ = await asyncio.get_running_loop().create_connection(asyncio.Protocol, sock=sock)
-        other, _ = await asyncio.to_thread(listening.accept)
-        transport.write(b"hello")
-        assert await asyncio.to_thread(other.recv, 5) == b"hello"
-        transport.close()
-        other.close()
-
-    event_loop.run(connect())
-
-
 BODY_BYTES = 70_000
 """More than a head has room for: the loop fills the body's own buffer to its end, and reads on at once."""
 

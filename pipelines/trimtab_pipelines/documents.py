@@ -18,8 +18,7 @@ from trimtab_pipelines.errors import UserError
 from trimtab_pipelines.plan import PipelinePlan, idle_stages
 from trimtab_pipelines.profile import ModelProfile, profiles_by_stage
 from trimtab_pipelines.quantity import AS_WRITTEN
-from trimtab_pipelines.shared_capacity import Pools
-from trimtab_pipelines.spec import InferencePipeline
+from trimtab_pipelines.spec import InferencePipeline, Pools
 
 log = logging.getLogger(__name__)
 

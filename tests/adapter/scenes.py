@@ -14,8 +14,7 @@ from trimtab_adapter.planning.pool_allocation import PlanRequest, PoolDemand, sp
 from trimtab_adapter.planning.relaxation import PlanSolution
 from trimtab_pipelines.plan import Expectation, ForecastRecord, PipelinePlan
 from trimtab_pipelines.profile import ModelProfile
-from trimtab_pipelines.shared_capacity import Pool
-from trimtab_pipelines.spec import InferencePipeline
+from trimtab_pipelines.spec import InferencePipeline, Pool
 
 VARIANTS = ("light", "middle", "heavy")
 ACCURACIES = {"light": 0.8, "middle": 0.9, "heavy": 0.97}

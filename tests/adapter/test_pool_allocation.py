@@ -13,7 +13,7 @@ from trimtab_adapter.planning.pool_allocation import PlanRequest, frontier
 from trimtab_adapter.planning.program_builder import build_program
 from trimtab_adapter.solvers.time_limit import time_limit
 from trimtab_pipelines.documents import DocumentError, load_pools
-from trimtab_pipelines.shared_capacity import Pool
+from trimtab_pipelines.spec import Pool
 
 
 def a_member(load_rps, **changes):

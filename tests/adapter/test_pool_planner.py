@@ -17,7 +17,7 @@ from trimtab_adapter.planning.pool_allocation import PlanRequest
 from trimtab_adapter.planning.pool_planner import PoolPlanner, plan_resources
 from trimtab_pipelines.plan import ForecastRecord
 from trimtab_pipelines.profile import ModelProfile
-from trimtab_pipelines.shared_capacity import Pool
+from trimtab_pipelines.spec import Pool
 
 POOL = Pool(cores=8.0)
 

@@ -11,7 +11,7 @@ from trimtab_adapter.planning.decide import initial_plan
 from trimtab_adapter.planning.planning_problem import PlanningError, PlanningProblem
 from trimtab_adapter.planning.program_builder import Relaxation, build_program
 from trimtab_adapter.planning.relaxation import SOLVERS
-from trimtab_pipelines.shared_capacity import Pool
+from trimtab_pipelines.spec import Pool
 
 VARIANTS = ("light", "middle", "heavy", "on-gpu")
 PROFILES = [

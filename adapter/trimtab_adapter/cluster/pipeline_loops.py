@@ -35,8 +35,7 @@ from trimtab_kubernetes import Change, Cluster
 from trimtab_kubernetes.objects import Key, Object
 from trimtab_pipelines.documents import DocumentError
 from trimtab_pipelines.kubernetes_names import router_admin_name
-from trimtab_pipelines.shared_capacity import Pool
-from trimtab_pipelines.spec import InferencePipeline
+from trimtab_pipelines.spec import InferencePipeline, Pool
 from trimtab_predictor.metrics_client import PrometheusServer
 
 log = logging.getLogger(__name__)

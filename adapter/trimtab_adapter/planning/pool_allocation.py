@@ -19,8 +19,7 @@ from trimtab_adapter.solvers.exact import solve
 from trimtab_adapter.solvers.program import TIE_BREAK, TOLERANCE, Program, Solution, Weights
 from trimtab_adapter.solvers.time_limit import out_of_time
 from trimtab_pipelines.profile import ModelProfile
-from trimtab_pipelines.shared_capacity import Pool
-from trimtab_pipelines.spec import InferencePipeline, InferencePipelineSpec
+from trimtab_pipelines.spec import InferencePipeline, InferencePipelineSpec, Pool
 
 COARSE = 0.9
 """Factor on the previous step's cores once the time limit is reached."""

@@ -19,8 +19,7 @@ from trimtab_adapter.solvers.program import TOLERANCE
 from trimtab_adapter.solvers.time_limit import time_limit
 from trimtab_pipelines.plan import PipelinePlan
 from trimtab_pipelines.profile import ModelProfile
-from trimtab_pipelines.shared_capacity import Pool
-from trimtab_pipelines.spec import InferencePipeline
+from trimtab_pipelines.spec import InferencePipeline, Pool
 
 ResourceAmount = tuple[float, int]
 NO_RESOURCES: ResourceAmount = (0.0, 0)

@@ -11,7 +11,7 @@ from trimtab.kubernetes_access import PLAN, connected
 from trimtab.local.counters import Counters
 from trimtab.local.router_client import RouterClient
 from trimtab.run_record import DECISIONS_FILE, Recorder
-from trimtab.run_samples import Sample, StageSample
+from trimtab.run_samples import Sample, stage_samples
 from trimtab_pipelines.documents import parse_plan
 from trimtab_pipelines.errors import OperationFailed, UserError
 from trimtab_pipelines.jsonl import JsonLinesFile
@@ -72,7 +72,7 @@ class RemoteRecorder:
             self._decisions.append(plan.model_dump_json(by_alias=True, exclude_none=True))
             self.plan = plan
         cores = sum(stage.cores * stage.replicas for stage in self.plan.spec.stages) if self.plan else 0.0
-        stages = _stages([state for state, _ in fetched])
+        stages = stage_samples([state for state, _ in fetched])
         self.recorder.add(
             Sample(time.time(), stages, cores, 0.0, sum_counters([counters for _, counters in fetched])), (), 0.0
         )
@@ -80,19 +80,6 @@ class RemoteRecorder:
 
 async def _fetch(router: RouterClient) -> tuple[RouterState, Counters]:
     return await router.state(), await router.counters()
-
-
-def _stages(states: Sequence[RouterState]) -> dict[str, StageSample]:
-    """Combine stages: variants of the first router, the maximum of replicas, the sum of queued rows."""
-    return {
-        name: StageSample(
-            stage.variant,
-            stage.batch_size,
-            max(state.stages[name].ready_replicas for state in states if name in state.stages),
-            sum(state.stages[name].queue_rows for state in states if name in state.stages),
-        )
-        for name, stage in states[0].stages.items()
-    }
 
 
 def sum_counters(counters: Sequence[Counters]) -> Counters:

@@ -17,7 +17,7 @@ from trimtab.local.supervisor import Setup, Supervisor
 from trimtab.options import signal_exit_code
 from trimtab.report.live_page import LivePage, PageError
 from trimtab.run_record import Recorder
-from trimtab.run_samples import Run, Sample, StageSample
+from trimtab.run_samples import Run, Sample, stage_samples
 from trimtab_loadtester.attack import Progress
 from trimtab_loadtester.results import Results
 
@@ -165,15 +165,11 @@ class LocalRun:
     async def _take_sample(self) -> Sample:
         supervisor = self.supervisor
         state, counters = await supervisor.client.state(), await supervisor.client.counters()
-        stages = {
-            name: StageSample(stage.variant, stage.batch_size, stage.ready_replicas, stage.queue_rows)
-            for name, stage in state.stages.items()
-        }
         now = time.time()
         seconds = now - self.recent_samples[-1].at if self.recent_samples else SAMPLE_SECONDS
         busy = self._cores_busy(supervisor.replica_manager.pids, seconds)
         scores = (self.progress.correct, self.progress.total) if self.progress else (0, 0)
-        return Sample(now, stages, supervisor.replica_manager.cores, busy, counters, *scores)
+        return Sample(now, stage_samples([state]), supervisor.replica_manager.cores, busy, counters, *scores)
 
     def _cores_busy(self, pids: Mapping[str, int], seconds: float) -> float:
         """Cores used by the replicas since the last call; a new process counts from its second sample."""

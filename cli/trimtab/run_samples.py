@@ -10,6 +10,7 @@ from trimtab.local.supervisor import Fault
 from trimtab_loadtester.results import Results
 from trimtab_pipelines.jsonl import read_lines
 from trimtab_pipelines.plan import PipelinePlan
+from trimtab_pipelines.router_state import RouterState
 from trimtab_pipelines.spec import InferencePipeline
 
 
@@ -21,6 +22,19 @@ class StageSample:
     batch_size: int
     ready_replicas: int
     queue_rows: int
+
+
+def stage_samples(states: Sequence[RouterState]) -> dict[str, StageSample]:
+    """Combine routers: variants of the first, the maximum of replicas, the sum of queued rows."""
+    return {
+        name: StageSample(
+            stage.variant,
+            stage.batch_size,
+            max(state.stages[name].ready_replicas for state in states if name in state.stages),
+            sum(state.stages[name].queue_rows for state in states if name in state.stages),
+        )
+        for name, stage in states[0].stages.items()
+    }
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,6 +10,7 @@ from rich.table import Table
 from rich.text import Text
 
 from trimtab.local.counters import CHAT_LABELS
+from trimtab.options import terminal_table
 from trimtab.plan_view import accuracy_provenance
 from trimtab.run import LocalRun
 from trimtab.run_samples import Run, SampleWindow, StageSample, stage_summaries
@@ -59,15 +60,15 @@ def _screen(local_run: LocalRun, window: SampleWindow) -> Group:
 
 
 def _stages_table(local_run: LocalRun, plan: PipelinePlan | None) -> Table:
-    table = Table("stage", "variant", "batch size", "replicas", "queued rows", "accuracy", box=None, pad_edge=False)
+    rows = []
     planned = {stage.name: stage for stage in plan.spec.stages} if plan else {}
     for name, stage in local_run.recent_samples[-1].stages.items():
         stage_plan, accuracy = planned.get(name), ""
         if stage_plan is not None:
             provenance = accuracy_provenance(local_run.supervisor.pipeline, stage_plan)
             accuracy = f"{stage_plan.accuracy:.3f} {provenance}"
-        table.add_row(*_row(name, stage, stage_plan), accuracy)
-    return table
+        rows.append((*_row(name, stage, stage_plan), accuracy))
+    return terminal_table(("stage", "variant", "batch size", "replicas", "queued rows", "accuracy"), rows)
 
 
 def _row(name: str, stage: StageSample, plan: StagePlan | None) -> tuple[str, ...]:

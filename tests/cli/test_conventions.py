@@ -198,6 +198,6 @@ def test_pipelines_table_shows_accuracy_sources() -> None:
     known = {**written, "metadata": named, "status": {"accuracy": "0.900"}}
     newer = {**known, "spec": {"unheard": "of"}}
 
-    columns = [list(column.cells) for column in status.pipelines_table([known, newer]).columns]
+    columns = [[str(cell) for cell in column.cells] for column in status.pipelines_table([known, newer]).columns]
 
     assert ["0.900 (declared)", "0.900 (unknown source)"] in columns

@@ -10,7 +10,7 @@ import typer
 from rich.table import Table
 
 from trimtab.kubernetes_access import OnStatus, connected, namespaced_name, request_profiling
-from trimtab.options import NamespaceOption, PipelineArgument, console
+from trimtab.options import NamespaceOption, PipelineArgument, console, terminal_table
 from trimtab.preflight import prepare, profiling_progress
 from trimtab_pipelines.documents import pipeline_folder
 from trimtab_pipelines.profile import ModelProfile
@@ -76,18 +76,11 @@ def _table(profile: ModelProfile) -> Table:
     spec = profile.spec
     slo = f"; stage SLO {1000 * spec.stage_slo_seconds:.1f} ms" if spec.stage_slo_seconds else ""
     columns = ("variant", "point", "cores", "batch 1 p50", "batch 1 p99", "max rows/s", "at batch", "fit error")
-    table = Table(*columns, title=f"{spec.stage}{slo}", title_justify="left", box=None, pad_edge=False)
+    rows = []
     for point in spec.points:
         first = point.measurements[0]
         best = max(point.measurements, key=lambda measured: measured.throughput_rps)
-        table.add_row(
-            point.variant,
-            point.operating_point,
-            f"{point.cores:g}",
-            f"{1000 * first.latency_seconds_p50:.2f} ms",
-            f"{1000 * first.latency_seconds_p99:.2f} ms",
-            f"{best.throughput_rps:.0f}",
-            str(best.batch_size),
-            f"{100 * point.fit.mean_relative_error:.1f} %",
-        )
-    return table
+        latencies = [f"{1000 * s:.2f} ms" for s in (first.latency_seconds_p50, first.latency_seconds_p99)]
+        fastest = (f"{best.throughput_rps:.0f}", str(best.batch_size), f"{100 * point.fit.mean_relative_error:.1f} %")
+        rows.append((point.variant, point.operating_point, f"{point.cores:g}", *latencies, *fastest))
+    return terminal_table(columns, rows, f"{spec.stage}{slo}")

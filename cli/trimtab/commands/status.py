@@ -11,7 +11,7 @@ from rich.table import Table
 
 from trimtab.local.counters import CHAT_LABELS, ChatStats, Counters, chat_stats
 from trimtab.local.router_client import RouterClient
-from trimtab.options import JsonOption, console, parse_address, print_json_line
+from trimtab.options import JsonOption, console, parse_address, print_json_line, terminal_table
 from trimtab_pipelines.router_state import RecentRequests, RouterState
 from trimtab_pipelines.status import condition_of
 
@@ -97,23 +97,17 @@ def _recent_line(recent: RecentRequests) -> str:
 
 def _stages_table(state: RouterState) -> Table:
     columns = ("stage", "variant", "batch size", "operating point", "replicas", "queued rows", "service ratio")
-    table = Table(*columns, box=None, pad_edge=False)
+    rows = []
     for name, stage in state.stages.items():
-        table.add_row(
-            name,
-            stage.variant,
-            str(stage.batch_size),
-            stage.operating_point,
-            str(stage.ready_replicas),
-            str(stage.queue_rows),
-            "–" if stage.service_ratio is None else f"{stage.service_ratio:.2f}",
-        )
-    return table
+        ratio = "–" if stage.service_ratio is None else f"{stage.service_ratio:.2f}"
+        counts = (str(stage.ready_replicas), str(stage.queue_rows), ratio)
+        rows.append((name, stage.variant, str(stage.batch_size), stage.operating_point, *counts))
+    return terminal_table(columns, rows)
 
 
 def pipelines_table(documents: list[dict[str, Any]]) -> Table:
     columns = ("namespace", "pipeline", "ready", "reason", "rps", "forecast", "accuracy", "p99", "cores", "plan")
-    table = Table(*columns, box=None, pad_edge=False)
+    rows = []
     for document in sorted(documents, key=lambda d: (d["metadata"]["namespace"], d["metadata"]["name"])):
         status, ready = document.get("status") or {}, condition_of(document, "Ready")
         rps, forecast, p99, cores = (status.get(name, "–") for name in ("rps", "forecastRps", "p99", "cores"))
@@ -122,8 +116,8 @@ def pipelines_table(documents: list[dict[str, Any]]) -> Table:
         plan = "; ".join(f"{stage}: {summary}" for stage, summary in latest.get("stages", {}).items())
         name = (document["metadata"]["namespace"], document["metadata"]["name"])
         condition = (ready.get("status", "Unknown"), ready.get("reason", "–"))
-        table.add_row(*name, *condition, rps, forecast, accuracy, p99, cores, plan or "–")
-    return table
+        rows.append((*name, *condition, rps, forecast, accuracy, p99, cores, plan or "–"))
+    return terminal_table(columns, rows)
 
 
 def _accuracy_sources(document: dict[str, Any]) -> str:

@@ -101,8 +101,7 @@ class PlanArguments:
     in_cluster: Annotated[
         bool,
         typer.Option(
-            "--in-cluster",
-            help="Read pipeline, profiles and current plan from the cluster; PIPELINE may be a name",
+            "--in-cluster", help="Read pipeline, profiles and current plan from the cluster; PIPELINE may be a name"
         ),
     ] = False
     namespace: NamespaceOption = None

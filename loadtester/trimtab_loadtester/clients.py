@@ -16,12 +16,7 @@ from typing import Any, Self
 import grpc
 
 from trimtab_protocol import InferRequest, InferResponse, ProtocolError, RequestedOutput, Tensor, rest
-from trimtab_protocol.grpc_messages import (
-    method_path,
-    request_to_message,
-    response_class,
-    response_from_message,
-)
+from trimtab_protocol.grpc_messages import method_path, request_to_message, response_class, response_from_message
 from trimtab_protocol.http_client import ConnectionLost, ConnectionPool, request_head
 from trimtab_protocol.sanitize import fits_header
 

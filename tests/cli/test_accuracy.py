@@ -147,10 +147,7 @@ def test_only_stages_with_task_input_get_task_accuracies() -> None:
     inputs = [{"name": "y", "from": "first.outputs.y"}, {"name": "task", "from": "request.inputs.task"}]
     pipeline = a_pipeline(
         [a_stage("first"), a_stage("second", inputs=inputs)],
-        inputs=[
-            {"name": "x", "datatype": "FP32", "shape": [4]},
-            {"name": "task", "datatype": "INT64", "shape": []},
-        ],
+        inputs=[{"name": "x", "datatype": "FP32", "shape": [4]}, {"name": "task", "datatype": "INT64", "shape": []}],
     )
     choice = (("small", "default"), ("small", "default"))
     samples = [*heard("cats", 64, 100, 0.8), *heard("dogs", 0, 100, 0.8)]

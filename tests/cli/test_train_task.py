@@ -73,8 +73,7 @@ def test_task_is_trained_and_evaluated_at_every_point(tmp_path, capsys):
 
 
 @pytest.mark.parametrize(
-    ("task", "samples", "words"),
-    [("digits", "Stripes", "task 'digits' exists"), ("new", "Named", "label 'standing'")],
+    ("task", "samples", "words"), [("digits", "Stripes", "task 'digits' exists"), ("new", "Named", "label 'standing'")]
 )
 def test_invalid_task_is_rejected(tmp_path, capsys, task, samples, words):
     code = command(task, samples, tmp_path / "more.safetensors")

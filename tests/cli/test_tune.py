@@ -442,10 +442,7 @@ def test_compiler_is_killed_when_the_budget_is_spent(tmp_path):
             "Elsewhere",
             {"avx2"},
             ["BF16"],
-            {
-                "FP16": "the processor has no AVX512-FP16 or AMX-FP16",
-                "INT8": "its kernels run on CPUs, not on a GPU",
-            },
+            {"FP16": "the processor has no AVX512-FP16 or AMX-FP16", "INT8": "its kernels run on CPUs, not on a GPU"},
         ),
     ],
 )
@@ -461,11 +458,7 @@ def test_precision_is_tried_if_hardware_supports_it(gpu, processor, tried_in, no
     [
         ("None", {"avx2"}, "4.02 × the time of the full model: the processor has no AVX512-BF16 or AMX-BF16"),
         ("None", {"avx512_bf16"}, "4.02 × the time of the full model, though the processor has AVX512-BF16"),
-        (
-            "None",
-            set(),
-            "4.02 × the time of the full model: the processor's instructions are unknown",
-        ),
+        ("None", set(), "4.02 × the time of the full model: the processor's instructions are unknown"),
         ("Here", set(), "4.02 × the time of the full model on this GPU"),
     ],
 )

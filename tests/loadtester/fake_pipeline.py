@@ -14,11 +14,7 @@ from aiohttp import web
 from tests import builders
 from trimtab_pipelines.spec import InferencePipeline
 from trimtab_protocol import InferRequest, InferResponse, Parameter, Tensor, rest
-from trimtab_protocol.grpc_messages import (
-    SERVICE,
-    read_request,
-    response_to_message,
-)
+from trimtab_protocol.grpc_messages import SERVICE, read_request, response_to_message
 
 SLO_SECONDS = 0.5
 MAX_TYPED_BYTES = 2**26

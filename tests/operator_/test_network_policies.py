@@ -139,9 +139,7 @@ def test_model_servers_with_local_weights_reach_dns_only(uri: str):
     [a_variant("fetched", storageUri="s3://b/m.safetensors"), a_variant("taught", tasks=[TASK]), CONTAINER],
     ids=["weights", "a task", "a container"],
 )
-def test_remote_weights_open_egress_except_to_node_metadata(
-    variant: dict[str, Any],
-):
+def test_remote_weights_open_egress_except_to_node_metadata(variant: dict[str, Any]):
     written = policies(a_variant("small"), variant)
 
     assert allows(written, "Egress", SERVER, STORE, 9000)

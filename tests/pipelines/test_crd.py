@@ -25,10 +25,7 @@ from trimtab_pipelines.spec import InferencePipeline, InferencePipelineSpec
 from trimtab_pipelines.status import ConditionType, InferencePipelineStatus
 
 CONDITION_PATH = re.compile(r'^\.status\.conditions\[\?\(@\.type=="(\w+)"\)\]\.(\w+)$')
-CONDITIONS = {
-    "InferencePipeline": set(typing.get_args(ConditionType)),
-    "PipelinePlan": {"Applied"},
-}
+CONDITIONS = {"InferencePipeline": set(typing.get_args(ConditionType)), "PipelinePlan": {"Applied"}}
 PREDEFINED = {".metadata.creationTimestamp"}
 
 

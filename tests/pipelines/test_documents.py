@@ -18,13 +18,7 @@ from trimtab_pipelines.documents import (
 )
 from trimtab_pipelines.endpoints import Endpoint, Endpoints
 from trimtab_pipelines.plan import PipelinePlan
-from trimtab_pipelines.quantity import (
-    format_bytes,
-    format_cores,
-    format_duration,
-    parse_duration,
-    parse_quantity,
-)
+from trimtab_pipelines.quantity import format_bytes, format_cores, format_duration, parse_duration, parse_quantity
 from trimtab_pipelines.request_outcome import RequestOutcome
 from trimtab_pipelines.router_state import RecentRequests, RouterState
 
@@ -52,10 +46,7 @@ def test_plan_and_endpoints_round_trip(tmp_path):
             "apiVersion: trimtab.dev/v2\nmetadata: {name: x}\nspec: {}",
             "apiVersion: Input should be 'trimtab.dev/v1alpha1'",
         ),
-        (
-            "kind: InferencePipeline\nspec:\n  slo: {}\n  slo: {}",
-            "duplicate key 'slo', first on line 3",
-        ),
+        ("kind: InferencePipeline\nspec:\n  slo: {}\n  slo: {}", "duplicate key 'slo', first on line 3"),
         ("kind: Deployment\nmetadata: {name: x}\nspec: {}", "kind: Input should be 'InferencePipeline'"),
     ],
 )

@@ -96,11 +96,7 @@ async def ask(pipeline: InferencePipeline, url: str, index: int) -> InferRespons
             ("yolov5n", "resnet18"),
             {"count": (1,), "boxes": (1, 4), "confidence": (1,), "label": (1,), "logits": (1, 1000)},
         ),
-        (
-            "sum-qa",
-            ("distilbart-1-1", "roberta-base"),
-            {"summary": (1, 16), "start": (1,), "end": (1,), "score": (1,)},
-        ),
+        ("sum-qa", ("distilbart-1-1", "roberta-base"), {"summary": (1, 16), "start": (1,), "end": (1,), "score": (1,)}),
     ],
 )
 async def test_pipeline_is_served(tmp_path: Path, name, variants, shapes) -> None:

@@ -53,11 +53,7 @@ async def test_ready_line_is_read_and_process_stops(tmp_path, modules):
 
 
 @pytest.mark.parametrize(
-    ("name", "message"),
-    [
-        ("babbling", "printed b'hello"),
-        ("broken", "exit code 1(?s:.)*no such thing"),
-    ],
+    ("name", "message"), [("babbling", "printed b'hello"), ("broken", "exit code 1(?s:.)*no such thing")]
 )
 async def test_missing_ready_line_is_reported(tmp_path, modules, name, message):
     module = await ChildProcess.start(name, [], tmp_path / "log", "the router", environment=modules)

@@ -27,10 +27,7 @@ ADAPTIVE, LIGHTEST, HEAVIEST = "adaptive", "static-lightest", "static-heaviest"
 
 
 def command(
-    pipeline: PipelineArgument,
-    load: SampledLoadArguments,
-    profiles: ProfilesOption = None,
-    out: OutFolderOption = None,
+    pipeline: PipelineArgument, load: SampledLoadArguments, profiles: ProfilesOption = None, out: OutFolderOption = None
 ) -> int:
     """Serve the same load with adaptation, with the lightest and with the heaviest variants; compare."""
     out = out or reports_folder()

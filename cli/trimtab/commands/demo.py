@@ -74,9 +74,6 @@ def accounting(stats: RunStats) -> tuple[Threshold, ...]:
     return (
         threshold("failed requests", stats.outcomes.get("failed", 0), "==", 0),
         threshold(
-            "received - ok - late - dropped - refused - failed",
-            stats.received - sum(stats.outcomes.values()),
-            "==",
-            0,
+            "received - ok - late - dropped - refused - failed", stats.received - sum(stats.outcomes.values()), "==", 0
         ),
     )

@@ -26,8 +26,7 @@ def command(
     load: SampledLoadArguments,
     address: Annotated[str, typer.Option(help="HOST:PORT of the pipeline")] = "127.0.0.1:8080",
     protocol: Annotated[
-        ClientProtocol,
-        typer.Option(help="Protocol of the port; chat: OpenAI chat completions, streamed"),
+        ClientProtocol, typer.Option(help="Protocol of the port; chat: OpenAI chat completions, streamed")
     ] = "REST",
     ca: Annotated[Path | None, typer.Option(help="CA certificate of the server; enables TLS")] = None,
     api_key_file: Annotated[Path | None, typer.Option(help="File that holds the API key to send")] = None,

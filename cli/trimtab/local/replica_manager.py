@@ -257,11 +257,7 @@ class ReplicaManager:
             return
         log_file = site.folder / "logs" / f"{name}.log"
         process = ReplicaProcess(
-            folder,
-            log_file,
-            lambda ports: self._ready(name, ports),
-            lambda: self._end(name),
-            site.identity,
+            folder, log_file, lambda ports: self._ready(name, ports), lambda: self._end(name), site.identity
         )
         replica = Replica(name, action.stage, action.variant, frozenset(variants), action.cores, "starting")
         self._managed[name] = ManagedReplica(replica, process, self.clock())

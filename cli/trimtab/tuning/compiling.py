@@ -63,12 +63,7 @@ def compile_points(
 
 
 def _compile(
-    model: CandidateModel,
-    trial: Trial,
-    evaluator: QualityEvaluator,
-    timer: Timer,
-    batches: Sequence[int],
-    folder: Path,
+    model: CandidateModel, trial: Trial, evaluator: QualityEvaluator, timer: Timer, batches: Sequence[int], folder: Path
 ) -> Trial | str:
     """Return the trial of a point's compiled form, or the reason why there is none."""
     plain, budget = trial.point, timer.budget

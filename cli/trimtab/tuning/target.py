@@ -70,11 +70,7 @@ def _outputs(stage: Stage) -> tuple[PipelineOutput, ...]:
 
 def _request_input(stage_input: StageInput) -> StageInput:
     return StageInput.model_validate(
-        {
-            "name": stage_input.name,
-            "from": f"{REQUEST}.inputs.{stage_input.name}",
-            "optional": stage_input.optional,
-        }
+        {"name": stage_input.name, "from": f"{REQUEST}.inputs.{stage_input.name}", "optional": stage_input.optional}
     )
 
 

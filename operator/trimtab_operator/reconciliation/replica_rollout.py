@@ -5,12 +5,7 @@ from dataclasses import dataclass
 
 from trimtab_kubernetes.objects import Object, fingerprint
 from trimtab_operator.manifests.objects import MODEL_SERVER, ROUTER, TEMPLATE_HASH, Ref
-from trimtab_operator.manifests.replica_groups import (
-    replica_group,
-    replica_group_budget,
-    service,
-    template,
-)
+from trimtab_operator.manifests.replica_groups import replica_group, replica_group_budget, service, template
 from trimtab_operator.manifests.routers import PIPELINE_HASH, pipeline_hash
 from trimtab_operator.reconciliation.conditions import StageProgress
 from trimtab_operator.reconciliation.observed_state import PodState, Problem, live_sets, replica_group_states, rolling
@@ -173,9 +168,4 @@ def _objects(site: ClusterSite, name: str, count: int, *, surge: bool) -> list[O
 
 def _scaled(found: Object, count: int) -> Object:
     identity = {key: found["metadata"][key] for key in ("name", "namespace")}
-    return {
-        "apiVersion": found["apiVersion"],
-        "kind": found["kind"],
-        "metadata": identity,
-        "spec": {"replicas": count},
-    }
+    return {"apiVersion": found["apiVersion"], "kind": found["kind"], "metadata": identity, "spec": {"replicas": count}}

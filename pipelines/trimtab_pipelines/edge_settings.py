@@ -39,10 +39,7 @@ class EdgeTls(Model):
 
 
 class ReplicaIdentity(Model):
-    """Certificate for mutual TLS between routers and replicas, as PEM files.
-
-    New files apply to connections made afterwards.
-    """
+    """Certificate for mutual TLS of routers and replicas, as PEM files; new files apply to later connections."""
 
     certificate: Path
     """Certificate chain."""

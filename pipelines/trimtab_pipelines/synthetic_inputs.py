@@ -113,10 +113,7 @@ DISTRIBUTIONS: Mapping[str, LengthDistribution] = {
 
 
 def parse_distributions(written: str, specs: Sequence[TensorSpec]) -> dict[str, str]:
-    """Parse `TENSOR=DISTRIBUTION, …`.
-
-    Raises ValueError if the tensor or distribution is unknown, or they do not fit.
-    """
+    """Parse `TENSOR=DISTRIBUTION, …`. Raises ValueError if one of a pair is unknown, or they do not fit."""
     by_name = {spec.name: spec for spec in specs}
     chosen: dict[str, str] = {}
     for part in written.split(","):

@@ -17,10 +17,7 @@ CHAT_LABELS: Final[Mapping[str, str]] = {"text": "text-only chats", "image": "ch
 
 @dataclass(frozen=True, slots=True)
 class Counters:
-    """Counters of a router since its start.
-
-    Buckets map upper edges in seconds to cumulative counts, as in Prometheus.
-    """
+    """Counters of a router since its start. Buckets map upper edges in seconds to cumulative counts."""
 
     received: int = 0
     outcomes: Mapping[str, int] = field(default_factory=dict)

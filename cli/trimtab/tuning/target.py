@@ -79,10 +79,7 @@ def _names(items: tuple[Stage, ...] | tuple[Variant, ...]) -> str:
 
 
 def with_points(text: str, stage: str, variant: str, selected: Sequence[Trial]) -> str:
-    """Write the selected points and their evidence into a variant.
-
-    Raises DocumentError if the variant is written in flow style.
-    """
+    """Write the selected points and their evidence into a variant; DocumentError if it is written in flow style."""
     node = variant_node(text, stage, variant)
     if node is None or node.flow_style:
         raise DocumentError(f"variant {variant}: points can only be added in block style, one field per line")

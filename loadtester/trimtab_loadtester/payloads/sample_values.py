@@ -20,10 +20,7 @@ class InvalidValue(ValueError):
 
 
 def tensor_of(spec: TensorSpec, value: Any) -> Tensor:
-    """Convert a value to a tensor of one row.
-
-    Raises InvalidValue if it does not have the tensor's shape or datatype.
-    """
+    """Convert a value to a tensor of one row. Raises InvalidValue if shape or datatype are not the tensor's."""
     if spec.datatype == "BYTES":
         values = np.asarray(value, dtype=object)
         array = np.array([as_bytes(element) for element in values.ravel()], dtype=object).reshape(1, *values.shape)

@@ -34,10 +34,7 @@ def identity_mounts(settings: Settings) -> list[Object]:
 
 
 def identity_arguments(settings: Settings) -> list[str]:
-    """Command line arguments of a model server.
-
-    The kubelet, which has no client certificate, uses a separate health port.
-    """
+    """Arguments of a model server; the kubelet, which has no client certificate, uses a separate health port."""
     identity = settings.edge.replicas
     if identity is None:
         return []

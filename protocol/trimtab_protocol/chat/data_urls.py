@@ -95,10 +95,7 @@ def data_url_payload(url: Buffer, max_bytes: int, param: str) -> memoryview:
 
 
 def decode_data_url(url: Buffer, max_bytes: int, param: str) -> bytes:
-    """The bytes of a data URL.
-
-    Raises InvalidChat if it is empty, not base64, or too large; nothing is decoded if it is too large.
-    """
+    """The bytes of a data URL; InvalidChat if it is empty, not base64, or, before decoding, too large."""
     written = data_url_payload(url, max_bytes, param)
     try:
         decoded = binascii.a2b_base64(written, strict_mode=True)

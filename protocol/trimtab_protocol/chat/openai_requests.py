@@ -177,10 +177,7 @@ _ACCEPTED_VALUES: dict[str, Sequence[Any]] = {
 
 
 def parse_chat_request(body: bytes) -> ChatRequest:
-    """Parse a chat completion request without data URLs.
-
-    Raises InvalidChat if a field is invalid, missing or not supported.
-    """
+    """Parse a chat completion request without data URLs; InvalidChat names a field that is not supported or valid."""
     try:
         request = _FullRequest.model_validate_json(body)
     except ValidationError as error:

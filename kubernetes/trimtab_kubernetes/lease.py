@@ -113,25 +113,19 @@ class Lease:
 
     async def _try_claim(self) -> bool:
         began = time.monotonic()
-        taken = await self._claim()
-        if taken:
-            self._renewed = began
-        return taken
-
-    async def _claim(self) -> bool:
         try:
             found = await self._cluster.get("Lease", self._namespace, self._name)
             if found is None:
                 await self._cluster.create(self._body(), manager=self._identity)
-                return True
-            if not self._is_claimable(found["spec"]):
+            elif self._is_claimable(found["spec"]):
+                await self._cluster.replace(self._claimed(found), manager=self._identity)
+            else:
                 return False
-            await self._cluster.replace(self._claimed(found), manager=self._identity)
-        except Conflict:
-            return False
         except ClusterError as error:
-            log.warning("lease %s: %s", self._name, error)
+            if not isinstance(error, Conflict):
+                log.warning("lease %s: %s", self._name, error)
             return False
+        self._renewed = began
         return True
 
     def _is_claimable(self, spec: dict[str, Any]) -> bool:

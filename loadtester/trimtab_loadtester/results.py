@@ -214,10 +214,6 @@ class Results:
         """HDR percentiles, in seconds, of the latency of all responses; empty without any."""
         return percentiles(self.answered["latency_seconds"])
 
-    def token_percentiles(self) -> dict[str, float]:
-        """HDR percentiles, in seconds, of the token times of all responses; empty if the load is not streamed."""
-        return _token_percentiles(self.answered) if self.facts.streamed else {}
-
     def modalities(self) -> dict[str, ModalityResults]:
         """Results of chats without images (`text`) and with images (`image`), if any; empty if not streamed."""
         results: dict[str, ModalityResults] = {}
@@ -251,7 +247,7 @@ class Results:
             "slo_fraction": within_slo / received if received else None,
             "slo_seconds": facts.slo_seconds,
             **{f"latency_seconds_{name}": value for name, value in self.latency_percentiles().items()},
-            **self.token_percentiles(),
+            **(_token_percentiles(answered) if facts.streamed else {}),
             **_by_modality(self.modalities()),
             "measured_accuracy": _ratio(answered["correct"].sum(), answered["total"].sum()),
             "expected_accuracy": _mean(answered["expected_accuracy"]),

@@ -104,7 +104,6 @@ def post(url: str, body: object, timeout_seconds: float = 10.0) -> tuple[int, di
 
 
 def trimtab(*arguments: str, timeout_seconds: float = PATIENCE_SECONDS) -> Completed:
-    """Run a command to its end."""
     command = command_tied_to_parent("trimtab", *arguments)
     done = subprocess.run(command, capture_output=True, text=True, timeout=timeout_seconds, check=False)
     return Completed(done.returncode, done.stdout, done.stderr)

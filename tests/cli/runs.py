@@ -49,7 +49,6 @@ def a_sample(second: int) -> Sample:
 
 
 def plans() -> list[PipelinePlan]:
-    """Three plans; the second and the third change a variant."""
     changes = (("fast", 1, 0.0), ("slow", 2, 40.0), ("fast", 3, 80.0))
     found = []
     for variant, generation, at in changes:

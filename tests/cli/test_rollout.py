@@ -52,7 +52,6 @@ class Machine:
         self.replicas[place] = changed
 
     def step(self, targets: list[StageTarget]) -> Iterator[Action]:
-        """Execute the next actions within the budget; yield each."""
         self.route(targets)
         for action in decide(targets, self.replicas, limit_cores=self.limit, serving=self.serving, now=self.now):
             self.carry_out(action)
@@ -60,7 +59,6 @@ class Machine:
             yield action
 
     def route(self, targets: list[StageTarget]) -> None:
-        """The router moves once a ready replica may serve the new variant."""
         for target in targets:
             ready = [r for r in self.replicas if r.stage == target.stage and r.state == "ready"]
             if any(target.variant in servable_variants(r, target, VARIANTS) for r in ready):

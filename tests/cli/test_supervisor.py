@@ -217,7 +217,6 @@ def up(tmp_path: Path, *arguments: str) -> Iterator[tuple["subprocess.Popen[str]
 
 @pytest.mark.parametrize("name", ["link", "other/../run"])
 async def test_plan_is_watched_in_any_folder(tmp_path: Path, name: str) -> None:
-    """The plan is written after the start, as by an adapter."""
     (tmp_path / "run").mkdir()
     (tmp_path / "other").mkdir()
     (tmp_path / "link").symlink_to(tmp_path / "run")

@@ -184,7 +184,6 @@ def test_model_servers_reach_each_other_for_embeddings_only():
 
 
 def showing(**images: list[str]) -> list[dict[str, Any]]:
-    """The policies of a pipeline whose chats may show images from there."""
     return network_policies(owned(a_chat_pipeline(chat={"images": images})), DEFAULT)
 
 

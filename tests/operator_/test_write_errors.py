@@ -17,7 +17,6 @@ SELECTOR = {"app": "other"}
 
 
 async def a_foreign_object(site: Site, kind: str, name: str, **metadata: Any) -> dict[str, Any]:
-    """Create an object of another owner, with a name that the operator uses."""
     bodies: dict[str, dict[str, Any]] = {
         "Service": {"spec": {"selector": SELECTOR, "ports": [{"port": 80}]}},
         "ConfigMap": {"data": {"theirs": "1"}},
@@ -90,7 +89,6 @@ async def test_object_is_created_once_the_foreign_one_is_gone(site: Site) -> Non
 
 
 async def test_orphans_of_an_earlier_pipeline_are_adopted(site: Site) -> None:
-    """As after a deletion that orphans: the object has the operator's labels and no owner."""
     marks = {MANAGED_BY: OPERATOR_MANAGER, PIPELINE_LABEL: "sample"}
     await a_foreign_object(site, "ConfigMap", "sample-router", labels=marks)
     await site.apply_pipeline()

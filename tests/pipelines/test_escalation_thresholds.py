@@ -130,7 +130,6 @@ def of_tasks(seed: int, rows: int) -> dict[str, ConfidenceSample]:
 
 
 def escalated_accuracy(escalation: Escalation, samples: dict[str, ConfidenceSample]) -> float:
-    """Accuracy of all rows after escalating those below their task's threshold."""
     fast, full = samples["fast"], samples["full"]
     assert fast.tasks is not None
     below = np.array([escalation.by_task[task].confidence_below for task in fast.tasks.tolist()])

@@ -27,7 +27,6 @@ POINTS = draw.lists(
 
 
 def brute_force_batches(single, rows):
-    """The least seconds of rows, over every multiset of batches."""
     if not rows:
         return 0.0
     return min(
@@ -36,7 +35,6 @@ def brute_force_batches(single, rows):
 
 
 def brute_force(points, rows, floor):
-    """The least seconds over every share of rows among points that meets the floor; infinite if none does."""
     best = inf
     for counts in itertools.product(range(rows + 1), repeat=len(points)):
         correct = sum(count * units for count, (units, _) in zip(counts, points, strict=True))

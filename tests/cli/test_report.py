@@ -30,8 +30,8 @@ from trimtab_pipelines.request_outcome import RequestOutcome
 from trimtab_pipelines.router_state import RouterState
 from trimtab_pipelines.spec import ServiceLevel
 from trimtab_protocol.chat.internal_wire import Chunk
-from trimtab_router.execution.stream_timing import StreamTiming
-from trimtab_router.observability.token_metrics import TokenMetrics
+from trimtab_router.execution.response_metadata import StreamTiming
+from trimtab_router.observability.metrics import TokenMetrics
 
 LATE, DROPPED = 60, 12
 

@@ -6,7 +6,7 @@ import pytest
 
 from tests.builders import a_pipeline, a_pipeline_document, a_stage
 from tests.operator_.scene import SETTINGS, Site, owned
-from tests.router.layouts import PULLS, WHOLE, a_choosing_pipeline, laid_out
+from tests.router.disaggregated import PULLS, WHOLE, a_choosing_pipeline, laid_out
 from trimtab_kubernetes import Cluster, Rejected
 from trimtab_operator.manifests.objects import Ref
 from trimtab_operator.manifests.routers import router_objects

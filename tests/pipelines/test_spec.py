@@ -9,9 +9,16 @@ import pytest
 from tests.builders import a_pipeline, a_pipeline_document, a_stage, a_variant
 from tests.pipelines.invalid_documents import INVALID, POINTED, Invalid
 from tests.router.chats import a_chat_pipeline, a_writer
-from tests.router.disaggregated import a_disaggregated_pipeline, an_encoder
+from tests.router.disaggregated import (
+    PULLS,
+    WHOLE,
+    a_choosing_pipeline,
+    a_choosing_writer,
+    a_disaggregated_pipeline,
+    an_encoder,
+    laid_out,
+)
 from tests.router.engines import a_served
-from tests.router.layouts import PULLS, WHOLE, a_choosing_pipeline, a_choosing_writer, laid_out
 from trimtab_pipelines.documents import DocumentError, load_pipeline, parse, validate_plan
 from trimtab_pipelines.kubernetes_names import advisory_name
 from trimtab_pipelines.model_spec import model_spec

@@ -17,6 +17,7 @@ log = logging.getLogger(__name__)
 
 Result = TypeVar("Result")
 RESTART_SECONDS = 1.0
+Service = Callable[[], Coroutine[Any, Any, None]]
 
 
 class Loop(uvloop.Loop):
@@ -41,7 +42,7 @@ def run(coroutine: Coroutine[Any, Any, Result]) -> Result:
         return runner.run(coroutine)
 
 
-def start_service(name: str, service: Callable[[], Coroutine[Any, Any, None]]) -> asyncio.Task[None]:
+def start_service(name: str, service: Service) -> asyncio.Task[None]:
     """Start a coroutine that must not end: if it raises, the error is logged and it is started again."""
 
     async def supervise() -> None:

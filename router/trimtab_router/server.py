@@ -3,19 +3,20 @@
 import asyncio
 import logging
 import signal
-from collections.abc import Awaitable
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from trimtab_pipelines.documents import load_pipeline
 from trimtab_pipelines.edge_settings import EdgeSettings
 from trimtab_pipelines.processes.child_process import RouterPorts, print_ready_line
 from trimtab_pipelines.spec import InferencePipeline
+from trimtab_protocol.event_loop import Service, start_service
 from trimtab_protocol.http_client import Tls
 from trimtab_protocol.mutual_tls import InvalidIdentity, MutualTls
-from trimtab_router.envoy.key_watcher import watch_keys
+from trimtab_router.envoy.key_watcher import key_watch
 from trimtab_router.envoy.sockets import Sockets
 from trimtab_router.ingress.listeners import Listeners
 from trimtab_router.ingress.task_api import TaskApi
@@ -68,22 +69,24 @@ async def serve(options: RouterOptions) -> None:
         files = FileWatcher(router, options.plan, options.endpoints)
         files.read()
         cluster = None if options.endpoints else await _connect(stack)
-        watchers = [files.watch() if cluster is None else _watch_cluster(router, cluster)]
+        watchers: list[Service] = [files.watch if cluster is None else partial(_watch_cluster, router, cluster)]
         listeners = Listeners(router)
         if options.sockets is not None:
             control = await listeners.listen_behind_envoy(options.sockets, options.edge)
-            keys = watch_keys(options.edge, cluster, pipeline.metadata.namespace, control.use_keys)
+            keys = key_watch(options.edge, cluster, pipeline.metadata.namespace, control.use_keys)
             watchers += [keys] if keys else []
         else:
             log.warning("no proxy: plain REST without TLS, API keys or limits per client; for trusted clients only")
             await listeners.listen_without_proxy(options.host, options.rest_port)
         tasks = await _task_store(router, options.tasks, cluster, watchers)
         await listeners.listen_admin(options.host, options.admin_port, TaskApi(router, tasks, options.admin_keys))
-        await _serve_until_stopped(listeners, _gather(watchers), options.linger_seconds)
+        for watch in watchers:
+            stack.callback(start_service("watch", watch).cancel)
+        await _serve_until_stopped(listeners, options.linger_seconds)
 
 
 async def _task_store(
-    router: Router, folder: Path | None, cluster: "Cluster | None", watchers: list[Awaitable[None]]
+    router: Router, folder: Path | None, cluster: "Cluster | None", watchers: list[Service]
 ) -> TaskStore | None:
     """The registered tasks, read. In a cluster, their watch is added to the watchers."""
     if cluster is not None:
@@ -91,7 +94,7 @@ async def _task_store(
 
         config_maps = TaskConfigMaps(cluster, router.pipeline)
         store = TaskStore(router, config_maps)
-        watchers.append(config_maps.watch(store.apply))
+        watchers.append(partial(config_maps.watch, store.apply))
     elif folder is not None:
         store = TaskStore(router, TaskFolder(folder))
     else:
@@ -127,32 +130,20 @@ async def _connect(stack: AsyncExitStack) -> "Cluster":
         raise RuntimeError(str(error)) from error
 
 
-def _watch_cluster(router: Router, cluster: "Cluster") -> Awaitable[None]:
+async def _watch_cluster(router: Router, cluster: "Cluster") -> None:
     from trimtab_router.watchers.cluster_watcher import ClusterWatcher  # noqa: PLC0415  (takes a second of processor time to import)
 
-    return ClusterWatcher(router, cluster, router.pipeline.metadata.namespace).watch()
+    await ClusterWatcher(router, cluster, router.pipeline.metadata.namespace).watch()
 
 
-def _gather(watchers: list[Awaitable[None]]) -> "asyncio.Future[Any]":
-    return asyncio.ensure_future(asyncio.gather(*watchers))
-
-
-async def _serve_until_stopped(listeners: Listeners, watching: "asyncio.Future[Any]", linger_seconds: float) -> None:
+async def _serve_until_stopped(listeners: Listeners, linger_seconds: float) -> None:
     stopping = asyncio.Event()
     for signal_number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(signal_number, stopping.set)
     print_ready_line(RouterPorts(listeners.rest_port, listeners.admin_port))
-    stop_task = asyncio.create_task(stopping.wait())
-    events: set[asyncio.Future[Any]] = {stop_task, watching}
-    await asyncio.wait(events, return_when=asyncio.FIRST_COMPLETED)
-    if stop_task.done():
-        await listeners.terminate(linger_seconds)
+    await stopping.wait()
+    await listeners.terminate(linger_seconds)
     await listeners.close()
-    stop_task.cancel()
-    if watching.done():
-        watching.result()  # a watcher that failed is an error of the process
-    watching.cancel()
-    await asyncio.gather(watching, stop_task, return_exceptions=True)
 
 
 def _in_namespace(pipeline: InferencePipeline, namespace: str | None) -> InferencePipeline:

@@ -26,7 +26,7 @@ from trimtab_pipelines.spec import InferencePipeline
 from trimtab_protocol import InferRequest, InferResponse, PendingRequest, Tensor, grpc_messages, rest
 from trimtab_protocol.mutual_tls import MutualTls
 from trimtab_router.admission.request_parsing import parse_request
-from trimtab_router.envoy.key_watcher import watch_keys
+from trimtab_router.envoy.key_watcher import key_watch
 from trimtab_router.envoy.process import command, find_binary, write_config
 from trimtab_router.envoy.sockets import SocketFolder, Sockets
 from trimtab_router.ingress.listeners import EnvoyControl, Listeners
@@ -226,8 +226,8 @@ class Rig:
                 sockets = self.sockets = make_sockets()
                 self._stack.callback(shutil.rmtree, sockets.folder)
                 control = self.control = await self.listeners.listen_behind_envoy(sockets, self.edge)
-                if (keys := watch_keys(self.edge, None, "default", control.use_keys)) is not None:
-                    self._following = asyncio.create_task(keys)
+                if (keys := key_watch(self.edge, None, "default", control.use_keys)) is not None:
+                    self._following = asyncio.create_task(keys())
                 most_bytes = self.router.limits.max_payload_bytes
                 opening = an_envoy(
                     self.router.pipeline, sockets, self.edge, max_payload_bytes=most_bytes, otlp=self.otlp

@@ -1,11 +1,13 @@
 """Watches API keys in a file or a Secret. A removed key is rejected at once."""
 
 import logging
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from trimtab_pipelines.edge_settings import EdgeSettings
+from trimtab_protocol.event_loop import Service
 from trimtab_router.envoy.api_keys import HashedKey, ParsedKeys, read_entries, read_file, read_secret
 from trimtab_router.file_changes import changes
 
@@ -41,17 +43,15 @@ class ApiKeys:
         self._use(parsed.keys)
 
 
-def watch_keys(
-    settings: EdgeSettings, cluster: "Cluster | None", namespace: str, use: Use
-) -> Coroutine[Any, Any, None] | None:
-    """Watch the keys that the settings name, None if they name none. RuntimeError: a Secret without a cluster."""
+def key_watch(settings: EdgeSettings, cluster: "Cluster | None", namespace: str, use: Use) -> Service | None:
+    """Watch of the keys that the settings name, None if they name none. RuntimeError: a Secret without a cluster."""
     if settings.keys_file:
-        return watch_file(Path(settings.keys_file), use)
+        return partial(watch_file, Path(settings.keys_file), use)
     if settings.keys_secret is None:
         return None
     if cluster is None:
         raise RuntimeError(f"keysSecret {settings.keys_secret}: there is no cluster to read it from; name a keysFile")
-    return watch_secret(cluster, namespace, settings.keys_secret, use)
+    return partial(watch_secret, cluster, namespace, settings.keys_secret, use)
 
 
 async def watch_file(path: Path, use: Use) -> None:

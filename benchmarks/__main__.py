@@ -35,9 +35,7 @@ def _paper(name: str, summary: str) -> Benchmark:
 _FORECAST = ("--trace", TRACE, "--fit", str(RECORDED_LOAD)) if TRACE else ("--trace", str(RECORDED_LOAD))
 
 BENCHMARKS: Mapping[str, Benchmark] = {
-    "router": Benchmark(
-        "router.__main__", "overhead, throughput, large tensors and batching against chained MLServers"
-    ),
+    "router": Benchmark("router.parts", "overhead, throughput, large tensors and batching against chained MLServers"),
     "router-commits": Benchmark("router.commits", "cost of a request against a checkout of another commit"),
     "overload": Benchmark("overload.__main__", "goodput at 3 and 10 times capacity, with and without a busy neighbour"),
     "solver": Benchmark("solver", "the exact solver against HiGHS, Gurobi and brute force"),

@@ -1,16 +1,18 @@
 """Charts of the pages: panels side by side, whose traces of one name share their place in the legend."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import plotly.graph_objects as go
 from plotly.subplots import make_subplots
 
+from benchmarks.harness.grid import AnyRow, Evaluation
 from trimtab.report.html_page import OWN_X_AXIS
 
 GRID = "rgba(134,141,152,0.25)"
 SLANTED_NAMES_PIXELS = 130
 """Space below a chart whose x axis lists long names."""
+Case = tuple[str, ...]
 Panel = tuple[str, Iterable[go.Scatter | go.Bar]]
 """A title and the traces below it."""
 
@@ -28,38 +30,49 @@ def panels(
     *,
     x: str = "",
     y: str = "",
-    second_axis: str | None = None,
     **layout: Any,
 ) -> go.Figure:
-    """Return a chart with one panel a column.
-
-    Args:
-        columns: the panels.
-        x: title of every x axis.
-        y: title of the first y axis.
-        second_axis: name of the traces that have a y axis of their own.
-        layout: what `style` takes.
-    """
+    """Return a chart with one panel a column; `x` is the title of every x axis, `y` of the first y axis."""
     figure = make_subplots(
         rows=1,
         cols=len(columns),
         subplot_titles=[title for title, _ in columns],
-        specs=[[{"secondary_y": second_axis is not None} for _ in columns]],
     )
+    listed = set[str]()
     for column, (_, traces) in enumerate(columns, 1):
-        add_traces(figure, traces, second_axis, row=1, col=column)
+        for trace in traces:
+            trace.update(legendgroup=trace.name, showlegend=trace.name not in listed)
+            figure.add_trace(trace, row=1, col=column)
+            listed.add(trace.name)
         figure.update_xaxes(title_text=x, row=1, col=column)
     figure.update_yaxes(title_text=y, row=1, col=1)
     return style(figure, **layout)
 
 
-def add_traces(figure: go.Figure, traces: Iterable[Any], second_axis: str | None = None, **place: int) -> None:
-    """Add traces to a panel; the legend lists each name once."""
-    listed = {trace.name for trace in figure.data}
-    for trace in traces:
-        trace.update(legendgroup=trace.name, showlegend=trace.name not in listed)
-        figure.add_trace(trace, **place, **({"secondary_y": True} if trace.name == second_axis else {}))
-        listed.add(trace.name)
+def lines_by_load(
+    evaluation: Evaluation[AnyRow],
+    cases: Mapping[str, Case],
+    colours: Mapping[str, str],
+    figure: Callable[[Case, str, float], float],
+    **layout: Any,
+) -> go.Figure:
+    """Return lines over the loads, one a method, in a titled panel for each case; `figure` takes method and load.
+
+    The line of the first method is bold.
+    """
+    first = next(iter(colours))
+    columns = [
+        (
+            title,
+            [
+                line(method, loads, [figure(case, method, load) for load in loads], colour, bold=method == first)
+                for loads in [evaluation.factors(case)]
+                for method, colour in colours.items()
+            ],
+        )
+        for title, case in cases.items()
+    ]
+    return panels(columns, x="load", **layout)
 
 
 def style(figure: go.Figure, *, height: int = 420, below: int = 56, from_zero: bool = True) -> go.Figure:

@@ -18,13 +18,7 @@ Figure = float | int | str | None
 
 
 class Page:
-    """HTML page without dependencies, written top to bottom.
-
-    Args:
-        title: of the window and the page.
-        how: what was run, such as "simulated".
-        lead: line below the title.
-    """
+    """HTML page without dependencies, written top to bottom; `how` says what was run, such as "simulated"."""
 
     def __init__(self, title: str, how: str, lead: str) -> None:
         self._title = title

@@ -3,10 +3,11 @@
 import asyncio
 import os
 import sys
-from collections.abc import AsyncIterator, Iterable, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager, contextmanager, suppress
 from dataclasses import dataclass
 from itertools import count
+from math import inf
 from pathlib import Path
 from typing import Any
 
@@ -33,6 +34,7 @@ CGROUPS = Path("/sys/fs/cgroup")
 CGROUP_PERIOD_MICROSECONDS = 10_000
 PLAN_POLLS, PLAN_POLL_SECONDS, SETTLE_SECONDS = 600, 0.05, 0.5
 """How often the router is asked whether it follows a plan, and how long the new plan settles."""
+HALVINGS = 4
 _cgroup_numbers = count()
 Profiles = Mapping[str, ModelProfile]
 
@@ -119,13 +121,31 @@ def write_pipeline(source: Path, folder: Path, **spec: Any) -> InferencePipeline
     return load_pipeline(folder / "pipeline.yaml")
 
 
-def plan_one_replica(
-    pipeline: InferencePipeline, profiles: Profiles, stage: str, pin: Pin, *, rps: float, rows: float = 1.0
+def plan_pinned(
+    pipeline: InferencePipeline, profiles: Profiles, pins: Mapping[str, Pin], *, rps: float, rows: float = 1.0
 ) -> PipelinePlan:
-    """Return what the adapter plans for a known load with one pinned replica."""
-    pinned = pipeline.model_copy(update={"spec": with_pins(pipeline.spec, {stage: pin})})
+    """Return what the adapter plans for a known load, with a pin and so many rows a request for each stage."""
+    pinned = pipeline.model_copy(update={"spec": with_pins(pipeline.spec, pins)})
     forecast = ForecastRecord(peak_rps=rps, source="static", reason="the load, known beforehand")
-    return decide(pinned, profiles, PlanningInputs(forecast, 0.0, rows_per_request={stage: rows}))
+    return decide(pinned, profiles, PlanningInputs(forecast, 0.0, rows_per_request=dict.fromkeys(pins, rows)))
+
+
+Holds = Callable[[float], Awaitable[bool]]
+"""Tries a rate, requests a second."""
+
+
+async def search_goodput(holds: Holds, first_rps: float, max_rps: float = inf) -> float:
+    """Return the highest rate that holds, requests a second; 0 if no tried rate does.
+
+    The rate is doubled until it fails; the range between is halved four times.
+    """
+    low, high = 0.0, first_rps
+    while high <= max_rps and await holds(high):
+        low, high = high, 2 * high
+    for _ in range(HALVINGS):
+        middle = (low + high) / 2
+        low, high = (middle, high) if await holds(middle) else (low, middle)
+    return low
 
 
 @dataclass(slots=True)

@@ -114,14 +114,7 @@ class Connection(ABC):
 
 
 class Http1Connection(Connection):
-    """Keep-alive HTTP/1.1 connection, with one request in flight.
-
-    Args:
-        port: the server's port on this machine.
-        request: the whole request as bytes.
-        outcomes: records each response.
-        poll: registers the connection.
-    """
+    """Keep-alive HTTP/1.1 connection, with one request in flight; the request is whole bytes."""
 
     def __init__(self, port: int, request: bytes, outcomes: Outcomes, poll: "select.epoll") -> None:
         self._request = request
@@ -204,12 +197,7 @@ class ResponseHeaders:
 class Http2Connection(Connection):
     """HTTP/2 connection by prior knowledge, with as many requests in flight as the server allows.
 
-    Args:
-        port: the server's port on this machine.
-        request: the request.
-        headers: decodes response headers; connections may share it.
-        outcomes: records each response.
-        poll: registers the connection.
+    Connections may share the decoder of response headers.
     """
 
     def __init__(

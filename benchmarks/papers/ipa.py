@@ -52,13 +52,11 @@ class Place:
 
     Attributes:
         margin: its served accuracy over the best that a baseline reaches with no more cores; NaN if none does.
-        mixture_margin: the same against any mixture of baselines over time, which none of them is.
         beaten_by: the baseline that dominates it.
     """
 
     standing: Literal["above", "on", "below"]
     margin: float
-    mixture_margin: float
     beaten_by: str = ""
 
     @property
@@ -76,7 +74,7 @@ def place(evaluation: Evaluation[PlannerRow], case: tuple[str, ...], method: str
     margin = accuracy - max((a for c, a in points if c <= cores), default=math.nan)
     above = math.isnan(margin) or margin > SAME_ACCURACY
     standing: Literal["above", "on", "below"] = "below" if beaten_by else "above" if above else "on"
-    return Place(standing, margin, accuracy - _mixture(points, cores), beaten_by)
+    return Place(standing, margin, beaten_by)
 
 
 def _dominates(theirs: Sequence[PlannerRow], ours: Sequence[PlannerRow]) -> bool:
@@ -94,16 +92,6 @@ def _dominates(theirs: Sequence[PlannerRow], ours: Sequence[PlannerRow]) -> bool
 
 def _mean_point(rows: Sequence[PlannerRow]) -> tuple[float, float]:
     return float(np.mean([row.cores for row in rows])), float(np.mean([row.served_accuracy for row in rows]))
-
-
-def _mixture(points: Sequence[tuple[float, float]], cores: float) -> float:
-    """Return the most accuracy that any mixture of points reaches with at most these cores; 0 if none is as cheap."""
-    best = max((a for c, a in points if c <= cores), default=0.0)
-    for cheap, low in points:
-        for dear, high in points:
-            if cheap < cores < dear:
-                best = max(best, low + (high - low) * (cores - cheap) / (dear - cheap))
-    return best
 
 
 def judge(evaluation: Evaluation[PlannerRow], seconds: float) -> Report:
@@ -236,17 +224,14 @@ def _front(evaluation: Evaluation[PlannerRow], recorded: RecordedRuns, cases: Se
             paper = recorded.get((*case, PAPER_NAMES.get(method, "")))
             if paper is not None:
                 name = f"{PAPER_NAMES[method]}, paper"
-                dots.append(_crosses(name, [paper.cores], [100 * paper.accuracy], COLOURS[method]))
+                outline = {"width": 2, "color": COLOURS[method]}
+                cross = {"size": 9, "symbol": "x-thin", "line": outline, "color": COLOURS[method]}
+                dots.append(_dots(name, [paper.cores], [100 * paper.accuracy], **cross))
         columns.append((case[1].replace("_", " "), dots))
     return charts.panels(columns, x="cores", y="PAS × 100", from_zero=False).update_xaxes(type="log")
 
 
 def _dots(name: str, x: Iterable[float], y: Iterable[float], **marker: Any) -> go.Scatter:
-    return go.Scatter(x=list(x), y=list(y), name=name, mode="markers", marker=marker)
-
-
-def _crosses(name: str, x: Iterable[object], y: Iterable[float], colour: str) -> go.Scatter:
-    marker = {"color": colour, "size": 9, "symbol": "x-thin", "line": {"width": 2, "color": colour}}
     return go.Scatter(x=list(x), y=list(y), name=name, mode="markers", marker=marker)
 
 

@@ -142,11 +142,11 @@ def _planner(
 ) -> Planner:
     settings = ipa_data.read_baseline_settings(source.folder, pipeline)
     planners: Mapping[str, Callable[[], Planner]] = {
-        "FA2-low": lambda: fa2(settings.fa2_low),
+        "FA2-low": lambda: fa2({name: stage["fa2_low"] for name, stage in settings.items()}),
         "FA2-low, best": lambda: fa2_lightest(pipeline, profiles),
-        "FA2-high": lambda: fa2(settings.fa2_high),
+        "FA2-high": lambda: fa2({name: stage["fa2_high"] for name, stage in settings.items()}),
         "FA2-high, best": lambda: fa2_heaviest(pipeline, profiles),
-        "RIM": lambda: rim(settings.rim_replicas),
+        "RIM": lambda: rim({name: int(stage["rim_replicas_high_load"]) for name, stage in settings.items()}),
         "RIM, best": lambda: rim_sized_for(pipeline, profiles, peak_rps),
     }
     return planners.get(method, lambda: decide)()

@@ -115,24 +115,10 @@ def _measurement(row: Mapping[str, str]) -> Measurement:
     )
 
 
-@dataclass(frozen=True, slots=True)
-class BaselineSettings:
-    """The baselines' settings in the paper, by stage."""
-
-    fa2_low: Mapping[str, str]
-    fa2_high: Mapping[str, str]
-    rim_replicas: Mapping[str, int]
-
-
-def read_baseline_settings(folder: Path, pipeline: InferencePipeline) -> BaselineSettings:
-    """Read what the paper's baselines ran; the file's stages are in the pipeline's order."""
+def read_baseline_settings(folder: Path, pipeline: InferencePipeline) -> dict[str, dict[str, str]]:
+    """Read what the paper's baselines ran, by stage; the file's stages are in the pipeline's order."""
     rows = sorted((r for r in _rows(folder / STAGES) if r["pipeline"] == pipeline.name), key=lambda r: int(r["stage"]))
-    by_stage = dict(zip((stage.name for stage in pipeline.spec.ordered_stages), rows, strict=True))
-    return BaselineSettings(
-        fa2_low={name: row["fa2_low"] for name, row in by_stage.items()},
-        fa2_high={name: row["fa2_high"] for name, row in by_stage.items()},
-        rim_replicas={name: int(row["rim_replicas_high_load"]) for name, row in by_stage.items()},
-    )
+    return dict(zip((stage.name for stage in pipeline.spec.ordered_stages), rows, strict=True))
 
 
 @dataclass(frozen=True, slots=True)

@@ -155,13 +155,11 @@ def cells(seeds: int) -> list[Cell]:
 def measure(shape: NDArray[np.float64], cell: Cell) -> JobRow:
     """Simulate a cell under a load of this shape, [S]: 0 … 1, one value a second."""
     model = MODEL_BY_NAME[cell.case[0]]
-    jobs = draw_jobs(shape, model.max_rps, cell.seed)
-    floors = jobs.floors(list(model.accuracy.values()))
-    result = simulate(_scenario(model, cell, jobs, floors, shape.size))
-    return simulated_row(cell, result, jobs.rows, floors, STAGE)
+    jobs = draw_jobs(shape, model.max_rps, model.accuracy.values(), cell.seed)
+    return simulated_row(cell, simulate(_scenario(model, cell, jobs)), jobs, STAGE)
 
 
-def _scenario(model: Model, cell: Cell, jobs: Jobs, floors: NDArray[np.float64], seconds: int) -> Scenario:
+def _scenario(model: Model, cell: Cell, jobs: Jobs) -> Scenario:
     """The load is made denser by playing it faster, so that the jobs stay the same; so do the true latencies."""
     misjudged = MISJUDGED.get(cell.method, 1.0)
     points = model.points(misjudged)
@@ -176,18 +174,18 @@ def _scenario(model: Model, cell: Cell, jobs: Jobs, floors: NDArray[np.float64],
             and set(to.inputs) > set(point.inputs)
             and to.accuracy > point.accuracy
         ),
-        priced_rows_rps=float(jobs.rows.sum()) / seconds * cell.factor,
+        priced_rows_rps=float(jobs.rows.sum()) / jobs.seconds * cell.factor,
     )
     return Scenario(
         pipeline=pipeline,
         profiles={STAGE: build_profile(pipeline.name, points)},
-        arrivals_seconds=jobs.at_seconds / cell.factor,
-        duration_seconds=seconds / cell.factor,
+        arrivals_seconds=jobs.arrivals_seconds / cell.factor,
+        duration_seconds=jobs.seconds / cell.factor,
         plan=plan,
         environment=Environment(spread=0.0, service_ratios={(STAGE, VARIANT): misjudged}),
         policy=POLICIES[policy],
         rows=tuple(jobs.rows.tolist()),
-        options=tuple(RequestOptions(accuracy_floor=floor) for floor in floors.tolist()),
+        options=tuple(RequestOptions(accuracy_floor=floor) for floor in jobs.floors.tolist()),
     )
 
 
@@ -274,9 +272,9 @@ def build_page(
     how = "simulated and served" if served else "simulated"
     page = Page("MOSEL's evaluation", how, f"{len(evaluation.all_rows)} simulations · load: {trace}")
     page.add_thresholds(report)
-    titled = [(model.name, evaluation, model.name) for model in MODELS]
+    models = {model.name: model.name for model in MODELS}
     for name, note, figure, y in BY_LOAD:
-        page.add_chart(name, note, chart_by_load(titled, METHODS, figure, y))
+        page.add_chart(name, note, chart_by_load(evaluation, models, METHODS, figure, y))
     page.add_table("All figures", TABLE_NOTE, COLUMNS, table_rows(evaluation), range(2, 11))
     if served:
         mosel_served.add_sections(page, served)

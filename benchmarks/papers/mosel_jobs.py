@@ -1,7 +1,8 @@
 """Jobs of MOSEL's evaluation, simulated or served: the paper's load, what becomes of its jobs, and charts of it."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
+from operator import attrgetter
 from pathlib import Path
 
 import numpy as np
@@ -39,16 +40,25 @@ COLOURS = dict(
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Jobs:
-    """Jobs of one run: when each arrives, its rows, and its floor as a share of the model's range of accuracies."""
+    """Jobs of one run.
 
-    at_seconds: NDArray[np.float64]
+    Attributes:
+        arrivals_seconds: [N], ascending.
+        rows: of each job, [N].
+        floors: the accuracy that each asks for, to four digits, [N].
+        seconds: length of the load.
+        seed: they were drawn with.
+    """
+
+    arrivals_seconds: NDArray[np.float64]
     rows: NDArray[np.int64]
-    floor_share: NDArray[np.float64]
+    floors: NDArray[np.float64]
+    seconds: float
+    seed: int
 
-    def floors(self, accuracies: Sequence[float]) -> NDArray[np.float64]:
-        """Return the accuracy floors for a model whose subsets have these accuracies, [N]."""
-        low, high = min(accuracies), max(accuracies)
-        return low + self.floor_share * (high - low)
+    @property
+    def jobs_rps(self) -> float:
+        return self.rows.size / self.seconds
 
 
 def load_shape(trace: Path | None, start_seconds: int, seconds: int) -> NDArray[np.float64]:
@@ -64,8 +74,11 @@ def load_shape(trace: Path | None, start_seconds: int, seconds: int) -> NDArray[
     return shares
 
 
-def draw_jobs(shape: NDArray[np.float64], max_rps: float, seed: int) -> Jobs:
-    """Draw jobs that make up the queries of each second, between the minimum load and `max_rps` (section 7.1)."""
+def draw_jobs(shape: NDArray[np.float64], max_rps: float, accuracies: Collection[float], seed: int = 1) -> Jobs:
+    """Draw jobs that make up the queries of each second, between the minimum load and `max_rps` (section 7.1).
+
+    Their floors lie between the accuracies of the model's worst and best subset.
+    """
     rng = np.random.default_rng(seed)
     at: list[float] = []
     rows: list[int] = []
@@ -77,7 +90,8 @@ def draw_jobs(shape: NDArray[np.float64], max_rps: float, seed: int) -> Jobs:
             rows.append(size)
             left -= size
     order = np.argsort(at)
-    return Jobs(np.array(at)[order], np.array(rows)[order], rng.random(len(at)))
+    floors = np.round(rng.uniform(min(accuracies), max(accuracies), len(at)), 4)
+    return Jobs(np.array(at)[order], np.array(rows)[order], floors, float(shape.size), seed)
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,35 +118,27 @@ class JobRow:
     escalated: float
 
 
-def simulated_row(
-    cell: Cell, result: SimulationResult, rows: NDArray[np.int64], floors: NDArray[np.float64], stage: str
-) -> JobRow:
-    """Sum up a simulation of jobs with these rows and floors, [N]."""
+def simulated_row(cell: Cell, result: SimulationResult, jobs: Jobs, stage: str) -> JobRow:
+    """Sum up a simulation of jobs."""
     in_time, answered = result.outcomes == OK, result.outcomes <= LATE
     escalated = result.escalated_rows[stage]
     return JobRow(
         cell=cell,
         jobs=result.outcomes.size,
         violations=result.violations,
-        met=float((in_time & (result.accuracy >= floors - 1e-3)).mean()),
+        met=float((in_time & (result.accuracy >= jobs.floors - 1e-3)).mean()),
         accuracy=result.mean_accuracy,
-        answered_rps=float(rows[in_time].sum() / result.duration_seconds),
+        answered_rps=float(jobs.rows[in_time].sum() / result.duration_seconds),
         mean_seconds=float(result.latency_seconds[answered].mean()) if answered.any() else float("nan"),
         pending=float(result.unescalated.mean()),
         escalated=escalated / max(sum(result.rows_by_point[stage].values()) - escalated, 1),
     )
 
 
-def violations(row: JobRow) -> float:
-    return row.violations
-
-
-def met(row: JobRow) -> float:
-    return row.met
-
-
-def completion_seconds(row: JobRow) -> float:
-    return row.mean_seconds
+Figure = Callable[[JobRow], float]
+violations: Figure = attrgetter("violations")
+met: Figure = attrgetter("met")
+completion_seconds: Figure = attrgetter("mean_seconds")
 
 
 def carried_rps(evaluation: Evaluation[JobRow], model: str, method: str) -> float:
@@ -151,7 +157,7 @@ def carried_rps(evaluation: Evaluation[JobRow], model: str, method: str) -> floa
     return carried
 
 
-BY_LOAD: Sequence[tuple[str, str, Callable[[JobRow], float], str]] = (
+BY_LOAD: Sequence[tuple[str, str, Figure, str]] = (
     (
         "Violations by load",
         "Jobs without an answer in time, in %; at 1 the peak is twice what all modalities carry.",
@@ -167,33 +173,16 @@ BY_LOAD: Sequence[tuple[str, str, Callable[[JobRow], float], str]] = (
     ("Completion time by load", "Mean seconds of the answered jobs.", completion_seconds, "seconds"),
 )
 """Title, note, figure and y axis of each chart of figures by load."""
-Panel = tuple[str, Evaluation[JobRow], str]
-"""A title, and the evaluation and model below it."""
 
 
 def chart_by_load(
-    titled: Sequence[Panel],
-    methods: Sequence[str],
-    figure: Callable[[JobRow], float],
-    y: str,
+    evaluation: Evaluation[JobRow], models: Mapping[str, str], methods: Sequence[str], figure: Figure, y: str
 ) -> go.Figure:
-    """Return lines over the loads, one a method, in a panel for each model."""
-    columns = [
-        (
-            title,
-            [
-                charts.line(
-                    method,
-                    factors,
-                    [evaluation.mean((model,), method, figure, factor) for factor in factors],
-                    COLOURS[method],
-                    bold=method == OURS,
-                    mode="lines+markers",
-                )
-                for factors in [evaluation.factors((model,))]
-                for method in methods
-            ],
-        )
-        for title, evaluation, model in titled
-    ]
-    return charts.panels(columns, x="load", y=y)
+    """Return lines over the loads, one a method, in a panel for each model; `models` are by the panels' titles."""
+    cases = {title: (model,) for title, model in models.items()}
+    colours = {method: COLOURS[method] for method in methods}
+
+    def mean(case: tuple[str, ...], method: str, factor: float) -> float:
+        return evaluation.mean(case, method, figure, factor)
+
+    return charts.lines_by_load(evaluation, cases, colours, mean, y=y)

@@ -2,34 +2,31 @@
 
 import argparse
 import tempfile
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, replace
 from functools import partial
-from math import inf
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import plotly.graph_objects as go
 from numpy.typing import NDArray
 
 import benchmarks.papers.policies  # noqa: F401 - registers the baselines
-from benchmarks.harness import charts
 from benchmarks.harness.grid import Cell, Evaluation, progress_bar
 from benchmarks.harness.report import Page, Report
 from benchmarks.harness.serving import (
     Profiles,
     ServedPipeline,
     cached_profiles,
-    plan_one_replica,
+    plan_pinned,
+    search_goodput,
     serve,
     slow_down,
     write_pipeline,
 )
 from benchmarks.papers.mosel_jobs import (
     BY_LOAD,
-    COLOURS,
     MAX_QUEUED_ROWS,
     MAX_VIOLATIONS,
     MOSEL,
@@ -37,6 +34,7 @@ from benchmarks.papers.mosel_jobs import (
     PLAIN,
     SLO_SECONDS,
     JobRow,
+    Jobs,
     carried_rps,
     chart_by_load,
     completion_seconds,
@@ -69,51 +67,15 @@ PEAK_OVER_CARRIED = 2.0
 """The paper's load at its peak over what all modalities carry (section 7.1)."""
 MAX_WORSE_POINTS = 1.0
 """By which one run may differ from another by chance."""
-SEARCH_SECONDS, SEARCH_FINENESS, SEARCH_STEPS = 6, 1.08, 9
+SEARCH_SECONDS = 6
 WARM_SECONDS, WARM_SHARE = 2, 0.25
 """How long, and at which share of what all modalities carry, each router is warmed up."""
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class ServedJobs:
-    """Jobs that are served.
-
-    Attributes:
-        arrivals_seconds: [N], ascending.
-        rows: of each job, [N].
-        floors: the accuracy that each asks for, to four digits, [N].
-        seconds: length of the load.
-        seed: they were drawn with.
-    """
-
-    arrivals_seconds: NDArray[np.float64]
-    rows: NDArray[np.int64]
-    floors: NDArray[np.float64]
-    seconds: float
-    seed: int
-
-    @classmethod
-    def draw(
-        cls, shape: NDArray[np.float64], max_rps: float, accuracies: Sequence[float], seed: int = 1
-    ) -> "ServedJobs":
-        """Draw jobs whose rows a second follow a shape ([S], 0 … 1) up to a maximum."""
-        jobs = draw_jobs(shape, max_rps, seed)
-        return cls(jobs.at_seconds, jobs.rows, np.round(jobs.floors(accuracies), 4), float(shape.size), seed)
-
-    @property
-    def jobs_rps(self) -> float:
-        return self.rows.size / self.seconds
-
-
 class JobPayloads:
-    """Payloads of jobs: rows of digits with known labels.
+    """Payloads of jobs: rows of digits with known labels, drawn by the options."""
 
-    Args:
-        jobs: one payload each.
-        options: which rows they are made of.
-    """
-
-    def __init__(self, jobs: ServedJobs, options: JobOptions) -> None:
+    def __init__(self, jobs: Jobs, options: JobOptions) -> None:
         self._jobs = jobs
         self._options = options
         self._scoring = DigitsAvPayloads(jobs.seed, options)
@@ -204,7 +166,7 @@ def service_ratio(results: Results, point: PointProfile) -> float:
 
 def plan_load(method: str, pipeline: InferencePipeline, profiles: Profiles, rps: float, rows: float) -> PipelinePlan:
     """Return the plan for jobs of so many rows; only ours has escalations."""
-    plan = plan_one_replica(pipeline, profiles, STAGE, PIN, rps=rps, rows=rows)
+    plan = plan_pinned(pipeline, profiles, {STAGE: PIN}, rps=rps, rows=rows)
     if method == OURS:
         return plan
     stages = tuple(with_shadow_price(_without_escalations(stage), rps * rows) for stage in plan.spec.stages)
@@ -216,30 +178,6 @@ def _without_escalations(stage: StagePlan) -> StagePlan:
     for name in ("upgrades", "fallbacks"):
         bare[name] = tuple(point.model_copy(update={"escalations": ()}) for point in getattr(stage, name))
     return stage.model_copy(update=bare)
-
-
-async def search_max_load(
-    offer: Callable[[float], Awaitable[Results]], first_rps: float, fineness: float = SEARCH_FINENESS
-) -> Results:
-    """Return the run of the highest load with 1 % of violations, found in large steps, then within `fineness`.
-
-    Raises:
-        RuntimeError: even little load is violated.
-    """
-    best: Results | None = None
-    rate, low, high = first_rps, 0.0, inf
-    for _ in range(SEARCH_STEPS):
-        results = await offer(rate)
-        if violated_share(results) <= MAX_VIOLATIONS:
-            best, low = results, rate
-        else:
-            high = rate
-        if best is not None and high / low < fineness:
-            break
-        rate = 1.5 * low if high == inf else (low * high) ** 0.5 if low else high / 1.6
-    if best is None:
-        raise RuntimeError(f"violated even at {high:.3g} a second")
-    return best
 
 
 @dataclass(frozen=True, slots=True)
@@ -294,10 +232,10 @@ class Bench:
             raise RuntimeError(f"point {ALL_MODALITIES} of {VARIANT} was not measured")
         return point
 
-    def draw_jobs(self, shape: NDArray[np.float64], max_rps: float, seed: int = 1) -> ServedJobs:
-        return ServedJobs.draw(shape, max_rps, self.accuracies, seed)
+    def draw_jobs(self, shape: NDArray[np.float64], max_rps: float, seed: int = 1) -> Jobs:
+        return draw_jobs(shape, max_rps, self.accuracies, seed)
 
-    async def offer(self, method: str, jobs: ServedJobs) -> Results:
+    async def offer(self, method: str, jobs: Jobs) -> Results:
         """Send jobs when they are due, under the plan for their mean load."""
         served = self.served[method]
         mean_rows = float(jobs.rows.mean())
@@ -313,14 +251,21 @@ class Bench:
 
     async def measure_max_rps(self) -> tuple[float, float]:
         """Return the rows a second that all modalities carry, and the seconds of batches over the profile's."""
+        best: Results | None = None
 
-        async def offer(rows_rps: float) -> Results:
-            return await self.offer(PLAIN, self.draw_jobs(np.ones(SEARCH_SECONDS), rows_rps))
+        async def holds(rows_rps: float) -> bool:
+            nonlocal best
+            results = await self.offer(PLAIN, self.draw_jobs(np.ones(SEARCH_SECONDS), rows_rps))
+            is_held = violated_share(results) <= MAX_VIOLATIONS
+            best = results if is_held else best
+            return is_held
 
         first_rps = 0.8 * max(measurement.throughput_rps for measurement in self.best_point.measurements)
-        results = await search_max_load(offer, first_rps)
-        rows_rps = served_row(Cell((MODEL,), PLAIN), results).answered_rps
-        return rows_rps, service_ratio(results, self.best_point)
+        await search_goodput(holds, first_rps)
+        if best is None:
+            raise RuntimeError(f"violated at every rate below {2 * first_rps:.3g} rows a second")
+        rows_rps = served_row(Cell((MODEL,), PLAIN), best).answered_rps
+        return rows_rps, service_ratio(best, self.best_point)
 
 
 @asynccontextmanager
@@ -410,7 +355,6 @@ COLUMNS = (
     "measured (95 %)",
     "escalation pending",
 )
-SUM_COLUMNS = ("policy", "rows/s at ≤ 1 %", "over all modalities", "violations")
 TABLE_NOTE = (
     "Violations: jobs without an answer in time. Both met: in time and, by expectation, as accurate as the job "
     "asked. Completion: mean seconds of the answered jobs. Expected: accuracy of rows by the responses. Measured: "
@@ -438,32 +382,13 @@ def _table_row(row: JobRow, results: Results) -> tuple[str, ...]:
     )
 
 
-def sum_rows(comparison: Comparison) -> list[tuple[str, ...]]:
-    """Return a row of SUM_COLUMNS for each policy: what it carries, and its violations over all loads."""
-    rows: list[tuple[str, ...]] = []
-    served = comparison.evaluation
-    for method in METHODS:
-        own, plain = (carried_rps(served, MODEL, name) for name in (method, PLAIN))
-        ratio = f"{own / plain:.2f}" if plain > 0 else "–"
-        rows.append((method, f"{own:.0f}", ratio, f"{100 * served.mean((MODEL,), method, violations):.1f} %"))
-    return rows
-
-
 def add_sections(page: Page, comparison: Comparison) -> None:
     """Add what was served to the page, with the paper's charts."""
     served = comparison.evaluation
     page.add_notes("digits-av, served", _lead(comparison))
     for name, note, figure, y in BY_LOAD:
-        page.add_chart(f"digits-av: {name}", note, chart_by_load([("", served, MODEL)], METHODS, figure, y))
-    carried = [carried_rps(served, MODEL, method) for method in METHODS]
-    bars = go.Bar(x=list(METHODS), y=carried, name="rows/s", marker={"color": [COLOURS[method] for method in METHODS]})
-    page.add_chart(
-        "digits-av: throughput with one violation in a hundred",
-        "Rows a second answered in time, on average over the load's ups and downs.",
-        charts.panels([("", [bars])], y="rows/s").update_layout(showlegend=False),
-    )
-    page.add_table("digits-av: sums", TABLE_NOTE, SUM_COLUMNS, sum_rows(comparison), range(1, len(SUM_COLUMNS)))
-    page.add_table("digits-av: all figures", "", COLUMNS, table_rows(comparison), range(2, len(COLUMNS)))
+        page.add_chart(f"digits-av: {name}", note, chart_by_load(served, {"": MODEL}, METHODS, figure, y))
+    page.add_table("digits-av: all figures", TABLE_NOTE, COLUMNS, table_rows(comparison), range(2, len(COLUMNS)))
 
 
 def _lead(comparison: Comparison) -> str:

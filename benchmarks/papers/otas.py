@@ -13,39 +13,35 @@ from numpy.typing import NDArray
 from benchmarks.harness.grid import Cell, grid, run_cells
 from benchmarks.harness.options import load_trace, paper_parser
 from benchmarks.harness.report import Page, Report, print_table
-from benchmarks.papers import otas_model, otas_served
+from benchmarks.papers import otas_queries, otas_served
 from benchmarks.papers.one_stage import STAGE, build_pipeline, build_plan, build_profile
-from benchmarks.papers.otas_model import (
+from benchmarks.papers.otas_queries import (
     ASSUMED,
+    BURSTY,
     GAMMAS,
     LOAD_SECONDS,
     MERGED,
     MODELS,
-    PLAIN,
-    PROMPTED,
-    QUERIES,
-    TABLE_RPS,
-    Option,
-    Requests,
-    bursty_rps,
-    draw_requests,
-    synthetic_rps,
-)
-from benchmarks.papers.otas_queries import (
-    BURSTY,
     OTAS,
     OURS,
     PETS,
+    PLAIN,
+    PROMPTED,
+    QUERIES,
     SYNTHETIC,
+    TABLE_RPS,
     WORKLOADS,
+    Option,
     QueryEvaluation,
     QueryRow,
-    chart_accuracies,
+    Requests,
+    bursty_rps,
     chart_by_load,
-    chart_over_time,
     chart_types,
+    draw_requests,
     method_key,
     simulated_row,
+    synthetic_rps,
 )
 from benchmarks.papers.policies import baselines, otas
 from trimtab_adapter.simulation.environment import Environment
@@ -231,17 +227,6 @@ def build_page(
         "The paper's figures 9 and 10: utility in % of OTAS as printed; 1 is the paper's load.",
         chart_by_load(evaluation, SHOWN),
     )
-    for workload in evaluation.workloads:
-        page.add_chart(
-            f"Tokens over time, {workload}",
-            "The paper's figure 12, over time: share of the answers at each number of tokens; line: load.",
-            chart_over_time(evaluation, workload, [option.point.name for option in GAMMAS]),
-        )
-    page.add_chart(
-        "Accuracy of answers",
-        "The paper's figure 11: share of the answers in time that are expected to be no more accurate.",
-        chart_accuracies(evaluation, SHOWN),
-    )
     page.add_table("All figures", "", COLUMNS, table_rows(evaluation), range(2, 8))
     if served:
         otas_served.add_sections(page, served)
@@ -261,7 +246,7 @@ def main() -> int:
         "--deadline", type=float, default=1.2, help="seconds, of served queries with the short deadline"
     )
     options = parser.parse_args()
-    trace = load_trace(options, otas_model.TRACE, otas_model.START_SECONDS, "bursts are made up")
+    trace = load_trace(options, otas_queries.TRACE, otas_queries.START_SECONDS, "bursts are made up")
     rates = bursty_rps(trace.file, trace.start_seconds, options.seconds)
     cells = grid([(workload,) for workload in WORKLOADS], METHODS, factors=FACTORS, seeds=options.seeds)
     evaluation = QueryEvaluation(run_cells(partial(measure, rates), cells, options.processes))

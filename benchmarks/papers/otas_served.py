@@ -7,7 +7,7 @@ import statistics
 import tempfile
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -19,26 +19,26 @@ from benchmarks.harness.report import Page, Report, print_table
 from benchmarks.harness.serving import (
     Profiles,
     cached_profiles,
-    plan_one_replica,
+    plan_pinned,
     serve,
     slow_down,
     write_pipeline,
 )
-from benchmarks.papers.otas_model import GAMMAS, PLAIN, synthetic_rps
+from benchmarks.papers import otas_queries
 from benchmarks.papers.otas_queries import (
     BURSTY,
+    GAMMAS,
     OTAS,
     OURS,
     PETS,
+    PLAIN,
     SYNTHETIC,
     QueryEvaluation,
     QueryRow,
-    accuracy_quantiles,
-    chart_over_time,
     chart_types,
     method_key,
     point_shares,
-    shares_over_time,
+    synthetic_rps,
 )
 from trimtab.options import console
 from trimtab_loadtester.clients import RestClient
@@ -46,8 +46,7 @@ from trimtab_loadtester.load_spec import LoadSpec
 from trimtab_loadtester.payloads.interface import Outputs, Payload, Score
 from trimtab_loadtester.results import Results
 from trimtab_pipelines.accuracy_evidence import wilson_interval
-from trimtab_pipelines.plan import PipelinePlan, unmeasured_point_plan
-from trimtab_pipelines.profile import PointProfile
+from trimtab_pipelines.plan import PipelinePlan
 from trimtab_pipelines.spec import InferencePipeline
 from trimtab_pipelines.stages import Pin
 from trimtab_protocol import Tensor, event_loop
@@ -66,24 +65,10 @@ RESAMPLES = 400
 MIN_QUERIES = 500
 
 
-@dataclass(frozen=True, slots=True)
-class Query:
-    """A type of query, as in the paper's table II; `patience` is its deadline as a multiple of the shortest."""
-
-    task: str
-    patience: float
-    utility: float
-
-
-QUERIES = (
-    Query("digits", 1.0, 0.3),
-    Query("digits", 5 / 3, 0.01),
-    Query("crops", 1.0, 1.0),
-    Query("crops", 5 / 3, 0.2),
-    Query("faces", 1.0, 0.3),
-    Query("faces", 5 / 3, 0.01),
-)
-"""The task of most utility is the one that the transformer was trained on first."""
+IMAGE_TASKS = {"cifar10": "digits", "cifar100": "crops", "eurosat": "faces"}
+"""By the paper's. The task of most utility is the one that the transformer was trained on first."""
+QUERIES = [replace(query, task=IMAGE_TASKS[query.task]) for query in otas_queries.QUERIES]
+SHORTEST_SECONDS = min(query.seconds for query in QUERIES)
 TASK_NUMBERS = {task: number for number, task in enumerate(TASKS)}
 
 
@@ -93,7 +78,7 @@ class Method:
 
     name: str
     policy: str
-    point: str = ""
+    point: str | None = None
     drop_policy: DropPolicy = "Predicted"
 
 
@@ -128,7 +113,7 @@ class Queries:
         return int(np.random.default_rng([self._seed, index]).integers(len(QUERIES)))
 
     def deadline(self, kind: int) -> float:
-        return self._deadline_seconds * QUERIES[kind].patience
+        return self._deadline_seconds * QUERIES[kind].seconds / SHORTEST_SECONDS
 
     def payload(self, index: int) -> Payload:
         kind = self.kind(index)
@@ -194,15 +179,12 @@ class ServedLoad:
     def row(self) -> QueryRow:
         records = self.results.records
         points = [str(point) for point in records[f"operating_point:{STAGE}"]]
-        expected = records["expected_accuracy"][self.in_time]
         return QueryRow(
             cell=self.cell,
             queries=len(records),
             utility=float(self.gained.sum()),
             types=self.types,
             points=point_shares(points),
-            over_time=shares_over_time(records["scheduled"], points),
-            accuracies=accuracy_quantiles(expected[~np.isnan(expected)]),
         )
 
     def utility_interval(self) -> tuple[float, float]:
@@ -227,13 +209,11 @@ class Comparison:
         loads: each workload by each method.
         capacity_rps: queries a second of the plain point on this machine.
         scale: what the paper's rates were multiplied by.
-        points: of the transformer, the fastest first.
     """
 
     loads: Sequence[ServedLoad]
     capacity_rps: float
     scale: float
-    points: Sequence[str]
 
     @property
     def evaluation(self) -> QueryEvaluation:
@@ -264,8 +244,7 @@ async def _serve_all(bursty: NDArray[np.float64], deadline_seconds: float, profi
             loads += await bench.serve(method, rates)
             console.print(f"{method.name}: {number} of {len(METHODS)} served")
         loads.sort(key=lambda load: load.cell.case == (BURSTY,))
-        points = sorted(bench.point_names, key=lambda name: bench.point(name).latency_seconds(BATCH, 0.5))
-    return Comparison(loads, capacity_rps, scale, points)
+    return Comparison(loads, capacity_rps, scale)
 
 
 def scale_of(capacity_rps: float) -> float:
@@ -280,16 +259,6 @@ class Bench:
     folder: Path
     profiles: Profiles
     queries: Queries
-
-    def point(self, name: str) -> PointProfile:
-        point = self.profiles[STAGE].spec.point(VARIANT, name, 1.0)
-        if point is None:
-            raise RuntimeError(f"{STAGE}: point {name} of {VARIANT} was not measured; profile it again")
-        return point
-
-    @property
-    def point_names(self) -> list[str]:
-        return [point.operating_point for point in self.profiles[STAGE].spec.points if point.variant == VARIANT]
 
     def write(self, method: Method) -> tuple[Path, InferencePipeline]:
         """Write the pipeline that a method serves."""
@@ -307,9 +276,8 @@ class Bench:
 
     def plan(self, method: Method, pipeline: InferencePipeline) -> PipelinePlan:
         """Plan one replica with every useful point, or with the method's only point."""
-        pin = Pin(variant=VARIANT, replicas=1, batch_size=BATCH)
-        plan = plan_one_replica(pipeline, self.profiles, STAGE, pin, rps=1.0)
-        return keep_to_point(plan, pipeline, self.point(method.point)) if method.point else plan
+        pin = Pin(variant=VARIANT, replicas=1, batch_size=BATCH, operating_point=method.point)
+        return plan_pinned(pipeline, self.profiles, {STAGE: pin}, rps=1.0)
 
     async def measure_capacity(self) -> float:
         """Return queries a second of the plain transformer in full batches, past the router."""
@@ -351,25 +319,6 @@ async def rows_per_second(client: RestClient, pixels: NDArray[np.uint8], seconds
             raise RuntimeError(f"the replica responded {response.code}: {response.detail}")
         served += len(pixels)
     return served / (now - began)
-
-
-def keep_to_point(plan: PipelinePlan, pipeline: InferencePipeline, measured: PointProfile) -> PipelinePlan:
-    """Return the plan with one point alone, without escalations."""
-    stage = pipeline.spec.stage(STAGE)
-    point = unmeasured_point_plan(stage.variant(VARIANT).point(measured.operating_point))
-    only = plan.spec.stage(STAGE).model_copy(
-        update={
-            "operating_point": point.name,
-            "accuracy": point.accuracy,
-            "accuracy_by_task": point.accuracy_by_task,
-            "service_seconds": {size: measured.latency_seconds(size, 0.5) for size in stage.batch_sizes},
-            "escalations": (),
-            "planned_escalation": None,
-            "upgrades": (),
-            "fallbacks": (),
-        }
-    )
-    return plan.model_copy(update={"spec": plan.spec.model_copy(update={"stages": (only,)})})
 
 
 def judge(comparison: Comparison, report: Report) -> None:
@@ -449,10 +398,4 @@ def add_sections(page: Page, comparison: Comparison) -> None:
         f"so the paper's loads times {comparison.scale:.3f}. The same four types, by labels.",
         chart_types(evaluation, comparison.methods),
     )
-    for workload in evaluation.workloads:
-        page.add_chart(
-            f"Served: points over time, {workload}",
-            "Share of the answers at each operating point; line: load.",
-            chart_over_time(evaluation, workload, comparison.points),
-        )
     page.add_table("Served: all figures", NOTE, COLUMNS, table_rows(comparison), range(2, len(COLUMNS)))

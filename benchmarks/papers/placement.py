@@ -28,6 +28,7 @@ from numpy.typing import NDArray
 from benchmarks.harness.grid import Rounds, confidence_interval, p99
 from benchmarks.harness.processors import lower_priority, raise_priority
 from benchmarks.harness.report import Report
+from benchmarks.harness.serving import Holds
 from benchmarks.papers.placement_chats import (
     LAX,
     MIN_IN_TIME,
@@ -35,12 +36,11 @@ from benchmarks.papers.placement_chats import (
     ChatResult,
     ChatSender,
     ChatSlo,
-    Holds,
     holds_once_of_two,
     in_time_share,
     measure_alone,
     mixed_load,
-    search_goodput,
+    search_chat_rps,
     steady_load,
 )
 from tests.local_run import Up, up
@@ -220,7 +220,7 @@ async def _search_goodputs(
     goodputs = {}
     async with bench.serve(placement, slo) as (_, sender):
         for count in images:
-            goodputs[count] = await search_goodput(load(sender, images=count))
+            goodputs[count] = await search_chat_rps(load(sender, images=count))
             console.print(f"{name}, {count} images a chat: {goodputs[count]:g} chats a second")
     return goodputs
 
@@ -279,7 +279,7 @@ async def compare_burst(bench: Bench) -> None:
     """Measure the time to the first token of text-only chats beside a burst of image chats."""
     for name, placement in PLACEMENTS.items():
         async with bench.serve(placement, LAX) as (_, sender):
-            goodput = await search_goodput(steady_load(sender, bench.slo, BURST_IMAGES))
+            goodput = await search_chat_rps(steady_load(sender, bench.slo, BURST_IMAGES))
             rps = max(BURST_SHARE * goodput, MIN_BURST_RPS)
             figures = await beside_a_burst(sender, rps)
         bench.report.add({f"{name}_text_first_token_{key}": value for key, value in figures.items()})
@@ -374,7 +374,7 @@ async def measure_step(bench: Bench) -> None:
     An encoder is given a whole core, since on a laptop nothing keeps it from taking one.
     """
     async with bench.serve(COLOCATED, STEP_SLO) as (_, sender):
-        carried = await search_goodput(steady_load(sender, STEP_SLO, STEP_IMAGES))
+        carried = await search_chat_rps(steady_load(sender, STEP_SLO, STEP_IMAGES))
     rps = round(STEP_SHARE * carried, 1)
     async with bench.serve(None, STEP_SLO, encoder_cores="1") as (served, sender):
         few = [*sender.make_chats(1, 24, seed=94), *sender.make_chats(0, 56, seed=95)]

@@ -4,12 +4,14 @@ import asyncio
 import math
 import statistics
 import time
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Final
 
 import numpy as np
 
+from benchmarks.harness.serving import Holds, search_goodput
 from trimtab_loadtester.chat_client import ChatClient
 from trimtab_loadtester.multimodal.traffic import IMAGE_SHARE, Traffic, draw
 from trimtab_loadtester.payloads.lmm_digits import ChatPayloads
@@ -18,7 +20,6 @@ PATIENCE_SECONDS: Final = 30.0
 MIN_IN_TIME: Final = 0.99
 STEP_SECONDS: Final = 4.0
 FIRST_RPS, MAX_RPS = 8.0, 400.0
-HALVINGS: Final = 4
 BURST_OVER_CALM: Final = 5.0
 """Chats with images in a burst over those out of it, as in the trace's bursts."""
 TURN_SECONDS, TURNS = 2.0, 4
@@ -109,19 +110,9 @@ class ChatSender:
         return [self.client.encode(source.chat_with_images(index, images).inputs, (), {}) for index in range(count)]
 
 
-Holds = Callable[[float], Awaitable[bool]]
-"""Tries a rate, requests a second."""
-
-
-async def search_goodput(holds: Holds) -> float:
-    """Return the highest rate that holds, requests a second; 0 if no tried rate does."""
-    low, high = 0.0, FIRST_RPS
-    while high <= MAX_RPS and await holds_once_of_two(holds, high):
-        low, high = high, 2 * high
-    for _ in range(HALVINGS):
-        middle = (low + high) / 2
-        low, high = (middle, high) if await holds_once_of_two(holds, middle) else (low, middle)
-    return low
+async def search_chat_rps(holds: Holds) -> float:
+    """Return the highest rate, chats a second, that holds in one of two tries; 0 if none does."""
+    return await search_goodput(partial(holds_once_of_two, holds), FIRST_RPS, MAX_RPS)
 
 
 async def holds_once_of_two(holds: Holds, rps: float) -> bool:

@@ -14,8 +14,7 @@ from pathlib import Path
 
 from benchmarks.harness.processors import CLIENT_CORE, pin
 from benchmarks.harness.report import Report
-from benchmarks.router.clients import grpc_client, rest_client
-from benchmarks.router.drive import closed_loop
+from benchmarks.router.clients import closed_loop, grpc_client, rest_client
 from benchmarks.router.parts import BATCH_SIZE, LONG_SLO_SECONDS, SMALL_NUMBERS
 from benchmarks.router.processes import ROOT, Served, echo_pipeline, echo_plan, routed, served
 from trimtab_protocol import event_loop

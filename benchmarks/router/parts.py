@@ -1,12 +1,24 @@
-"""Parts of the router benchmark: overhead, throughput, large tensors, batching behind a slow model, overload."""
+"""Router benchmark: overhead, throughput, large tensors, batching behind a slow model, overload."""
 
+import argparse
+import asyncio
 from collections.abc import Callable, Mapping
 from contextlib import AbstractAsyncContextManager
 
+from benchmarks.harness.processors import CLIENT_CORE, pin
 from benchmarks.harness.report import Report
-from benchmarks.router.clients import Send, direct_client, grpc_client, mlserver_client, rest_client
-from benchmarks.router.drive import Tally, closed_loop, open_loop
+from benchmarks.router.clients import (
+    Send,
+    Tally,
+    closed_loop,
+    direct_client,
+    grpc_client,
+    mlserver_client,
+    open_loop,
+    rest_client,
+)
 from benchmarks.router.processes import Served, chained_mlservers, echo_pipeline, served, usage
+from trimtab_protocol import event_loop
 
 Figures = dict[str, float]
 Connect = Callable[[Served, int], AbstractAsyncContextManager[Send]]
@@ -159,3 +171,22 @@ async def _mlservers(numbers: int, concurrency: int, seconds: float) -> Figures:
 
 def _over_mlserver(figures: Figures, name: str) -> float:
     return round(figures[f"{name}_rps"] / figures["mlserver_rps"], 2)
+
+
+PARTS = {"a": overhead, "b": throughput, "c": large_tensors, "d": batching, "e": overload}
+
+
+def main() -> int:
+    """Run the chosen parts, the servers on one core and the client on the other; 0 if every bar holds."""
+    parser = argparse.ArgumentParser(prog="benchmarks router", description=__doc__)
+    parser.add_argument("--part", action="append", choices=sorted(PARTS), help="run only this part; may be repeated")
+    chosen = parser.parse_args().part or list(PARTS)
+    pin(CLIENT_CORE)
+    report = Report("bench-router")
+    with asyncio.Runner(loop_factory=event_loop.new_event_loop) as runner:
+        for name in chosen:
+            part = Report(name)
+            runner.run(PARTS[name](part))
+            report.add({f"{name}_{key}": value for key, value in part.figures.items()})
+            report.bars += part.bars
+    return report.finish()

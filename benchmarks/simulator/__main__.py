@@ -61,7 +61,7 @@ def main() -> int:
     served = recorded(folder, phases) if options.recorded else _serve(options, pipeline, folder, phases)
     profiles = load_profiles(folder / "profile.yaml")
     conditions = calibrate(pipeline, profiles, served.results.answered, served.phases, served.machine)
-    console.print(_conditions(conditions, served))
+    console.print(f"{_taken(served)}; {len(served.phases.excluded)} of {len(phases.phases)} phases excluded")
     simulation = _Simulation(pipeline, profiles, served, conditions)
     simulated = simulation.run(options.out / "simulator.html")
     _print(served, simulated)
@@ -164,20 +164,6 @@ def _narrowed(pipeline: InferencePipeline) -> InferencePipeline:
     return pipeline.model_copy(update={"spec": pipeline.spec.model_copy(update={"stages": stages})})
 
 
-def _conditions(conditions: Environment, served: Served) -> str:
-    slowness = served.machine.slowness
-    lines = [
-        f"{variant}: {ratio:.2f} × its profiled median, its p99 {_p99(conditions.factors[stage, variant]):.2f} × that"
-        for (stage, variant), ratio in conditions.service_ratios.items()
-    ]
-    lines.append(f"a busy replica slows another one by {conditions.contention:.1%}")
-    lines.append(f"requests take {1000 * conditions.before_seconds:.1f} ms outside of the stages")
-    if slowness.size:
-        lines.append(f"the machine's time for the same work: {slowness.min():.2f} to {slowness.max():.2f} × its mean")
-    lines.append(f"{_taken(served)}; {len(served.phases.excluded)} of {len(served.phases.phases)} phases excluded")
-    return "\n".join(lines)
-
-
 def _p99(factors: Sequence[float]) -> float:
     return float(np.quantile(factors, 0.99) / np.median(factors))
 
@@ -211,6 +197,7 @@ def judge(served: Served, simulated: SimulatedRuns, conditions: Environment) -> 
         "bench-simulator",
         {
             "contention": conditions.contention,
+            "seconds_outside_of_stages": conditions.before_seconds,
             "times_real_time": simulated.times_real_time,
             "machine_slowness_deviation": float(machine.slowness.std()) if machine.slowness.size else None,
             "machine_paused_seconds": machine.paused_seconds,

@@ -44,14 +44,9 @@ def calibrate(
     phases: PhaseSequence,
     machine: MachineRecord,
 ) -> Environment:
-    """Return the environment of a served run.
+    """Return the environment of a served chain of stages, one replica each.
 
-    Args:
-        pipeline: a chain of stages, one replica each.
-        profiles: by stage.
-        records: the load tester's records of all requests with a response.
-        phases: the served phases.
-        machine: the machine's speed.
+    `records` are the load tester's of all requests with a response.
     """
     names = [stage.name for stage in pipeline.spec.ordered_stages]
     inside = sum(records[f"queue_seconds:{name}"] + records[f"service_seconds:{name}"] for name in names)

@@ -86,11 +86,7 @@ def machine_record(
     Replicas move between processors, so all processors share one slowness. What the host took between two readings
     counts as one pause that ends with the later reading. The moments of other CPU usage are too imprecise for speeds.
 
-    Args:
-        readings: of each processor.
-        started_at: Unix time of the run's start.
-        duration_seconds: of the run.
-        others: [N, 2], Unix time, and CPU seconds of other processes since the last row.
+    The run starts at a Unix time; `others` is [N, 2], Unix time and CPU seconds of other processes since the last row.
     """
     if not readings:
         return MachineRecord(np.empty(0), ())

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from benchmarks.papers.planners import plan_for_peak
+from benchmarks.harness.serving import plan_pinned
 from benchmarks.simulator.calibration import first_of_each_batch
 from benchmarks.simulator.machine import MachineRecord, machine_record, probing, read_readings
 from benchmarks.simulator.phases import Figures, PhaseSequence
@@ -19,7 +19,6 @@ from trimtab.run_folder import RunFolder
 from trimtab.run_record import load, save
 from trimtab.run_samples import Run
 from trimtab.terminal_view import terminal_view
-from trimtab_adapter.planning.baselines import with_pins
 from trimtab_loadtester.results import Results
 from trimtab_pipelines.documents import write_json
 from trimtab_pipelines.plan import PipelinePlan
@@ -134,8 +133,7 @@ def plan_of(
 ) -> PipelinePlan:
     """Plan one replica of each variant with a given batch size."""
     pins = {name: Pin(variant=variant, batch_size=BATCH, replicas=1) for name, variant in variants.items()}
-    pinned = pipeline.model_copy(update={"spec": with_pins(pipeline.spec, pins)})
-    plan = plan_for_peak(pinned, profiles, 1.0)
+    plan = plan_pinned(pipeline, profiles, pins, rps=1.0)
     return plan.model_copy(update={"spec": plan.spec.model_copy(update={"generation": generation})})
 
 

@@ -7,6 +7,7 @@ import pytest
 from aiohttp import web
 from aiohttp.test_utils import TestServer
 
+from benchmarks.harness.serving import HALVINGS
 from benchmarks.papers.placement import (
     COLOCATED,
     DISAGGREGATED,
@@ -17,7 +18,6 @@ from benchmarks.papers.placement import (
     seconds_until_in_time,
 )
 from benchmarks.papers.placement_chats import (
-    HALVINGS,
     LAX,
     MAX_RPS,
     PATIENCE_SECONDS,
@@ -26,7 +26,7 @@ from benchmarks.papers.placement_chats import (
     ChatSlo,
     bursty_traffic,
     in_time_share,
-    search_goodput,
+    search_chat_rps,
 )
 from trimtab_loadtester.chat_client import ChatClient
 from trimtab_loadtester.clients import OPEN
@@ -87,15 +87,15 @@ def holding(rps):
 
 @pytest.mark.parametrize("rps", [3.0, 10.0, 75.0, 390.0])
 async def test_highest_rate_is_found_within_the_halvings(rps):
-    goodput = await search_goodput(holding(rps))
+    goodput = await search_chat_rps(holding(rps))
 
     above = 8.0 * 2.0 ** max(np.ceil(np.log2(rps / 8.0)), 0)
     assert goodput <= rps < goodput + above / 2**HALVINGS
 
 
 async def test_search_ends_without_a_rate_and_at_the_maximum():
-    assert await search_goodput(holding(0.0)) == 0.0
-    assert MAX_RPS / 2 < await search_goodput(holding(np.inf)) <= 2 * MAX_RPS
+    assert await search_chat_rps(holding(0.0)) == 0.0
+    assert MAX_RPS / 2 < await search_chat_rps(holding(np.inf)) <= 2 * MAX_RPS
 
 
 async def test_rate_that_failed_once_is_tried_again():
@@ -105,7 +105,7 @@ async def test_rate_that_failed_once_is_tried_again():
         tried.append(rps)
         return tried.count(rps) == 2 and rps < 20
 
-    assert await search_goodput(holds) >= 16.0
+    assert await search_chat_rps(holds) >= 16.0
 
 
 def test_slo_has_a_target_of_the_first_and_the_next_tokens():

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from benchmarks.__main__ import main as run_benchmark
-from benchmarks.papers.otas_model import bursty_rps
+from benchmarks.papers.otas_queries import bursty_rps
 
 SECONDS_OF_TRACE = ("mosel", "otas", "ipa", "forecast")
 

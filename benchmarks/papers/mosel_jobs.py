@@ -45,7 +45,7 @@ class Jobs:
     Attributes:
         arrivals_seconds: [N], ascending.
         rows: of each job, [N].
-        floors: the accuracy that each asks for, to four digits, [N].
+        floors: the accuracy that each asks for, [N].
         seconds: length of the load.
         seed: they were drawn with.
     """
@@ -90,7 +90,7 @@ def draw_jobs(shape: NDArray[np.float64], max_rps: float, accuracies: Collection
             rows.append(size)
             left -= size
     order = np.argsort(at)
-    floors = np.round(rng.uniform(min(accuracies), max(accuracies), len(at)), 4)
+    floors = rng.uniform(min(accuracies), max(accuracies), len(at))
     return Jobs(np.array(at)[order], np.array(rows)[order], floors, float(shape.size), seed)
 
 

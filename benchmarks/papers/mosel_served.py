@@ -81,7 +81,7 @@ class JobPayloads:
         self._scoring = DigitsAvPayloads(jobs.seed, options)
 
     def payload(self, index: int) -> Payload:
-        rows, floor = int(self._jobs.rows[index]), float(self._jobs.floors[index])
+        rows, floor = int(self._jobs.rows[index]), round(float(self._jobs.floors[index]), 4)
         options = replace(self._options, rows=(rows, rows), floor=(floor, floor))
         return DigitsAvPayloads(self._jobs.seed, options).payload(index)
 

@@ -56,7 +56,7 @@ def test_payload_has_the_rows_floor_and_labels_of_its_job():
     for index in (0, 3, jobs.rows.size - 1):
         payload, rows = source.payload(index), jobs.rows[index]
         assert {tensor.array.shape[0] for tensor in payload.inputs} == {rows}
-        assert payload.parameters == {ACCURACY_FLOOR: jobs.floors[index]}
+        assert payload.parameters == {ACCURACY_FLOOR: round(jobs.floors[index], 4)}
         score = source.score(payload.truth, {"digit": np.asarray(payload.truth)})
         assert (score.correct, score.total) == (rows, rows)
 

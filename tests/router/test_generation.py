@@ -51,6 +51,9 @@ class Writers(Scenario):
     def end(self, batch, ending=None):
         self.under_way.pop(batch)(batch, ending or Completed((OUTPUTS,), batch.point.name))
 
+    def add_replica(self, replica):
+        pass
+
     def __getattr__(self, name):
         if not name.startswith(("observe_", "count_", "record_")):
             raise AttributeError(name)

@@ -46,6 +46,9 @@ class Counts:
     def count_deduplicated_row(self, how):
         self.how.append(how)
 
+    def add_replica(self, replica):
+        pass
+
     def count_retry(self, reason):
         pass
 

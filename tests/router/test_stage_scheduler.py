@@ -86,6 +86,9 @@ class SchedulerScenario(Scenario):
     def record_ejection_end(self, replica):
         self.stats_calls.append(f"{replica} is used again")
 
+    def add_replica(self, replica):
+        pass
+
     def forget_replica(self, replica):
         pass
 

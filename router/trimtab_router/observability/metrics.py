@@ -269,8 +269,11 @@ class StageStats:
         log.info("stage %s: replica %s is used again", self._stage, replica)
         self._families.ejected_replicas.labels(*self._labels, replica).set(0)
 
+    def add_replica(self, replica: str) -> None:
+        self._families.ejected_replicas.labels(*self._labels, replica).set(0)
+
     def forget_replica(self, replica: str) -> None:
-        with suppress(KeyError):  # it was never ejected
+        with suppress(KeyError):  # another one of its name was forgotten
             self._families.ejected_replicas.remove(*self._labels, replica)
 
     def record_request_error(self, request_id: str, message: str) -> None:

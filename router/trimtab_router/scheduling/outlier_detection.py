@@ -85,6 +85,9 @@ class OutlierDetector(Feature):
         for replica in self._records:
             if replica not in replicas:
                 self._stats.forget_replica(replica.name)
+        for replica in replicas:
+            if replica not in self._records:
+                self._stats.add_replica(replica.name)
         self._records = {replica: self._records.get(replica) or ReplicaRecord() for replica in replicas}
         for replica in self.ejected[self._max_ejected() :]:
             self._readmit(replica)

@@ -85,10 +85,8 @@ async def list_and_watch(
             delay_seconds = backoff.next_seconds(error)
             level = logging.DEBUG if isinstance(error, NotFound) else logging.WARNING
             log.log(level, "%s; retrying in %.1f s", error, delay_seconds)
-            version, last_version = (
-                "",
-                int(version or last_version),
-            )  # list again: changes were missed, and the version may be too old
+            last_version = int(version or last_version)
+            version = ""  # list again: changes were missed, and the version may be too old
             await asyncio.sleep(delay_seconds)
 
 

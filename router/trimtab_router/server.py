@@ -69,24 +69,25 @@ async def serve(options: RouterOptions) -> None:
         files = FileWatcher(router, options.plan, options.endpoints)
         files.read()
         cluster = None if options.endpoints else await _connect(stack)
-        watchers: list[Service] = [files.watch if cluster is None else partial(_watch_cluster, router, cluster)]
+        watch = files.watch if cluster is None else partial(_watch_cluster, router, cluster)
+        watchers: dict[str, Service] = {"plan and endpoints": watch}
         listeners = Listeners(router)
         if options.sockets is not None:
             control = await listeners.listen_behind_envoy(options.sockets, options.edge)
             keys = key_watch(options.edge, cluster, pipeline.metadata.namespace, control.use_keys)
-            watchers += [keys] if keys else []
+            watchers |= {"API keys": keys} if keys else {}
         else:
             log.warning("no proxy: plain REST without TLS, API keys or limits per client; for trusted clients only")
             await listeners.listen_without_proxy(options.host, options.rest_port)
         tasks = await _task_store(router, options.tasks, cluster, watchers)
         await listeners.listen_admin(options.host, options.admin_port, TaskApi(router, tasks, options.admin_keys))
-        for watch in watchers:
-            stack.callback(start_service("watch", watch).cancel)
+        for what, watch in watchers.items():
+            stack.callback(start_service(f"watch of {what}", watch).cancel)
         await _serve_until_stopped(listeners, options.linger_seconds)
 
 
 async def _task_store(
-    router: Router, folder: Path | None, cluster: "Cluster | None", watchers: list[Service]
+    router: Router, folder: Path | None, cluster: "Cluster | None", watchers: dict[str, Service]
 ) -> TaskStore | None:
     """The registered tasks, read. In a cluster, their watch is added to the watchers."""
     if cluster is not None:
@@ -94,7 +95,7 @@ async def _task_store(
 
         config_maps = TaskConfigMaps(cluster, router.pipeline)
         store = TaskStore(router, config_maps)
-        watchers.append(partial(config_maps.watch, store.apply))
+        watchers["registered tasks"] = partial(config_maps.watch, store.apply)
     elif folder is not None:
         store = TaskStore(router, TaskFolder(folder))
     else:

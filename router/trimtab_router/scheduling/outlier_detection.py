@@ -133,16 +133,18 @@ class OutlierDetector(Feature):
         replica, predicted_seconds = batch.replica, batch.point.seconds(batch.rows)
         if predicted_seconds > 0 and not replica.capacity:  # a generation has no predicted length
             record.observe(now - max(batch.dispatched_at, replica.completed_at), predicted_seconds)
-        peers = [other.slowness for other in self._records.values() if other is not record and other.observations]
-        slow = (
-            bool(peers) and record.slowness > SLOW_FACTOR * median(peers) and record.excess_seconds > MIN_EXCESS_SECONDS
-        )
-        if replica.ejection and slow:
+        ratio = self._ratio_to_peers(record) if record.excess_seconds > MIN_EXCESS_SECONDS else 1.0
+        if replica.ejection and ratio > SLOW_FACTOR:
             self._eject(replica, replica.ejection)
         elif replica.ejection:
             self._readmit(replica)
-        elif slow and record.observations >= MIN_OBSERVATIONS:
-            self._eject(replica, f"its batches take {record.slowness / median(peers):.1f} times as long as its peers'")
+        elif ratio > SLOW_FACTOR and record.observations >= MIN_OBSERVATIONS:
+            self._eject(replica, f"its batches take {ratio:.1f} times as long as its peers'")
+
+    def _ratio_to_peers(self, record: ReplicaRecord) -> float:
+        """Slowness of a replica over the median of the other ones; 1 if none of these has served a batch."""
+        peers = [other.slowness for other in self._records.values() if other is not record and other.observations]
+        return record.slowness / median(peers) if peers else 1.0
 
     def _max_ejected(self) -> int:
         return int(MAX_EJECTED_SHARE * sum(bool(replica.ready_variants) for replica in self._records))

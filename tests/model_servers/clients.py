@@ -23,7 +23,6 @@ class Answer:
 
     @property
     def y(self) -> Any:
-        """The only output."""
         assert self.response is not None, self.error
         return self.response.outputs[0].array
 
@@ -37,7 +36,6 @@ def x(array: Any, name: str = "x") -> Tensor:
 
 
 async def call(session: aiohttp.ClientSession, ports: ReplicaPorts, request: InferRequest) -> Answer:
-    """Infer through the data port."""
     buffers, length = encode_request(request)
     return await post(session, ports, request.model_name, io.BytesIO(b"".join(buffers)), {HEADER_LENGTH: str(length)})
 
@@ -45,7 +43,6 @@ async def call(session: aiohttp.ClientSession, ports: ReplicaPorts, request: Inf
 async def post(
     session: aiohttp.ClientSession, ports: ReplicaPorts, model: str, body: Any, headers: dict[str, str]
 ) -> Answer:
-    """Send any body to the data port."""
     url = f"http://127.0.0.1:{ports.data_port}/v2/models/{model}/infer"
     async with session.post(url, data=body, headers=headers) as answer:
         content = await answer.read()
@@ -57,7 +54,6 @@ async def post(
 async def call_mlserver_rest(
     session: aiohttp.ClientSession, ports: ReplicaPorts, model: str, payload: Any
 ) -> tuple[int, Any]:
-    """Infer through MLServer's REST port."""
     url = f"http://127.0.0.1:{ports.http_port}/v2/models/{model}/infer"
     async with session.post(url, json=payload) as answer:
         return answer.status, await answer.json(content_type=None)
@@ -71,7 +67,6 @@ async def call_mlserver_grpc(ports: ReplicaPorts, request: InferRequest) -> Infe
 
 
 async def call_mlserver_grpc_raw(ports: ReplicaPorts, message: Any) -> Any:
-    """Send any message to MLServer's gRPC port."""
     async with grpc.aio.insecure_channel(f"127.0.0.1:{ports.grpc_port}") as channel:
         infer = channel.unary_unary(
             grpc_messages.method_path("ModelInfer"),

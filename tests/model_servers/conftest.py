@@ -30,7 +30,6 @@ class Replica:
     process: ForkServerProcess
 
     def terminate(self) -> None:
-        """Ask it to drain and end."""
         os.kill(self.process.pid or 0, signal.SIGTERM)
 
 
@@ -65,7 +64,6 @@ class Gate:
         self._begun, self._shut = folder / "begun", folder / "shut"
 
     def sleep(self, _: float) -> None:
-        """Wait while it is shut."""
         self._begun.touch()
         while self._shut.exists():
             time.sleep(0.005)
@@ -76,12 +74,10 @@ class Gate:
         self._begun.unlink(missing_ok=True)
 
     async def begun(self) -> None:
-        """Wait until a batch is being computed."""
         while not self._begun.exists():  # noqa: ASYNC110 - of another process
             await asyncio.sleep(0.005)
 
     def open(self) -> None:
-        """Let that batch, and all after it, be done."""
         self._shut.unlink()
 
 
@@ -141,7 +137,6 @@ def replica(start: Callable[[Path], Replica], tmp_path_factory: pytest.TempPathF
 
 @pytest.fixture
 def weights_cache(monkeypatch, tmp_path: Path) -> Path:
-    """The folder of the weights cache."""
     folder = tmp_path / "cache"
     monkeypatch.setenv("TRIMTAB_WEIGHTS_CACHE", str(folder))
     return folder

@@ -15,8 +15,7 @@ import pytest
 from tests.builders import a_pipeline
 from tests.model_servers.clients import a_request, call, x
 from tests.ports import held_port
-from tests.router.envoy.identities import Holder
-from tests.router.envoy.openssl import Authority
+from tests.router.envoy.openssl import Authority, Holder
 from trimtab_pipelines.model_spec import MAX_BODY_BYTES, ModelSpec, model_spec
 from trimtab_pipelines.processes.child_process import ReplicaPorts
 from trimtab_protocol.mutual_tls import MutualTls
@@ -41,7 +40,6 @@ async def status(session: aiohttp.ClientSession, port: int, path: str) -> int:
 
 
 async def start_pod(*options: str, **environment: str) -> tuple[asyncio.subprocess.Process, ReplicaPorts]:
-    """Start a pod with one model, and wait until it is ready."""
     process = await asyncio.create_subprocess_exec(
         *(sys.executable, "-m", "trimtab_model_servers", "--models-env", "MODELS", *ANY_PORTS, *options),
         env=os.environ | environment | {"MODELS": models(a_spec())},

@@ -69,25 +69,21 @@ def texts(name: str, *rows: bytes) -> Tensor:
 
 
 def rows_of_files(*images: bytes) -> Tensor:
-    """One image per row."""
     return Tensor("images", "BYTES", files(*images).array.reshape(-1, 1))
 
 
 def files(*images: bytes) -> Tensor:
-    """The images of one row."""
     array = np.empty((1, len(images)), dtype=object)
     array[0, :] = images
     return Tensor("images", "BYTES", array)
 
 
 def messages(text: str, images: int = 0) -> bytes:
-    """A user message with some images."""
     content = [*({"type": "image"} for _ in range(images)), {"type": "text", "text": text}]
     return json.dumps([{"role": "user", "content": content}]).encode()
 
 
 def a_chat(model: str, text: str, *images: bytes, extra: tuple[Tensor, ...] = (), **options: Any) -> InferRequest:
-    """A single-row chat with attached images."""
     tensors = [texts("messages", messages(text, len(images))), *extra]
     if options:
         tensors.append(texts("options", json.dumps(options).encode()))
@@ -163,5 +159,4 @@ class ChatClient:
 
 
 def text_of(response: InferResponse) -> list[str]:
-    """The text of each row."""
     return [text.decode() for text in response.outputs[0].array]

@@ -1,4 +1,4 @@
-"""A real replica with colocated and disaggregated chat models."""
+"""A real replica with colocated and disaggregated chat models, and one whose engine fails."""
 
 import asyncio
 import io
@@ -6,8 +6,9 @@ import json
 from collections.abc import AsyncIterator, Callable
 from dataclasses import replace
 from hashlib import sha256
+from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import aiohttp
 import numpy as np
@@ -26,24 +27,29 @@ from tests.model_servers.chat.chat_client import (
     text_of,
     texts,
 )
-from tests.model_servers.conftest import Replica
+from tests.model_servers.conftest import Replica, serve
+from trimtab_model_servers.chat.chat_model import ChatModel
+from trimtab_model_servers.engine.core import EngineCore
 from trimtab_model_servers.families.lmm_digits import models
 from trimtab_model_servers.families.lmm_digits.models import ARCHITECTURES, Architecture
 from trimtab_model_servers.families.lmm_digits.tokenizer import prompt
+from trimtab_model_servers.server.hosted_model import load
+from trimtab_model_servers.server.model_registry import ModelRegistry
 from trimtab_model_servers.server.settings import write_models
 from trimtab_protocol import InferRequest, InferResponse, Tensor
 from trimtab_training.lmm_digits import evaluate
 
+SMALL = {"slots": 4, "slot_tokens": 400, "step_tokens": 40}
+FATAL_TOKENS = 13
 NAMES = {"decoder-only": "colocated", "cross-attention": "across"}
 
 
 @pytest.fixture(scope="module")
 def replica(tmp_path_factory, start: Callable[[Path], Replica | str]) -> Replica:
     folder = tmp_path_factory.mktemp("chats")
-    small = {"slots": 4, "slot_tokens": 400, "step_tokens": 40}
-    specs = [a_chat_spec(part, parameters=small) for part in ("colocated", "text", "encode", "keep")]
-    specs.append(a_chat_spec("keep", "one-by-one", parameters=small, maxBatchSize=1))
-    specs.append(a_chat_spec("colocated", "across", parameters=small | {"architecture": "cross-attention"}))
+    specs = [a_chat_spec(part, parameters=SMALL) for part in ("colocated", "text", "encode", "keep")]
+    specs.append(a_chat_spec("keep", "one-by-one", parameters=SMALL, maxBatchSize=1))
+    specs.append(a_chat_spec("colocated", "across", parameters=SMALL | {"architecture": "cross-attention"}))
     write_models(specs, folder)
     started = start(folder)
     assert isinstance(started, Replica), started
@@ -110,12 +116,10 @@ async def test_disaggregated_stages_equal_colocated_model(client: ChatClient):
 
 
 def stored(response: InferResponse) -> list[dict[str, Any]]:
-    """What an encoder reports of each image."""
     return [json.loads(image) for image in response.outputs[0].array]
 
 
 def asked_about(references: list[dict[str, Any]]) -> InferRequest:
-    """A question about page 2 of some referenced pages."""
     content = [*({"type": "image"} for _ in references), {"type": "text", "text": "Read page 2."}]
     return InferRequest(
         "text",
@@ -283,3 +287,60 @@ async def test_metrics_have_load_and_totals(client: ChatClient, replica: Replica
     encoded = {one.labels["model"]: one.value for one in reported["trimtab_encoded_images"].samples}
     assert pending["colocated", "text"] == pending["colocated", "image"] == pending["encode", "image"] == 0
     assert encoded["colocated"] >= 1
+
+
+class FailingCore(EngineCore):
+    """An engine that fails on a request for ``FATAL_TOKENS`` tokens."""
+
+    def submit(self, request: Any, *arguments: Any) -> None:
+        super().submit(request, *arguments)
+        self.failing = request.max_new_tokens == FATAL_TOKENS
+
+    def step(self) -> bool:
+        if self.failing:
+            raise ZeroDivisionError("an engine failure")
+        return super().step()
+
+    failing = False
+
+
+def serve_mortal(folder: str, connection: Connection) -> None:
+    """Run a replica whose engine may fail."""
+    from trimtab_model_servers.chat import chat_model  # noqa: PLC0415  (only in the forked child)
+
+    vars(chat_model)["EngineCore"] = FailingCore
+    serve(folder, connection)
+
+
+@pytest.fixture
+def fatal() -> InferRequest:
+    return a_chat("colocated", "What is 3+4?", max_tokens=FATAL_TOKENS)
+
+
+async def test_replica_with_failed_engine_is_not_ready(monkeypatch, fatal):
+    monkeypatch.setattr("trimtab_model_servers.chat.chat_model.EngineCore", FailingCore)
+    registry = ModelRegistry(expected={"colocated"})
+    model = await registry.worker.run(lambda: load(a_chat_spec("colocated", parameters=SMALL), registry.worker))
+    registry.add_model("colocated", model)
+    assert (registry.ready, registry.serving) == (True, True)
+    try:
+        with pytest.raises(Exception, match="the engine failed: ZeroDivisionError"):
+            await model.infer(fatal, registry.worker)
+        await registry.model_failed.wait()
+        assert (registry.ready, registry.serving) == (False, False)
+        assert "ZeroDivisionError" in registry.failed_models["colocated"]
+    finally:
+        await cast("ChatModel", model).close()
+        registry.worker.close()
+
+
+async def test_replica_with_failed_engine_ends(start, tmp_path, fatal):
+    write_models([a_chat_spec("colocated", parameters=SMALL)], tmp_path)
+    running = start(tmp_path, serve_mortal)
+    assert isinstance(running, Replica), running
+    async with aiohttp.ClientSession() as session:
+        status, why = await ChatClient(session, running.ports).refused(fatal)
+    await asyncio.to_thread(running.process.join, 30)
+
+    assert (status, "the engine failed" in why) == (500, True)
+    assert running.process.exitcode is not None

@@ -66,7 +66,6 @@ def a_tokenizer() -> Tokenizer:
 
 
 def a_folder(folder: Path, template: str | None = DEFAULT_CHAT_TEMPLATE) -> Path:
-    """Write the folder."""
     a_model(NAME).save_pretrained(folder)
     a_tokenizer().save(str(folder / "tokenizer.json"))
     names = {"bos_token": "<|im_start|>", "eos_token": {"content": "<end_of_utterance>"}}

@@ -10,8 +10,7 @@ import numpy as np
 import pytest
 from aiohttp import web
 
-from tests.router.envoy.identities import Holder
-from tests.router.envoy.openssl import Authority
+from tests.router.envoy.openssl import Authority, Holder
 from trimtab_model_servers.chat.embedding_client import (
     CHECKSUM,
     ROWS,

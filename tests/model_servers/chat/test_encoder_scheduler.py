@@ -59,13 +59,11 @@ async def scheduler(encoder: FakeEncoder) -> AsyncIterator[EncoderScheduler]:
 
 
 async def until(holds: Callable[[], bool]) -> None:
-    """Wait for a condition."""
     while not holds():  # noqa: ASYNC110  (set by threads)
         await asyncio.sleep(0.001)
 
 
 async def hold(encoder: FakeEncoder, scheduler: EncoderScheduler, file: bytes) -> "asyncio.Task[Tensor]":
-    """Start encoding an image that waits for the gate."""
     encoder.gate.clear()
     held = show(scheduler, file)
     await until(encoder.begun.is_set)

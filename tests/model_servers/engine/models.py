@@ -87,7 +87,6 @@ class Asked:
     images: list[torch.Tensor]
 
     def exactly(self, tokens: int) -> "Asked":
-        """The same request, which generates so many tokens."""
         return replace(self, request=replace(self.request, min_new_tokens=tokens, max_new_tokens=tokens))
 
     def oracle(self, model: Any) -> list[int]:
@@ -195,6 +194,5 @@ def words(random: np.random.Generator, count: int) -> list[int]:
 
 
 def complete(core: EngineCore) -> None:
-    """Compute until nothing is left to compute."""
     while core.step():
         pass

@@ -45,7 +45,6 @@ def folder(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def form(folder):
-    """The form's name."""
     return next(folder.glob(f"*{SUFFIX}")).stem
 
 

@@ -113,7 +113,6 @@ def test_recorded_accuracies_are_reported_while_active(weights, tmp_path):
 
 @contextlib.asynccontextmanager
 async def followed(model):
-    """The tasks followed meanwhile."""
     worker = BatchWorker()
     following = asyncio.create_task(model.watch_tasks(worker))
     yield

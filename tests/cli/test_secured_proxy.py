@@ -14,8 +14,7 @@ import httpx
 import pytest
 
 from tests.cli.pipelines import echo_plan, write_echo_pipeline
-from tests.router.envoy.identities import Holder
-from tests.router.envoy.openssl import Authority
+from tests.router.envoy.openssl import Authority, Holder
 from trimtab.app import run
 from trimtab.local.load_process import LoadOptions, LoadProcess
 from trimtab.local.supervisor import Setup, Supervisor

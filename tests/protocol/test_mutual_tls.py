@@ -9,8 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.router.envoy.identities import Holder
-from tests.router.envoy.openssl import Authority, openssl
+from tests.router.envoy.openssl import Authority, Holder, openssl
 from trimtab_pipelines.edge_settings import ReplicaIdentity
 from trimtab_protocol.mutual_tls import InvalidIdentity, MutualTls, explain_ssl_error
 

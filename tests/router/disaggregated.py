@@ -14,7 +14,7 @@ from aiohttp import web
 from PIL import Image
 
 from tests.builders import a_variant
-from tests.router.chats import INPUTS, ChatReplica, Written, a_chat, a_chat_pipeline, a_writer
+from tests.router.chats import ChatReplica, Written, a_chat, a_chat_pipeline, a_writer
 from tests.router.fakes import FakeReplica, a_rig
 from trimtab_pipelines.plan import PipelinePlan
 from trimtab_pipelines.spec import InferencePipeline
@@ -27,6 +27,7 @@ WHOLE, PULLS = "whole", "small"
 """Variants of a generation stage whose plan chooses where images are encoded."""
 
 
+ENCODED = ("references", "encode.outputs")
 ROWS = 4
 
 
@@ -155,19 +156,19 @@ class Beginner(ChatReplica):
         return await super().write_stream(request, chat)
 
 
+def _reads(name: str, source: str = "request.inputs", *, optional: bool = False) -> dict[str, Any]:
+    return {"name": name, "from": f"{source}.{name}", "optional": optional}
+
+
 def an_encoder() -> dict[str, Any]:
-    inputs = [
-        {"name": name, "from": f"request.inputs.{name}", "optional": name == "options"}
-        for name in ("images", "options")
-    ]
+    inputs = [_reads("images"), _reads("options", optional=True)]
     outputs = [{"name": "references", "datatype": "BYTES"}]
     return {"name": "encode", "inputs": inputs, "outputs": outputs, "variants": [a_variant()], "role": "Encode"}
 
 
 def a_disaggregated_pipeline(encoder: dict[str, Any] | None = None) -> Any:
-    read = [{"name": i["name"], "from": f"request.inputs.{i['name']}", "optional": True} for i in INPUTS[:2]]
-    read.append({"name": "references", "from": "encode.outputs.references", "optional": True})
-    return a_chat_pipeline([encoder or an_encoder(), a_writer(*read)])
+    read = [_reads(name, optional=True) for name in ("messages", "options")]
+    return a_chat_pipeline([encoder or an_encoder(), a_writer(*read, _reads(*ENCODED, optional=True))])
 
 
 @asynccontextmanager
@@ -187,11 +188,8 @@ def references(writer, number=-1):
 
 
 def a_choosing_writer(**changes: Any) -> dict[str, Any]:
-    read = [
-        {"name": name, "from": f"request.inputs.{name}", "optional": name != "messages"}
-        for name in ("messages", "options", "images")
-    ]
-    read.append({"name": "references", "from": "encode.outputs.references", "optional": True})
+    read = [_reads(name, optional=name != "messages") for name in ("messages", "options", "images")]
+    read.append(_reads(*ENCODED, optional=True))
     return a_writer(*read, variants=[a_variant(PULLS), a_variant(WHOLE, encoder="Colocated")], **changes)
 
 

@@ -13,6 +13,7 @@ from typing import Any, ClassVar
 import aiohttp
 import grpc
 import numpy as np
+import pytest
 from aiohttp import web
 from opentelemetry.trace import Tracer
 
@@ -37,6 +38,8 @@ from trimtab_router.router import Router
 from trimtab_router.scheduling.policies.interface import Policy
 
 Model = Callable[[Mapping[str, np.ndarray]], Mapping[str, np.ndarray]]
+PATIENT = {"timeout": 60_000_000}
+"""Parameters of a request that has a minute."""
 
 
 def plus_one(inputs: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
@@ -182,6 +185,12 @@ def a_call(pipeline: InferencePipeline, request: InferRequest, arrived_at: float
     return call
 
 
+async def grpc_refusal(call: Awaitable[Any]) -> tuple[grpc.StatusCode, str]:
+    with pytest.raises(grpc.aio.AioRpcError) as refused:
+        await call
+    return refused.value.code(), str(refused.value.details())
+
+
 async def until(holds: Callable[[], bool]) -> None:
     async with asyncio.timeout(60):
         while not holds():  # noqa: ASYNC110 - what is waited for has no event
@@ -260,6 +269,13 @@ class Rig:
         return await self.post(
             request.model_name, b"".join(bytes(b) for b in buffers), **{rest.HEADER_LENGTH: str(length), **headers}
         )
+
+    async def hold(self, replica: FakeReplica, value: float = 0.0) -> asyncio.Task[Any]:
+        """Send a request that the replica holds back until its gate is set."""
+        replica.gate.clear()
+        held = asyncio.create_task(self.rest(a_request(value=value, parameters=PATIENT)))
+        await replica.arrived.wait()
+        return held
 
     async def post(self, model: str, body: bytes, **headers: str) -> tuple[int, Any, Mapping[str, str]]:
         url = f"{self.url}/v2/models/{model}/infer"

@@ -271,33 +271,23 @@ def test_one_row_in_a_hundred_is_evaluated_when_idle():
     assert top.scheduler.accuracy_monitor.shadow_rows == {("small", "quick"): 1}
 
 
-def test_shadow_rows_delay_no_other_row():
-    top = Audited()
-    top.serve(12)
-    top.take(8, top.clock.now + 0.9)
-    top.settle()
-    waits = top.take(8, top.clock.now + 5.0)
-    top.answer(label=3)
-
-    assert top.sent[-1].row_slices[0].request is waits
-
-
-def test_queueing_time_of_shadow_rows_is_not_reported():
+def test_shadow_rows_delay_no_other_row_and_report_no_wait():
     top = Audited()
     top.serve(12)
     top.take(8, top.clock.now + 0.9)
     top.settle()
     for _ in range(3):  # the row that is compared lies behind these
-        top.take(8, top.clock.now + 5.0)
+        waits = top.take(8, top.clock.now + 5.0)
         top.answer(label=3)
+        assert top.sent[-1].row_slices[0].request is waits
     top.answer(label=3)
-    waits = list(top.waits)
+    waited = list(top.waits)
     assert top.sent[-1].point.name == "default"
     assert top.clock.now - top.sent[-1].row_slices[0].request.enqueued_at > 1.0
 
     top.answer(label=3)
     assert top.scheduler.accuracy_monitor.shadow_rows == {("small", "quick"): 1}
-    assert top.waits == waits
+    assert top.waits == waited
 
 
 @pytest.mark.parametrize(

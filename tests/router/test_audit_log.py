@@ -7,7 +7,6 @@ from typing import Any
 
 import pytest
 
-from tests.router.fakes import FakeReplica, a_pipeline, a_rig
 from trimtab_router.ingress.admin import AUDIT_LOG
 from trimtab_router.ingress.audit_log import MAX_CALLS, READ_SECONDS, REFUSED_SECONDS, AdminAuditLog, AdminCall
 
@@ -59,15 +58,14 @@ def test_log_lines_are_safe_and_memory_is_bounded():
     assert audit.line(calls[-1][0], 1.0) is None
 
 
-async def test_admin_calls_are_logged_with_their_client(caplog: pytest.LogCaptureFixture):
-    async with a_rig(a_pipeline(1), {"stage-0": [FakeReplica()]}) as rig:
-        with caplog.at_level(logging.INFO, logger=AUDIT_LOG):
-            for path in ("/metrics", "/readyz", "/trimtab/v1/state", "/trimtab/v1/state"):
-                assert (await rig.get(path))[0] == 200
-            async with rig.session.post(f"{rig.admin_url}/trimtab/v1/arrivals?token=secret") as answer:
-                assert answer.status == 405
-            async with rig.session.get(f"{rig.admin_url}/config_dump") as answer:
-                assert answer.status == 404
+async def test_admin_calls_are_logged_with_their_client(rig, caplog: pytest.LogCaptureFixture):
+    with caplog.at_level(logging.INFO, logger=AUDIT_LOG):
+        for path in ("/metrics", "/readyz", "/trimtab/v1/state", "/trimtab/v1/state"):
+            assert (await rig.get(path))[0] == 200
+        async with rig.session.post(f"{rig.admin_url}/trimtab/v1/arrivals?token=secret") as answer:
+            assert answer.status == 405
+        async with rig.session.get(f"{rig.admin_url}/config_dump") as answer:
+            assert answer.status == 404
 
     lines = [json.loads(record.message) for record in caplog.records if record.name == AUDIT_LOG]
     assert [(line["method"], line["path"], line["status"], line["from"]) for line in lines] == [

@@ -75,13 +75,12 @@ async def test_json_beyond_its_bound_is_sent_to_binary_tensors():
 
 
 @pytest.mark.parametrize("pack", [gzip.compress, zlib.compress, lambda data: zlib.compress(data)[2:-4]])
-async def test_packed_bodies_are_unpacked(pack):
-    async with a_rig(a_pipeline(1), {"stage-0": [FakeReplica()]}) as rig:
-        encoding = "gzip" if pack is gzip.compress else "deflate"
-        status, answer, _ = await rig.post("sample", pack(json.dumps(ROW).encode()), **{"Content-Encoding": encoding})
+async def test_packed_bodies_are_unpacked(rig, pack):
+    encoding = "gzip" if pack is gzip.compress else "deflate"
+    status, answer, _ = await rig.post("sample", pack(json.dumps(ROW).encode()), **{"Content-Encoding": encoding})
 
-        assert (status, answer.outputs[0].array.tolist()) == (200, [[2, 3, 4, 5]])
-        assert rig.value("trimtab_bytes_in_flight") == 0
+    assert (status, answer.outputs[0].array.tolist()) == (200, [[2, 3, 4, 5]])
+    assert rig.value("trimtab_bytes_in_flight") == 0
 
 
 @pytest.mark.parametrize(
@@ -94,26 +93,23 @@ async def test_packed_bodies_are_unpacked(pack):
         (b"{}", "gzip, gzip", "the body has encoding 'gzip, gzip'; use gzip, deflate or none"),
     ],
 )
-async def test_bodies_packed_otherwise_are_refused(body, encoding, message):
-    async with a_rig(a_pipeline(1), {"stage-0": [FakeReplica()]}) as rig:
-        assert (await rig.post("sample", body, **{"Content-Encoding": encoding}))[:2] == (400, message)
-        assert await rig.outcomes() == {"refused": 1}
+async def test_bodies_packed_otherwise_are_refused(rig, body, encoding, message):
+    assert (await rig.post("sample", body, **{"Content-Encoding": encoding}))[:2] == (400, message)
+    assert await rig.outcomes() == {"refused": 1}
 
 
 @pytest.mark.parametrize("encoding", ["gzip", "deflate"])
-async def test_empty_compressed_message_is_a_client_error(encoding):
-    async with a_rig(a_pipeline(1), {"stage-0": [FakeReplica()]}) as rig:
-        await rig.proxy()
-        assert rig.sockets is not None
-        headers = {"Content-Type": "application/grpc", "grpc-encoding": encoding}
-        url = "http://router" + grpc_messages.method_path("ModelInfer")
-        async with (
-            aiohttp.ClientSession(connector=aiohttp.UnixConnector(str(rig.sockets.requests))) as session,
-            session.post(url, data=b"\x01\0\0\0\0", headers=headers) as answer,
-        ):
-            assert answer.headers["grpc-status"] == str(grpc.StatusCode.INVALID_ARGUMENT.value[0])
-            assert answer.headers["grpc-message"] == f"the message is not one whole {encoding} stream"
-        assert await rig.outcomes() == {"refused": 1}
+async def test_empty_compressed_message_is_a_client_error(rig, encoding):
+    await rig.proxy()
+    headers = {"Content-Type": "application/grpc", "grpc-encoding": encoding}
+    url = "http://router" + grpc_messages.method_path("ModelInfer")
+    async with (
+        aiohttp.ClientSession(connector=aiohttp.UnixConnector(str(rig.sockets.requests))) as session,
+        session.post(url, data=b"\x01\0\0\0\0", headers=headers) as answer,
+    ):
+        assert answer.headers["grpc-status"] == str(grpc.StatusCode.INVALID_ARGUMENT.value[0])
+        assert answer.headers["grpc-message"] == f"the message is not one whole {encoding} stream"
+    assert await rig.outcomes() == {"refused": 1}
 
 
 async def test_unpacked_bytes_count_while_they_are_unpacked():
@@ -128,12 +124,11 @@ async def test_unpacked_bytes_count_while_they_are_unpacked():
         assert rig.value("trimtab_bytes_in_flight") == 0
 
 
-async def test_description_is_validated_before_decoding():
+async def test_description_is_validated_before_decoding(rig):
     tensor = {"name": "z", "shape": [1, 4], "datatype": "FP32", "data": ["no", "numbers", "at", "all"]}
-    async with a_rig(a_pipeline(1), {"stage-0": [FakeReplica()]}) as rig:
-        for model, status, message in (("no-such", 404, "unknown model 'no-such'"), ("sample", 400, "unknown input")):
-            found, error, _ = await rig.post(model, json.dumps({"inputs": [tensor]}).encode())
-            assert (found, error.startswith(message)) == (status, True)
+    for model, status, message in (("no-such", 404, "unknown model 'no-such'"), ("sample", 400, "unknown input")):
+        found, error, _ = await rig.post(model, json.dumps({"inputs": [tensor]}).encode())
+        assert (found, error.startswith(message)) == (status, True)
 
 
 class BrokenTracer(NoOpTracer):
@@ -161,29 +156,27 @@ def slow_to_decode() -> bytes:
     return json.dumps({"inputs": [{"name": "x", "shape": [1000, 4], "datatype": "FP32", "data": data}]}).encode()
 
 
-async def test_body_completed_while_draining_is_refused():
-    async with a_rig(a_pipeline(1), {"stage-0": [FakeReplica()]}) as rig:
-        body = slow_to_decode()
-        opened = await send(rig, HEAD + b"Content-Length: %d\r\n\r\n" % len(body), body[:-100])
-        await rig.until(lambda: rig.value("trimtab_bytes_in_flight") > 0)
-        await rig.router.drain(1.0)
-        opened[1].write(body[-100:])
-        head = await answered(*opened)
+async def test_body_completed_while_draining_is_refused(rig):
+    body = slow_to_decode()
+    opened = await send(rig, HEAD + b"Content-Length: %d\r\n\r\n" % len(body), body[:-100])
+    await rig.until(lambda: rig.value("trimtab_bytes_in_flight") > 0)
+    await rig.router.drain(1.0)
+    opened[1].write(body[-100:])
+    head = await answered(*opened)
 
-        assert head.startswith(b"HTTP/1.1 503 "), head
-        assert b"\r\nRetry-After: 1\r\n" in head
-        assert b"x-trimtab-reason: Draining" in head
-        assert await rig.outcomes() == {"refused": 1}
+    assert head.startswith(b"HTTP/1.1 503 "), head
+    assert b"\r\nRetry-After: 1\r\n" in head
+    assert b"x-trimtab-reason: Draining" in head
+    assert await rig.outcomes() == {"refused": 1}
 
 
-async def test_queued_decoding_finishes_while_draining():
-    async with a_rig(a_pipeline(1), {"stage-0": [FakeReplica()]}) as rig:
-        pending = rest.read_request("sample", slow_to_decode(), None)
-        reservations = [await rig.router.admission.admit(time.monotonic()) for _ in range(8)]
-        decoding = [asyncio.ensure_future(rig.router.admission.parse(pending, each)) for each in reservations]
-        await asyncio.sleep(0)
-        await rig.router.drain(1.0)
+async def test_queued_decoding_finishes_while_draining(rig):
+    pending = rest.read_request("sample", slow_to_decode(), None)
+    reservations = [await rig.router.admission.admit(time.monotonic()) for _ in range(8)]
+    decoding = [asyncio.ensure_future(rig.router.admission.parse(pending, each)) for each in reservations]
+    await asyncio.sleep(0)
+    await rig.router.drain(1.0)
 
-        assert [len(admitted.inputs["x"]) for admitted in await asyncio.gather(*decoding)] == [1000] * 8
-        for reservation in reservations:
-            reservation.end()
+    assert [len(admitted.inputs["x"]) for admitted in await asyncio.gather(*decoding)] == [1000] * 8
+    for reservation in reservations:
+        reservation.end()

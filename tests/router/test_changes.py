@@ -8,13 +8,11 @@ from functools import partial
 import pytest
 
 from tests.builders import a_plan, a_stage, a_variant
-from tests.router.fakes import FakeReplica, a_pipeline, a_request, a_rig, endpoints_of, until
+from tests.router.fakes import PATIENT, FakeReplica, a_pipeline, a_request, a_rig, endpoints_of, until
 from trimtab_pipelines.documents import write_json
 from trimtab_router.router import Router
 from trimtab_router.scheduling.policies import POLICIES
 from trimtab_router.watchers.file_watcher import FileWatcher
-
-PATIENT = {"timeout": 60_000_000}
 
 
 def two_variants():
@@ -47,29 +45,6 @@ async def test_plan_tables_are_precomputed_off_the_event_loop():
         assert rig.router.plan_generation == 3
 
 
-async def test_a_variant_changes_once_a_ready_replica_offers_it():
-    old, new = FakeReplica(name="old"), FakeReplica(name="new", variants=("large",))
-    new.unready.add("large")
-    pipeline = two_variants()
-
-    async with a_rig(pipeline, {"stage-0": [old, new]}) as rig:
-
-        async def served_by():
-            return (await rig.rest(a_request(parameters=PATIENT)))[1].parameters["trimtab.stage-0.variant"]
-
-        rig.router.apply_plan(a_plan(pipeline, 2, variant="large", accuracy=0.95))
-        assert await served_by() == "small"
-        assert rig.router.state().stages["stage-0"].variant == "small"
-
-        new.unready.clear()
-        await rig.until(lambda: rig.router.state().stages["stage-0"].variant == "large")
-        assert await served_by() == "large"
-
-        await new.kill()
-        await rig.until(lambda: rig.router.state().stages["stage-0"].variant == "small")
-        assert await served_by() == "small"
-
-
 async def test_remaining_variants_are_served_during_changes():
     replica = FakeReplica(variants=("small",))
     async with a_rig(two_variants(), {"stage-0": [replica]}) as rig:
@@ -90,9 +65,7 @@ async def test_remaining_variants_are_served_during_changes():
 async def test_replicas_that_drain_or_go_finish_what_they_hold():
     leaving, staying = FakeReplica(name="leaving"), FakeReplica(name="staying")
     async with a_rig(a_pipeline(1), {"stage-0": [leaving]}) as rig:
-        leaving.gate.clear()
-        held = asyncio.ensure_future(rig.rest(a_request(value=1.0, parameters=PATIENT)))
-        await leaving.arrived.wait()
+        held = await rig.hold(leaving, value=1.0)
         await staying.start()
         both = endpoints_of({"stage-0": [staying]})
         draining = leaving.endpoint(draining=True)

@@ -8,15 +8,12 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from tests.router.fakes import FakeReplica, a_pipeline, a_request, a_rig, until
+from tests.router.fakes import PATIENT, FakeReplica, a_pipeline, a_request, a_rig, until
 from trimtab_router.limits import Limits
 from trimtab_router.scheduling.policies.interface import Policy
 from trimtab_router.transport import replica_client
 from trimtab_router.transport.http_transport import HttpTransport
 from trimtab_router.transport.replica_client import ReplicaClient
-
-SECOND = 1_000_000
-PATIENT = {"timeout": 60 * SECOND}
 
 
 def answered(answer, rows, value, stages=1):
@@ -36,9 +33,7 @@ async def test_disconnect_at_dispatch_harms_no_batch_mate(monkeypatch):
                 batch.row_slices[1].request.owner.release()
                 batch.row_slices[1].request.close()
 
-        replica.gate.clear()
-        first = asyncio.ensure_future(rig.rest(a_request(value=1.0, parameters=PATIENT)))
-        await replica.arrived.wait()
+        first = await rig.hold(replica, value=1.0)
         monkeypatch.setattr(HttpTransport, "send", send_and_cancel_one)
         stays, leaves = (
             asyncio.ensure_future(rig.rest(a_request(value=value, parameters=PATIENT))) for value in (2.0, 3.0)
@@ -51,15 +46,13 @@ async def test_disconnect_at_dispatch_harms_no_batch_mate(monkeypatch):
         leaves.cancel()
 
 
-async def test_a_replica_that_comes_back_is_used_again():
-    replica = FakeReplica()
-    async with a_rig(a_pipeline(1), {"stage-0": [replica]}) as rig:
-        for _ in range(2):
-            await replica.kill()
-            await rig.until(lambda: not rig.router.ready)
-            await replica.start()
-            await rig.until_ready()
-            answered(await rig.rest(a_request(parameters=PATIENT)), 1, 0)
+async def test_a_replica_that_comes_back_is_used_again(rig, replica):
+    for _ in range(2):
+        await replica.kill()
+        await rig.until(lambda: not rig.router.ready)
+        await replica.start()
+        await rig.until_ready()
+        answered(await rig.rest(a_request(parameters=PATIENT)), 1, 0)
 
 
 async def test_model_server_error_is_retried_then_reported():
@@ -145,21 +138,19 @@ async def _typed(rig, over_grpc, request):
 
 
 @pytest.mark.parametrize("over_grpc", [False, True])
-async def test_draining_answers_what_was_accepted_and_refuses_the_rest(over_grpc):
-    replica = FakeReplica()
-    async with a_rig(a_pipeline(1), {"stage-0": [replica]}) as rig:
-        replica.gate.clear()
-        accepted = asyncio.ensure_future(_typed(rig, over_grpc, a_request(parameters=PATIENT)))
-        await replica.arrived.wait()
-        draining = asyncio.ensure_future(rig.router.drain(10.0))
-        await rig.until(lambda: rig.router.admission.draining)
+async def test_draining_answers_what_was_accepted_and_refuses_the_rest(rig, replica, over_grpc):
+    replica.gate.clear()
+    accepted = asyncio.ensure_future(_typed(rig, over_grpc, a_request(parameters=PATIENT)))
+    await replica.arrived.wait()
+    draining = asyncio.ensure_future(rig.router.drain(10.0))
+    await rig.until(lambda: rig.router.admission.draining)
 
-        assert await _typed(rig, over_grpc, a_request()) == "this router is shutting down; try another"
-        assert (await rig.get("/v2/health/ready"))[0] == 503
-        assert (await rig.get("/readyz"))[0] == 503
-        replica.gate.set()
-        assert not isinstance(await accepted, str)
-        await draining
+    assert await _typed(rig, over_grpc, a_request()) == "this router is shutting down; try another"
+    assert (await rig.get("/v2/health/ready"))[0] == 503
+    assert (await rig.get("/readyz"))[0] == 503
+    replica.gate.set()
+    assert not isinstance(await accepted, str)
+    await draining
 
 
 async def test_busy_replica_stays_ready_despite_late_probe(monkeypatch):

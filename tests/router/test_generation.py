@@ -51,9 +51,6 @@ class Writers(Scenario):
     def end(self, batch, ending=None):
         self.under_way.pop(batch)(batch, ending or Completed((OUTPUTS,), batch.point.name))
 
-    def add_replica(self, replica):
-        pass
-
     def __getattr__(self, name):
         if not name.startswith(("observe_", "count_", "record_")):
             raise AttributeError(name)
@@ -65,11 +62,12 @@ class Writers(Scenario):
         work = StageRequest(
             caller, "text", rows, {"messages": np.array([b"m"] * rows, object)}, deadline=deadline, now=self.clock.now
         )
-        refusal = self.scheduler.refusal_of(work, self.clock.now)
-        if refusal is None:
-            self.scheduler.enqueue(work)
-            self.settle()
-        return refusal or work
+        return self.submit(work)
+
+    def submit(self, work):
+        submitted = super().submit(work)
+        self.settle()
+        return submitted
 
     @property
     def sent(self):
@@ -195,21 +193,6 @@ def test_disconnected_client_frees_its_rows_everywhere():
     assert top.slots[0].inflight == 1
     assert top.stats_calls.count(("count_cancelled_row",)) == 2
     assert top.scheduler.queue.rows == 0
-
-
-@pytest.mark.parametrize("lost", [False, True])
-def test_cut_stream_fails_only_rows_with_received_tokens(lost):
-    top = Writers()
-    listening, patient = top.take(has_listener=True), top.take()
-    for batch in top.sent:
-        top.wrote(batch, Chunk("a"))
-    for batch in top.sent:
-        top.end(batch, StreamCut("gone", lost=lost))
-    top.settle()
-
-    assert why(listening) == "AnswerCut"
-    assert why(patient) is None
-    assert [batch.row_slices[0].request for batch in top.sent] == [patient]
 
 
 def test_cut_stream_of_non_retryable_stage_fails():

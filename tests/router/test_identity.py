@@ -2,8 +2,7 @@
 
 import pytest
 
-from tests.router.envoy.identities import Holder
-from tests.router.envoy.openssl import Authority
+from tests.router.envoy.openssl import Authority, Holder
 from tests.router.fakes import FakeReplica, a_pipeline, a_request, a_rig
 from trimtab_pipelines.edge_settings import EdgeSettings
 from trimtab_protocol.mutual_tls import MutualTls

@@ -9,7 +9,6 @@ from functools import partial
 import pytest
 
 from tests.router.fakes import FakeReplica, a_pipeline, a_request, a_rig
-from tests.router.test_deadlines import blocked
 from trimtab_pipelines.edge_settings import ClientLimits, EdgeSettings
 from trimtab_pipelines.error_codes import ErrorCode
 from trimtab_router.admission.admission import Admission
@@ -99,7 +98,7 @@ def test_large_requests_leave_room_for_small_ones():
 async def test_requests_beyond_client_quota_are_not_planned_for():
     replica, bounds = FakeReplica(), ClientLimits(concurrency=2, in_flight=10_000)
     async with a_rig(a_pipeline(1), {"stage-0": [replica]}, edge=EdgeSettings(clients=bounds)) as rig:
-        first = await blocked(rig, replica)  # of an unknown client
+        first = await rig.hold(replica)  # of an unknown client
         mine = asyncio.ensure_future(rig.rest(a_request(), **{"x-trimtab-client": "me"}))
         await rig.until(lambda: rig.router.state().stages["stage-0"].queue_rows == 1)
         _, _, headers = await rig.rest(a_request(rows=1000), **{"x-trimtab-client": "me"})

@@ -7,13 +7,11 @@ import pytest
 
 from tests.builders import a_stage, a_variant
 from tests.router.fakes import FakeReplica, a_pipeline, a_rig
-from tests.router.test_looking_again import quick_first
+from tests.router.test_looking_again import OUTPUTS, POINTS, quick_first
 from trimtab_protocol import InferRequest, Tensor
 from trimtab_router.scheduling.policies import POLICIES
 from trimtab_router.scheduling.policies.interface import Policy
 
-OUTPUTS = [{"name": "y", "datatype": "FP32", "shape": [4]}, {"name": "sure", "datatype": "FP32"}]
-POINTS = [{"name": "default", "accuracy": 0.9}, {"name": "quick", "accuracy": 0.7}]
 PLAN: dict[str, Any] = {
     "serviceSeconds": {1: 0.02, 8: 0.04},
     "accuracyByTask": {"odd": 0.6},

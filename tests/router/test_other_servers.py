@@ -14,12 +14,11 @@ from aiohttp import web
 
 from tests.builders import a_stage
 from tests.ports import held_port
-from tests.router.fakes import a_pipeline, a_request, a_rig
+from tests.router.fakes import PATIENT, a_pipeline, a_request, a_rig
 from trimtab_pipelines.endpoints import Endpoint, Endpoints
 from trimtab_protocol import InferRequest, InferResponse, Tensor, rest
 
 REPOSITORY = Path(__file__).parents[2]
-PATIENT = {"timeout": 60_000_000}
 
 
 @asynccontextmanager

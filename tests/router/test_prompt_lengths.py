@@ -10,7 +10,7 @@ from tests.router.chats import a_chat_pipeline, a_writer
 from tests.router.test_generation import Writers
 from tests.router.test_queue import Caller
 from trimtab_protocol.chat.embedding_refs import EmbeddingRef, EncodedImage, blank_image, dump_refs
-from trimtab_protocol.chat.internal_wire import Chunk, LastChunk, Usage
+from trimtab_protocol.chat.internal_wire import Chunk, Usage
 from trimtab_router.scheduling.prompt_lengths import PromptFeatures, PromptLengths
 from trimtab_router.scheduling.stage_request import StageRequest
 
@@ -32,11 +32,7 @@ class Readers(Writers):
         inputs = {"messages": np.array([b"m" * text_bytes], object)}
         work = StageRequest(Caller(), "text", 1, inputs, deadline=deadline, now=self.clock.now)
         self.scheduler.estimate_prompts(work, images=0)
-        refusal = self.scheduler.refusal_of(work, self.clock.now)
-        if refusal is None:
-            self.scheduler.enqueue(work)
-            self.settle()
-        return refusal or work
+        return self.submit(work)
 
 
 @pytest.mark.parametrize(("joins", "tokens"), [(1.0, 100 + 640), (0.0, 100)])
@@ -159,16 +155,3 @@ def test_without_profile_all_prompts_weigh_the_same(unknown):
     work = Readers(pipeline=pipeline, **unknown).chat(LONG, deadline=10.0)
 
     assert (work.prefill_seconds, work.due_at) == (0.0, 10.0)
-
-
-def test_scheduler_learns_prompt_lengths_from_responses():
-    top = Writers(**READS)
-    work = StageRequest(Caller(), "text", 1, {"messages": np.array([b"m" * 400], object)}, deadline=9.0, now=0.0)
-    top.scheduler.estimate_prompts(work, images=0)
-    assert (work.prompt_tokens, work.prefill_seconds) == ((), 0.0)
-    top.scheduler.enqueue(work)
-    top.settle()
-    (batch,) = top.sent
-    top.wrote(batch, LastChunk("", "stop", Usage(prompt=100, completion=1, text=100)))
-
-    assert top.scheduler.prompt_lengths.tokens(PromptFeatures(800)) == pytest.approx(200)

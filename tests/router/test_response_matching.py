@@ -10,12 +10,11 @@ import pytest
 from aiohttp import web
 from aiohttp.test_utils import make_mocked_request
 
-from tests.router.fakes import FakeReplica, a_call, a_pipeline, a_request, a_rig
+from tests.router.fakes import PATIENT, FakeReplica, a_call, a_pipeline, a_request, a_rig
 from trimtab_protocol.http_client import ConnectionLost, HttpConnection, request_head
 from trimtab_router.ingress.base import request_id
 from trimtab_router.ingress.rest import RestIngress
 
-PATIENT = {"timeout": 60_000_000}
 NASTY = "a\r\nx-evil: 1"
 
 
@@ -143,31 +142,25 @@ def test_heads_of_requests_hold_printable_ascii_only(value):
 
 @pytest.mark.parametrize("name", ["x-request-id", "traceparent"])
 @pytest.mark.parametrize("value", ["€", "i" * 8000, "é", "a b"])
-async def test_odd_request_ids_harm_no_request(name, value):
-    replica = FakeReplica()
-    async with a_rig(a_pipeline(1), {"stage-0": [replica]}) as rig:
-        replica.gate.clear()
-        first = asyncio.ensure_future(rig.rest(a_request(parameters=PATIENT)))
-        await replica.arrived.wait()
-        calls = [asyncio.ensure_future(rig.rest(a_request(parameters=PATIENT), **{name: value})) for _ in range(7)]
-        calls.append(asyncio.ensure_future(rig.rest(a_request(parameters=PATIENT), **{name: "plain"})))
-        await rig.until(lambda: rig.router.state().stages["stage-0"].queue_rows == 8)
-        replica.gate.set()
+async def test_odd_request_ids_harm_no_request(rig, replica, name, value):
+    first = await rig.hold(replica)
+    calls = [asyncio.ensure_future(rig.rest(a_request(parameters=PATIENT), **{name: value})) for _ in range(7)]
+    calls.append(asyncio.ensure_future(rig.rest(a_request(parameters=PATIENT), **{name: "plain"})))
+    await rig.until(lambda: rig.router.state().stages["stage-0"].queue_rows == 8)
+    replica.gate.set()
 
-        assert [(await call)[0] for call in (first, *calls)] == [200] * 9
-        assert sum(batch.rows for batch in replica.seen) == 9  # none was sent again
-        assert all(len(result) <= 8 * 129 for batch in replica.seen for result in batch.headers.values())
+    assert [(await call)[0] for call in (first, *calls)] == [200] * 9
+    assert sum(batch.rows for batch in replica.seen) == 9  # none was sent again
+    assert all(len(result) <= 8 * 129 for batch in replica.seen for result in batch.headers.values())
 
 
-async def test_request_ids_cannot_inject_headers():
-    replica = FakeReplica()
-    async with a_rig(a_pipeline(1), {"stage-0": [replica]}) as rig:
-        call = a_call(rig.router.pipeline, a_request(), time.monotonic())
-        request = make_mocked_request("POST", "/", headers={"x-request-id": NASTY, "traceparent": NASTY})
-        reservation = await rig.router.admission.admit(call.arrived_at)
-        RestIngress(rig.router).describe(call, request, reservation, call.arrived_at, request_id(request))
-        await rig.router.infer(call)
+async def test_request_ids_cannot_inject_headers(rig, replica):
+    call = a_call(rig.router.pipeline, a_request(), time.monotonic())
+    request = make_mocked_request("POST", "/", headers={"x-request-id": NASTY, "traceparent": NASTY})
+    reservation = await rig.router.admission.admit(call.arrived_at)
+    RestIngress(rig.router).describe(call, request, reservation, call.arrived_at, request_id(request))
+    await rig.router.infer(call)
 
-        (batch,) = replica.seen
-        assert batch.headers["x-request-id"] == "a??x-evil: 1"
-        assert {"x-evil", "traceparent"}.isdisjoint(batch.headers)
+    (batch,) = replica.seen
+    assert batch.headers["x-request-id"] == "a??x-evil: 1"
+    assert {"x-evil", "traceparent"}.isdisjoint(batch.headers)

@@ -1,10 +1,9 @@
-"""Small decisions: service times, arrivals, binding, operating points, and the plans that fit."""
+"""Small decisions: service times, binding, operating points, and the plans that fit."""
 
 import pytest
 
 from tests.builders import a_pipeline, a_plan, a_stage, a_variant
 from trimtab_pipelines.documents import DocumentError, validate_plan
-from trimtab_router.observability.arrivals import KEPT_SECONDS, ArrivalCounter
 from trimtab_router.scheduling.replica_selection import ReplicaSelection
 from trimtab_router.scheduling.replica_slots import ReplicaSlots
 from trimtab_router.scheduling.service_time import MAX_IDLE_DROPS, ServiceTimes, interpolate, wait_for_others
@@ -195,34 +194,6 @@ def test_later_a_single_fast_batch_changes_little():
     seen(times, ratio=0.5, batches=1)
 
     assert times.predict(KEY, 1) > 0.48
-
-
-def test_arrivals_by_second():
-    counter = ArrivalCounter(1000.0)
-    for moment in (1000.1, 1000.9, 1001.5, 1003.2):
-        counter.record(moment)
-
-    assert counter.history(1004.0) == [2, 1, 0, 1]
-    assert counter.peak(1004.0) == 2
-    assert counter.peak(1011.5) == 1
-    assert counter.history(5000.0) == [0] * 600
-    assert counter.history(5000.0, 3998) == [0, 1, *[0] * 3996]
-    assert counter.history(5000.0, 10**9) == [2, 1, 0, 1, *[0] * 3996]
-    assert len(counter.history(50_000.0, 10**9)) == KEPT_SECONDS
-
-    new = ArrivalCounter(1000.0)
-    assert (new.history(1000.9), new.peak(1000.9), new.history(1002.0)) == ([], 0, [0, 0])
-
-
-def test_clock_set_back_creates_no_peak():
-    counter = ArrivalCounter(1000.0)
-    counter.record(1000.5, 7)
-    for number in range(6000):
-        counter.record(940.0 + number / 100)
-
-    assert counter.peak(1001.5) == 100
-    assert max(counter.history(1001.5)) == 100
-    assert counter.history(1003.0)[-2:] == [0, 0]
 
 
 def a_selection():

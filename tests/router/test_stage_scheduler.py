@@ -53,6 +53,15 @@ class Scenario:
     def settle(self, seconds=0.0):
         self.clock.run(self.clock.now + seconds)
 
+    def submit(self, work):
+        refusal = self.scheduler.refusal_of(work, self.clock.now)
+        if refusal is None:
+            self.scheduler.enqueue(work)
+        return refusal or work
+
+    def add_replica(self, replica):
+        pass
+
 
 class SchedulerScenario(Scenario):
     """Scheduler of a prediction stage."""
@@ -86,9 +95,6 @@ class SchedulerScenario(Scenario):
     def record_ejection_end(self, replica):
         self.stats_calls.append(f"{replica} is used again")
 
-    def add_replica(self, replica):
-        pass
-
     def forget_replica(self, replica):
         pass
 
@@ -97,10 +103,7 @@ class SchedulerScenario(Scenario):
         certain = self.scheduler.stage.confidence is not None
         work = StageRequest(Caller(), "stage-0", rows, {"x": x}, deadline=deadline, now=self.clock.now, options=options)
         work.special |= certain
-        refusal = self.scheduler.refusal_of(work, self.clock.now)
-        if refusal is None:
-            self.scheduler.enqueue(work)
-        return refusal or work
+        return self.submit(work)
 
     def end(self, batch, ending=None):
         answers = [
@@ -239,21 +242,6 @@ def test_policy_may_drop_any_slice():
     assert top.scheduler.queue.rows == 0
 
 
-def test_lost_batch_is_retried_and_two_losses_fail_it():
-    top = SchedulerScenario(slots=2)
-    work = top.take()
-    top.settle()
-    for batch in (0, 1):
-        top.sent[batch].replica.set_ready_variants(NOTHING)
-        top.scheduler.refresh_replicas()
-        top.end(top.sent[batch], ReplicaLost("gone"))
-
-    assert top.sent[0].replica is not top.sent[1].replica
-    assert why(work) == "ModelServerError"
-    assert top.stats_calls[0:2] == ["gone; it held a batch of 1 slices", "ReplicaLost"]
-    assert top.take().reason == "SuspectedQueryOfDeath"
-
-
 def test_query_of_death_costs_two_replicas_and_no_neighbour():
     top = SchedulerScenario(slots=5)
     works = [top.take(value=value) for value in (1.0, 13.0, 2.0, 3.0)]
@@ -270,6 +258,7 @@ def test_query_of_death_costs_two_replicas_and_no_neighbour():
 
     assert [why(work) for work in works] == [None, "ModelServerError", None, None]
     assert len(set(lost)) == len(lost) == 2
+    assert top.stats_calls[0:2] == ["gone; it held a batch of 4 slices", "ReplicaLost"]
     assert top.take(value=13.0).reason == "SuspectedQueryOfDeath"
     assert isinstance(top.take(value=4.0), StageRequest)
 
@@ -389,25 +378,6 @@ def test_replica_is_free_again_after_malformed_outputs():
         top.scheduler.on_batch_end(top.sent[0], Completed([{}], "default"))
 
     assert top.slots[0].free
-
-
-def test_failing_policy_falls_back_and_is_recorded():
-    def fails_at_two_rows(view):
-        if sum(row_slice.rows for row_slice in view.waiting) > 1:
-            raise IndexError("two rows")
-        return POLICIES["EarliestDeadlineFirst"].decide(view)
-
-    top = SchedulerScenario(Policy(fails_at_two_rows), batchSize=4)
-    works = [top.take(), top.take()]
-    top.settle()
-    assert [[row_slice.request for row_slice in batch.row_slices] for batch in top.sent] == [works]
-    assert top.stats_calls == ["two rows"]
-    top.end(top.sent[0])
-
-    top.take()
-    top.settle()
-    assert len(top.sent) == 2
-    assert top.stats_calls == ["two rows"]
 
 
 def test_arrival_rate_forgets_old_arrivals():

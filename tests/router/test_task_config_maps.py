@@ -12,7 +12,7 @@ import pytest
 
 from tests.builders import a_stage, a_variant
 from tests.router.fakes import FakeReplica, Rig, a_pipeline, a_request, a_rig
-from tests.router.tasked import a_tasked_pipeline
+from tests.router.test_task_names import a_tasked_pipeline
 from tests.router.test_tasks import KEY, OWN, PATH, a_file, put
 from trimtab_kubernetes import Cluster
 from trimtab_pipelines.kubernetes_names import tasks_name
@@ -83,7 +83,6 @@ async def until(get: Callable[[], Awaitable[Any]], expected: Any) -> None:
 
 
 async def status_of_request(rig: Rig) -> int:
-    """Status of a request that names the task."""
     return int((await rig.rest(a_request(parameters={"trimtab.task": "new"})))[0])
 
 

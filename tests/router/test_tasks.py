@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from tests.router.fakes import FakeReplica, a_pipeline, a_request, a_rig, plus_one
-from tests.router.tasked import a_tasked_pipeline
+from tests.router.test_task_names import a_tasked_pipeline
 from trimtab_pipelines.accuracy_evidence import Accuracy
 from trimtab_pipelines.router_state import RegisteredAccuracy
 from trimtab_pipelines.spec import InferencePipeline
@@ -37,14 +37,12 @@ def a_file(**card: Any) -> bytes:
 
 
 def measured_of(value: float, confidence: float, low: float) -> Accuracy:
-    """An accuracy on a task, as its card tells it."""
     return Accuracy(value=value, source="Measured", samples=99, low=low, high=0.8, mean_confidence=confidence)
 
 
 def changed(
     pipeline: InferencePipeline, spec: dict[str, Any], stage: dict[str, Any] | None = None
 ) -> InferencePipeline:
-    """It with other fields of its spec and of its only stage."""
     document = pipeline.model_dump(mode="json", by_alias=True, exclude_none=True)
     document["spec"] |= spec
     document["spec"]["stages"][0] |= stage or {}
@@ -225,19 +223,6 @@ async def test_rows_of_a_task_that_joined_are_held_against_its_card(tmp_path):
     assert after == {}
 
 
-async def test_deletion_is_pending_while_a_replica_has_the_task(tmp_path, monkeypatch):
-    monkeypatch.setattr(task_store, "LOAD_SECONDS", 0.1)
-    late = FakeReplica(name="replica-1", facts=lambda: task_metadata([*OWN, "new"], {}))
-    async with a_rig(a_tasked_pipeline(), {"stage-0": [a_replica(tmp_path)]}, registry=kept_in(tmp_path)) as rig:
-        await put(rig)
-    async with a_rig(a_tasked_pipeline(), {"stage-0": [a_replica(tmp_path), late]}, registry=kept_in(tmp_path)) as rig:
-        status, body = await put(rig, method="DELETE")
-        early, why = await put(rig)
-
-    assert (status, body["replicas"], body["waiting"]) == (202, 1, 1)
-    assert (early, "has a task 'new' already" in why["error"]) == (409, True)
-
-
 async def test_invalid_task_is_refused_and_leaves_no_file(tmp_path):
     async with a_rig(a_tasked_pipeline(), {"stage-0": [a_replica(tmp_path)]}, registry=kept_in(tmp_path)) as rig:
         assert (await put(rig))[0] == 201
@@ -260,13 +245,18 @@ async def test_invalid_task_is_refused_and_leaves_no_file(tmp_path):
     assert [path.name for path in tmp_path.glob("*/*/*")] == ["2-new.safetensors"]
 
 
-async def test_a_task_that_not_every_replica_has_yet_is_accepted_only(tmp_path, monkeypatch):
+async def test_change_is_pending_until_every_replica_follows(tmp_path, monkeypatch):
     monkeypatch.setattr(task_store, "LOAD_SECONDS", 0.1)
-    slow = FakeReplica(name="replica-1", facts=lambda: task_metadata(OWN, {}))
+    tasks = [*OWN]
+    slow = FakeReplica(name="replica-1", facts=lambda: task_metadata(tasks, {}))
     async with a_rig(a_tasked_pipeline(), {"stage-0": [a_replica(tmp_path), slow]}, registry=kept_in(tmp_path)) as rig:
-        status, body = await put(rig)
+        answers = [await put(rig)]
+        tasks.append("new")
+        answers.append(await put(rig, method="DELETE"))
+        early, why = await put(rig)
 
-    assert (status, body["replicas"], body["waiting"]) == (202, 1, 1)
+    assert [(status, body["replicas"], body["waiting"]) for status, body in answers] == [(202, 1, 1)] * 2
+    assert (early, "has a task 'new' already" in why["error"]) == (409, True)
 
 
 async def test_registration_requires_a_replica_and_a_folder(tmp_path):

@@ -1,8 +1,9 @@
-"""Metadata, health, metrics, arrivals, state and traces of the router."""
+"""Metadata, health, metrics, arrivals, state and traces of the router; client and server errors are counted apart."""
 
 import asyncio
 import math
 import time
+from contextlib import suppress
 from typing import Any
 
 import grpc
@@ -16,12 +17,14 @@ from opentelemetry.trace import StatusCode
 from prometheus_client import generate_latest
 
 from tests.builders import a_stage, a_variant
-from tests.router.fakes import FakeReplica, a_pipeline, a_request, a_rig
-from tests.router.senses import PLAN, Sensing, a_sensing_pipeline
+from tests.router.fakes import FakeReplica, a_call, a_pipeline, a_request, a_rig, grpc_refusal
+from tests.router.test_bad_jobs import PLAN, Sensing, a_sensing_pipeline
 from tests.router.test_graph import PAGE, digits, locate, read
+from trimtab_pipelines.error_codes import ErrorCode
 from trimtab_protocol import InferRequest, RequestedOutput, Tensor, grpc_messages
 from trimtab_router.ingress import model_metadata
 from trimtab_router.ingress.admin import AdminIngress
+from trimtab_router.refusal import Refusal
 
 TRACE_PARENT = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
 
@@ -32,31 +35,27 @@ async def call(rig, method, **fields):
     return grpc_messages.response_class(method).FromString(answer)
 
 
-async def test_metadata_and_health_over_both_front_doors():
-    replica = FakeReplica()
-    async with a_rig(a_pipeline(1), {"stage-0": [replica]}) as rig:
-        tensor = {"datatype": "FP32", "shape": [-1, 4]}
-        described = {"inputs": [{"name": "x", **tensor}], "outputs": [{"name": "y", **tensor}]}
-        named = {"name": "sample", "versions": ["1"], "platform": "trimtab_pipeline"}
-        assert await rig.get("/v2/models/sample") == (200, named | described)
-        assert (await rig.get("/v2"))[1]["extensions"] == ["binary_tensor_data"]
-        for path in ("health/live", "health/ready", "models/sample/ready", "models/sample/versions/1/ready"):
-            status, answer = await rig.get(f"/v2/{path}")
-            assert (status, answer["ready"], answer["live"]) == (200, True, True)
-        model = await call(rig, "ModelMetadata", name="sample")
-        assert (model.platform, list(model.inputs[0].shape)) == ("trimtab_pipeline", [-1, 4])
-        assert (await call(rig, "ServerMetadata")).name == "trimtab"
-        assert (await call(rig, "ModelReady", name="sample")).ready
-        assert (await call(rig, "ServerLive")).live
+async def test_metadata_and_health_over_both_front_doors(rig, replica):
+    tensor = {"datatype": "FP32", "shape": [-1, 4]}
+    described = {"inputs": [{"name": "x", **tensor}], "outputs": [{"name": "y", **tensor}]}
+    named = {"name": "sample", "versions": ["1"], "platform": "trimtab_pipeline"}
+    assert await rig.get("/v2/models/sample") == (200, named | described)
+    assert (await rig.get("/v2"))[1]["extensions"] == ["binary_tensor_data"]
+    for path in ("health/live", "health/ready", "models/sample/ready", "models/sample/versions/1/ready"):
+        status, answer = await rig.get(f"/v2/{path}")
+        assert (status, answer["ready"], answer["live"]) == (200, True, True)
+    model = await call(rig, "ModelMetadata", name="sample")
+    assert (model.platform, list(model.inputs[0].shape)) == ("trimtab_pipeline", [-1, 4])
+    assert (await call(rig, "ServerMetadata")).name == "trimtab"
+    assert (await call(rig, "ModelReady", name="sample")).ready
+    assert (await call(rig, "ServerLive")).live
 
-        await replica.kill()
-        await rig.until(lambda: not rig.router.ready)
-        assert (await rig.get("/v2/health/live"))[0] == 200
-        assert await rig.get("/v2/health/ready") == (503, {"live": True, "ready": False})
-        assert not (await call(rig, "ServerReady")).ready
-        with pytest.raises(grpc.aio.AioRpcError) as caught:
-            await call(rig, "ModelReady", name="other")
-        assert caught.value.code() is grpc.StatusCode.NOT_FOUND
+    await replica.kill()
+    await rig.until(lambda: not rig.router.ready)
+    assert (await rig.get("/v2/health/live"))[0] == 200
+    assert await rig.get("/v2/health/ready") == (503, {"live": True, "ready": False})
+    assert not (await call(rig, "ServerReady")).ready
+    assert (await grpc_refusal(call(rig, "ModelReady", name="other")))[0] is grpc.StatusCode.NOT_FOUND
 
 
 async def test_metadata_lists_optional_inputs_and_points():
@@ -119,25 +118,22 @@ async def test_readyz_reports_traffic_acceptance():
         assert await welcome() == 503
 
 
-async def test_scrapes_do_not_block_requests():
-    async with a_rig(a_pipeline(1), {"stage-0": [FakeReplica()]}) as rig:
-        await rig.rest(a_request())
-        registry, turns = rig.router.metrics.registry, 0
+async def test_scrapes_do_not_block_requests(rig):
+    await rig.rest(a_request())
+    registry, turns = rig.router.metrics.registry, 0
 
-        async def others():
-            nonlocal turns
-            while True:
-                await asyncio.sleep(0)
-                turns += 1
+    async def others():
+        nonlocal turns
+        while True:
+            await asyncio.sleep(0)
+            turns += 1
 
-        going_on = asyncio.create_task(others())
-        written = await AdminIngress(rig.router, lambda: asyncio.sleep(0)).answer(
-            make_mocked_request("GET", "/metrics")
-        )
-        going_on.cancel()
+    going_on = asyncio.create_task(others())
+    written = await AdminIngress(rig.router, lambda: asyncio.sleep(0)).answer(make_mocked_request("GET", "/metrics"))
+    going_on.cancel()
 
-        assert turns >= len(list(registry.collect())) > 20
-        assert written.body == generate_latest(registry)
+    assert turns >= len(list(registry.collect())) > 20
+    assert written.body == generate_latest(registry)
 
 
 async def test_metrics_have_prometheus_names_and_labels():
@@ -209,15 +205,13 @@ async def test_load_and_state_as_the_adapter_reads_them():
         assert abs(load["now"] - time.time()) < 60
 
 
-async def test_request_ids_and_traces_pass_through():
-    replica = FakeReplica()
-    async with a_rig(a_pipeline(1), {"stage-0": [replica]}) as rig:
-        _, _, headers = await rig.rest(a_request(), **{"x-request-id": "r-1", "traceparent": TRACE_PARENT})
-        assert headers["x-request-id"] == "r-1"
-        await rig.grpc(a_request(), metadata=(("x-request-id", "r-2"), ("traceparent", TRACE_PARENT)))
+async def test_request_ids_and_traces_pass_through(rig, replica):
+    _, _, headers = await rig.rest(a_request(), **{"x-request-id": "r-1", "traceparent": TRACE_PARENT})
+    assert headers["x-request-id"] == "r-1"
+    await rig.grpc(a_request(), metadata=(("x-request-id", "r-2"), ("traceparent", TRACE_PARENT)))
 
-        assert [batch.headers["x-request-id"] for batch in replica.seen] == ["r-1", "r-2"]
-        assert [batch.headers["traceparent"] for batch in replica.seen] == [TRACE_PARENT] * 2
+    assert [batch.headers["x-request-id"] for batch in replica.seen] == ["r-1", "r-2"]
+    assert [batch.headers["traceparent"] for batch in replica.seen] == [TRACE_PARENT] * 2
 
 
 @pytest.fixture
@@ -248,18 +242,68 @@ async def test_request_and_stage_spans_are_exported(exporter, tracer):
 
 async def test_span_of_a_dropped_request_has_stage_and_reason(exporter, tracer):
     held = FakeReplica()
-    held.gate.clear()
     replicas = {"stage-0": [FakeReplica()], "stage-1": [held]}
     async with a_rig(a_pipeline(2), replicas, tracer=tracer) as rig:
-        patient = asyncio.ensure_future(rig.rest(a_request(parameters={"timeout": 10_000_000})))
-        await held.arrived.wait()
-        status, _, _ = await rig.rest(a_request(parameters={"timeout": 200_000}), traceparent=TRACE_PARENT)
+        patient = await rig.hold(held)
+        status, why, headers = await rig.rest(a_request(parameters={"timeout": 200_000}), traceparent=TRACE_PARENT)
         held.gate.set()
-        await patient
+        assert (await patient)[0] == 200
+        assert await rig.outcomes() == {"ok": 1, "dropped": 1}
+        assert rig.value("trimtab_drops_total", stage="stage-1", reason=headers["x-trimtab-reason"]) == 1
     dropped = next(span for span in exporter.get_finished_spans() if span.name == "infer")
-    assert status == 504
+    assert (status, headers["x-trimtab-stage"]) == (504, "stage-1")
+    assert why.startswith("dropped at stage stage-1: ")
     attributes = dict(dropped.attributes or {})
     assert (attributes["trimtab.outcome"], attributes["trimtab.stage"]) == ("dropped", "stage-1")
-    assert attributes["trimtab.reason"] in {"DeadlineExpired", "DeadlineUnreachable"}
+    assert attributes["trimtab.reason"] == headers["x-trimtab-reason"]
+    assert headers["x-trimtab-reason"] in {"DeadlineExpired", "DeadlineUnreachable"}
     assert dropped.status.status_code is StatusCode.ERROR
     assert "stage-1" in str(dropped.status.description)
+
+
+@pytest.mark.parametrize(
+    ("status", "reason", "code", "callers"),
+    [
+        (400, "Malformed", "INVALID_ARGUMENT", True),
+        (429, "ClientRateLimited", "RESOURCE_EXHAUSTED", True),
+        (429, "Overload", "RESOURCE_EXHAUSTED", False),
+        (502, "RouterUnavailable", "UNAVAILABLE", False),
+        (503, "RouterUnavailable", "UNAVAILABLE", False),
+    ],
+)
+async def test_proxy_rejections_are_client_or_server_errors(rig, status, reason, code, callers):
+    rig.router.accounting.count_proxy_rejections({(status, reason): 3})
+
+    assert rig.value("trimtab_refusals_total", code=code, reason=reason) == 3
+    assert rig.value("trimtab_client_errors_total") == (3 if callers else 0)
+    assert await rig.outcomes() == {"refused": 3}
+
+
+async def test_disconnect_after_the_slo_is_a_server_error():
+    replica = FakeReplica()
+    replica.gate.clear()
+    async with a_rig(a_pipeline(1, slo={"latency": "60s"}), {"stage-0": [replica]}) as rig:
+        request = a_request(parameters={"timeout": 600_000_000})
+        waiting = asyncio.create_task(rig.router.infer(a_call(rig.router.pipeline, request, time.monotonic() - 61.0)))
+        await replica.arrived.wait()
+        waiting.cancel()
+        with suppress(asyncio.CancelledError):
+            await waiting
+
+        assert await rig.outcomes() == {"dropped": 1}
+        assert rig.value("trimtab_client_errors_total") == 0
+
+
+@pytest.mark.parametrize(
+    ("parameters", "callers"), [({}, 0), ({"timeout": 200_000}, 0), ({"timeout": 199_999}, 20)], ids=str
+)
+async def test_drop_at_the_slo_is_a_server_error(parameters, callers):
+    now, pipeline = time.monotonic(), a_pipeline(1, slo={"latency": "200ms"})
+    async with a_rig(pipeline, {"stage-0": [FakeReplica()]}) as rig:
+        for n in range(20):
+            with pytest.raises(Refusal) as caught:
+                await rig.router.infer(a_call(pipeline, a_request(parameters=parameters), (now - 1.0) / 2**n))
+            assert caught.value.code is ErrorCode.DEADLINE_EXCEEDED
+
+        assert rig.value("trimtab_client_errors_total") == callers
+        assert await rig.outcomes() == {"dropped": 20}

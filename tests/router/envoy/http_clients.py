@@ -1,17 +1,24 @@
-"""HTTP and gRPC clients of a proxy, in plain text or TLS, with arbitrary headers."""
+"""HTTP and gRPC clients of a proxy, in plain text or TLS, and a fake router behind one."""
 
 import json
+import shutil
 import ssl
-from collections.abc import Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import aiohttp
 import grpc
+from aiohttp import web
 
-from tests.router.fakes import Rig, a_request
+from tests.router.fakes import Rig, a_pipeline, a_request, an_envoy
+from trimtab.local.envoy_process import EnvoyPorts, make_sockets
+from trimtab_pipelines.edge_settings import EdgeSettings
 from trimtab_protocol import grpc_messages
+from trimtab_router.envoy.api_keys import HashedKey
+from trimtab_router.ingress.listeners import EnvoyControl, Listener
 
 JSON_BODY = json.dumps({"inputs": [{"name": "x", "datatype": "FP32", "shape": [1, 4], "data": [1, 2, 3, 4]}]}).encode()
 PATH = "/v2/models/sample/infer"
@@ -65,3 +72,25 @@ async def call(rig: Rig, *metadata: tuple[str, str], channel: grpc.aio.Channel |
 
 async def code(rig: Rig, *metadata: tuple[str, str], channel: grpc.aio.Channel | None = None) -> str:
     return (await call(rig, *metadata, channel=channel)).partition(":")[0]
+
+
+@asynccontextmanager
+async def a_fake_router(
+    handler: Callable[[web.BaseRequest], Awaitable[web.StreamResponse]],
+    settings: EdgeSettings,
+    keys: Sequence[HashedKey] = (),
+) -> AsyncIterator[EnvoyPorts]:
+    """Run a proxy before a server that answers in place of the router."""
+    sockets = make_sockets()
+    control = EnvoyControl(settings, namespace="default", pipeline="sample", max_seconds=60)
+    control.use_keys(keys)
+    listening = [Listener(web.Server(handler)), Listener(control.server())]
+    try:
+        await listening[0].on_socket(sockets.requests)
+        await listening[1].on_socket(sockets.control)
+        async with an_envoy(a_pipeline(1), sockets, settings) as ports:
+            yield ports
+    finally:
+        for server in listening:
+            await server.close()
+        shutil.rmtree(sockets.folder)

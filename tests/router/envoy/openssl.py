@@ -1,13 +1,16 @@
-"""Certificates and signed tokens, made by the openssl program."""
+"""Certificates, TLS identities and signed tokens, made by the openssl program."""
 
 import base64
 import json
+import shutil
 import subprocess
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from typing import Any
+
+from trimtab_pipelines.edge_settings import ReplicaIdentity
 
 
 def openssl(*arguments: str, data: bytes = b"") -> bytes:
@@ -137,3 +140,38 @@ def mount(folder: Path, files: Mapping[str, bytes], generation: int) -> None:
 
 def contents(folder: Path, names: Sequence[str]) -> dict[str, bytes]:
     return {name: (folder / name).read_bytes() for name in names}
+
+
+FILES = ("ca.crt", "tls.crt", "tls.key")
+
+
+@dataclass
+class Holder:
+    """Who shows certificates, in a folder of its own."""
+
+    folder: Path
+    mounted: bool = False
+    generation: int = 0
+
+    def take(
+        self, signer: Authority, trusts: Authority, names: str = "DNS:shared", *, expired: bool = False
+    ) -> "Holder":
+        made = self.folder.with_name(f"{self.folder.name}-made")
+        made.mkdir(parents=True, exist_ok=True)
+        signer.issue("one", made / "tls.crt", made / "tls.key", names)
+        if expired:
+            signer.let_expire(made / "tls.crt", made / "tls.key")
+        shutil.copy(trusts.file, made / "ca.crt")
+        if self.mounted:
+            mount(self.folder, contents(made, FILES), self.generation)
+            self.generation += 1
+            return self
+        self.folder.mkdir(exist_ok=True)
+        for name in FILES:
+            shutil.copy(made / name, self.folder / f".{name}")
+            (self.folder / f".{name}").replace(self.folder / name)
+        return self
+
+    def identity(self, name: str = "") -> ReplicaIdentity:
+        ca, certificate, key = (str(self.folder / file) for file in FILES)
+        return ReplicaIdentity(certificate=certificate, key=key, ca=ca, name=name)

@@ -1,8 +1,10 @@
-"""API keys at a real Envoy: valid, unknown, revoked and missing keys."""
+"""API keys at a real Envoy: valid, unknown, revoked and missing keys, and keys in a Kubernetes Secret."""
 
 import asyncio
+import base64
 import hashlib
 import io
+from collections.abc import Sequence
 from pathlib import Path
 
 import aiohttp
@@ -10,12 +12,13 @@ import pytest
 from aiohttp import web
 from multidict import CIMultiDictProxy
 
-from tests.router.envoy.fake_router import a_fake_router
-from tests.router.envoy.http_clients import PATH, call, code, post
+from tests.router.envoy.http_clients import PATH, a_fake_router, call, code, post
 from tests.router.envoy.openssl import replace
 from tests.router.fakes import FakeReplica, Rig, a_pipeline, a_rig
+from trimtab_kubernetes import Cluster
 from trimtab_pipelines.edge_settings import EdgeSettings
 from trimtab_router.envoy.api_keys import ALL, HashedKey, format_entry, key_digest, new_key
+from trimtab_router.envoy.key_watcher import watch_secret
 
 PIPELINE = a_pipeline(1)
 
@@ -198,3 +201,34 @@ async def test_without_keys_every_request_is_refused(tmp_path):
         await until_status(rig, 401, ("x-api-key", key))
         assert (await post(rig)).status == 401
         assert (await post(rig, ("x-trimtab-client", "key:alice"))).status == 401
+
+
+def a_secret(namespace: str, **keys: str) -> dict[str, object]:
+    data = {
+        client: base64.b64encode(format_entry(HashedKey(client, key_digest(key))).encode()).decode()
+        for client, key in keys.items()
+    }
+    metadata = {"name": "trimtab-keys", "namespace": namespace}
+    return {"apiVersion": "v1", "kind": "Secret", "metadata": metadata, "data": data}
+
+
+async def test_secret_keys_are_watched_and_deletion_refuses_all(cluster: Cluster, namespace: str) -> None:
+    body: asyncio.Queue[list[str]] = asyncio.Queue()
+
+    def use(keys: Sequence[HashedKey]) -> None:
+        body.put_nowait([key.client for key in keys])
+
+    following = asyncio.create_task(watch_secret(cluster, namespace, "trimtab-keys", use))
+    try:
+        async with asyncio.timeout(60):
+            assert await body.get() == []
+            alice, bob = new_key(), new_key()
+            await cluster.create(a_secret(namespace, alice=alice, bob=bob), manager="tests")
+            assert sorted(await body.get()) == ["alice", "bob"]
+            await cluster.delete("Secret", namespace, "trimtab-keys")
+            assert await body.get() == []
+            await cluster.create(a_secret(namespace, alice=alice), manager="tests")
+            assert await body.get() == ["alice"]
+    finally:
+        following.cancel()
+        await asyncio.gather(following, return_exceptions=True)

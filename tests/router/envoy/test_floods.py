@@ -3,7 +3,7 @@
 import pytest
 
 from tests.router.envoy.http_clients import call, post
-from tests.router.fakes import FakeReplica, a_pipeline, a_rig, until
+from tests.router.fakes import until
 from trimtab_pipelines.documents import write_atomically
 from trimtab_router.envoy.rejection_counters import FREE_REJECTIONS_RPS, MAX_SHARE, LoadShedder, ProxyCounters
 
@@ -57,36 +57,31 @@ def test_nothing_is_rejected_unread_at_low_load(counted):
     assert LoadShedder(ProxyCounters(1.0, 0, 0, 0)).share(counted) == 0.0
 
 
-async def test_unread_rejections_have_a_reason_and_are_counted():
-    async with a_rig(a_pipeline(1), {"stage-0": [FakeReplica()]}) as rig:
-        answered = [await post(rig)]
-        assert rig.sockets is not None
-        write_atomically(rig.sockets.pressure, "1.0")  # as the router does in a flood, but of all requests
-        while answered[-1].status == 200:
-            assert len(answered) < 1000
-            answered.append(await post(rig))
+async def test_unread_rejections_have_a_reason_and_are_counted(rig):
+    answered = [await post(rig)]
+    write_atomically(rig.sockets.pressure, "1.0")  # as the router does in a flood, but of all requests
+    while answered[-1].status == 200:
+        assert len(answered) < 1000
+        answered.append(await post(rig))
 
-        assert (answered[-1].status, answered[-1].headers["x-trimtab-reason"]) == (429, "Overload")
-        assert answered[-1].headers["retry-after"] == "1"
-        assert "overloaded" in answered[-1].error
-        assert (await call(rig)).startswith("RESOURCE_EXHAUSTED: the router is overloaded")
-        assert rig.listeners.envoy is not None
-        await rig.listeners.envoy.sync_counters()
-        assert rig.listeners.envoy.overload_rejections == 2
-        assert await rig.outcomes() == {"ok": len(answered) - 1, "refused": 2}
+    assert (answered[-1].status, answered[-1].headers["x-trimtab-reason"]) == (429, "Overload")
+    assert answered[-1].headers["retry-after"] == "1"
+    assert "overloaded" in answered[-1].error
+    assert (await call(rig)).startswith("RESOURCE_EXHAUSTED: the router is overloaded")
+    await rig.listeners.envoy.sync_counters()
+    assert rig.listeners.envoy.overload_rejections == 2
+    assert await rig.outcomes() == {"ok": len(answered) - 1, "refused": 2}
 
 
-async def test_restarted_envoy_gets_its_limit_again():
-    async with a_rig(a_pipeline(1), {"stage-0": [FakeReplica()]}) as rig:
-        await rig.proxy()
-        assert rig.listeners.envoy is not None
-        body: list[int] = []
-        tell = rig.listeners.envoy.set_limits
+async def test_restarted_envoy_gets_its_limit_again(rig):
+    await rig.proxy()
+    body = []
+    tell = rig.listeners.envoy.set_limits
 
-        async def set_limits(max_in_flight: int) -> None:
-            body.append(max_in_flight)
-            await tell(max_in_flight)
+    async def set_limits(max_in_flight):
+        body.append(max_in_flight)
+        await tell(max_in_flight)
 
-        rig.listeners.envoy.set_limits = set_limits  # type: ignore[method-assign]
-        await until(lambda: len(body) >= 2)
-        assert body[0] == body[1] == rig.router.admission.concurrency.concurrency_limit.limit
+    rig.listeners.envoy.set_limits = set_limits
+    await until(lambda: len(body) >= 2)
+    assert body[0] == body[1] == rig.router.admission.concurrency.concurrency_limit.limit

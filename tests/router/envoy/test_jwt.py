@@ -10,8 +10,7 @@ import aiohttp
 import pytest
 from aiohttp import web
 
-from tests.router.envoy.fake_router import a_fake_router
-from tests.router.envoy.http_clients import PATH, call, code, post
+from tests.router.envoy.http_clients import PATH, a_fake_router, call, code, post
 from tests.router.envoy.openssl import Signer, jwks, replace, unsigned
 from tests.router.fakes import FakeReplica, a_pipeline, a_rig
 from trimtab_pipelines.edge_settings import EdgeSettings, JwtIssuer

@@ -16,7 +16,8 @@ from opentelemetry.proto.collector.trace.v1 import trace_service_pb2, trace_serv
 from tests.router.envoy.http_clients import call, code, post
 from tests.router.envoy.test_api_keys import line
 from tests.router.envoy.test_client_limits import HEAD, all_of, connect, settings
-from tests.router.fakes import FakeReplica, Rig, a_pipeline, a_request, a_rig
+from tests.router.envoy.test_streams import set_large_request_limit
+from tests.router.fakes import FakeReplica, Rig, a_pipeline, a_request, a_rig, grpc_refusal
 from trimtab_pipelines.edge_settings import EdgeSettings
 from trimtab_protocol import grpc_messages
 from trimtab_router.envoy.api_keys import new_key
@@ -40,13 +41,11 @@ async def scraped(rig: Rig) -> dict[str, int]:
     return await rig.outcomes()
 
 
-async def test_envoy_keeps_only_used_statistics():
-    async with a_rig(PIPELINE, {"stage-0": [FakeReplica()]}) as rig:
-        assert [(await post(rig)).status, (await post(rig, path="/nowhere")).status] == [200, 404]
-        assert rig.sockets is not None
-        connector = aiohttp.UnixConnector(str(rig.sockets.envoy_admin))
-        async with aiohttp.ClientSession(connector=connector) as session, session.get("http://envoy/stats") as answer:
-            names = {line.partition(":")[0] for line in (await answer.text()).splitlines()}
+async def test_envoy_keeps_only_used_statistics(rig):
+    assert [(await post(rig)).status, (await post(rig, path="/nowhere")).status] == [200, 404]
+    connector = aiohttp.UnixConnector(str(rig.sockets.envoy_admin))
+    async with aiohttp.ClientSession(connector=connector) as session, session.get("http://envoy/stats") as answer:
+        names = {line.partition(":")[0] for line in (await answer.text()).splitlines()}
     assert {"http.proxy.downstream_rq_total", "cluster.requests.upstream_rq_total", "server.live"} <= names
     assert any(name.startswith("proxy.answered.") for name in names)
     assert not [name for name in names if name.endswith(("rq_time", "length_ms", "rq_2xx", "rq_200"))]
@@ -62,19 +61,18 @@ async def test_envoy_keeps_only_used_statistics():
         ("GET", "/v1/chat/completions", 405, "MethodNotAllowed"),
     ],
 )
-async def test_unknown_paths_have_a_reason_and_are_counted(method: str, path: str, status: int, reason: str):
-    async with a_rig(PIPELINE, {"stage-0": [FakeReplica()]}) as rig:
-        root = f"http://127.0.0.1:{(await rig.proxy()).rest_port}"
-        for known in ("/v2", "/v2/health/live", "/v2/health/ready", "/v2/models/sample", "/v1/models"):
-            async with rig.session.get(root + known) as answer:
-                assert answer.status == 200
-        assert await scraped(rig) == {}
+async def test_unknown_paths_have_a_reason_and_are_counted(rig, method: str, path: str, status: int, reason: str):
+    root = f"http://127.0.0.1:{(await rig.proxy()).rest_port}"
+    for known in ("/v2", "/v2/health/live", "/v2/health/ready", "/v2/models/sample", "/v1/models"):
+        async with rig.session.get(root + known) as answer:
+            assert answer.status == 200
+    assert await scraped(rig) == {}
 
-        async with rig.session.request(method, root + path) as answer:
-            assert (answer.status, answer.headers.get("x-trimtab-reason")) == (status, reason)
-        assert await scraped(rig) == {"refused": 1}
-        assert refused(rig) == {({404: "NOT_FOUND", 405: "METHOD_NOT_ALLOWED"}[status], reason): 1}
-        assert rig.value("trimtab_client_errors_total") == 1
+    async with rig.session.request(method, root + path) as answer:
+        assert (answer.status, answer.headers.get("x-trimtab-reason")) == (status, reason)
+    assert await scraped(rig) == {"refused": 1}
+    assert refused(rig) == {({404: "NOT_FOUND", 405: "METHOD_NOT_ALLOWED"}[status], reason): 1}
+    assert rig.value("trimtab_client_errors_total") == 1
 
 
 async def test_proxy_rejections_are_counted_with_reasons(tmp_path):
@@ -98,8 +96,7 @@ async def test_proxy_rejections_are_counted_with_reasons(tmp_path):
         assert (await all_of(reader)).startswith(b"HTTP/1.1 413")
         writer.close()
         method = (await rig.channel()).unary_unary(grpc_messages.method_path("ModelInfer"), None, None)
-        with pytest.raises(grpc.aio.AioRpcError):
-            await method(bytes(2 * MEBIBYTE), metadata=[known])
+        await grpc_refusal(method(bytes(2 * MEBIBYTE), metadata=[known]))
         reader, writer = await connect(rig, HEAD + shown + b"content-length: 100\r\n\r\n")
         assert (await all_of(reader)).startswith(b"HTTP/1.1 408")
         writer.close()
@@ -110,8 +107,7 @@ async def test_proxy_rejections_are_counted_with_reasons(tmp_path):
         assert (await all_of(reader)).startswith(b"HTTP/1.1 400")
         writer.close()
         unknown = (await rig.channel()).unary_unary("/no.such.Service/Method", None, None)
-        with pytest.raises(grpc.aio.AioRpcError):
-            await unknown(b"", metadata=[known])
+        await grpc_refusal(unknown(b"", metadata=[known]))
         while (await post(rig, known)).status != 429:
             pass
         assert await code(rig, known) == "RESOURCE_EXHAUSTED"
@@ -139,51 +135,40 @@ async def test_rejections_are_counted_without_a_scrape(tmp_path):
         await rig.until(lambda: refused(rig) == {("UNAUTHENTICATED", "Unauthenticated"): 1})
 
 
-async def test_excess_requests_are_overload_and_planned_for():
-    replica = FakeReplica()
-    async with a_rig(PIPELINE, {"stage-0": [replica]}) as rig:
-        assert (await post(rig)).status == 200
-        envoy = rig.listeners.envoy
-        assert envoy is not None
-        assert rig.listeners.overload_task is not None
-        rig.listeners.overload_task.cancel()
-        await envoy.set_limits(1)
-        replica.gate.clear()
-        replica.arrived.clear()
-        first = asyncio.create_task(post(rig))
-        await replica.arrived.wait()
-        beside = [asyncio.create_task(post(rig)) for _ in range(2)]  # one of them may wait for a connection
-        done, _ = await asyncio.wait(beside, return_when=asyncio.FIRST_COMPLETED)
-        turned = done.pop().result()
-        assert (turned.status, turned.headers["retry-after"]) == (429, "1")
-        assert turned.headers["x-trimtab-reason"] == "Overload"
-        assert "overloaded" in turned.error
-        assert (await call(rig)).startswith("RESOURCE_EXHAUSTED: the router is overloaded")
-        replica.gate.set()
-        assert (await first).status == 200
-        statuses = [(await one).status for one in beside]
-        outcomes = await scraped(rig)
-        assert outcomes["refused"] == 1 + statuses.count(429)
-        assert refused(rig) == {("RESOURCE_EXHAUSTED", "Overload"): outcomes["refused"]}
-        assert sum(rig.router.arrivals.history(time.time() + 1.0, 600)) == sum(outcomes.values())
+async def test_excess_requests_are_overload_and_planned_for(rig, replica):
+    assert (await post(rig)).status == 200
+    await set_large_request_limit(rig, 1)
+    replica.gate.clear()
+    replica.arrived.clear()
+    first = asyncio.create_task(post(rig))
+    await replica.arrived.wait()
+    beside = [asyncio.create_task(post(rig)) for _ in range(2)]  # one of them may wait for a connection
+    done, _ = await asyncio.wait(beside, return_when=asyncio.FIRST_COMPLETED)
+    turned = done.pop().result()
+    assert (turned.status, turned.headers["retry-after"]) == (429, "1")
+    assert turned.headers["x-trimtab-reason"] == "Overload"
+    assert "overloaded" in turned.error
+    assert (await call(rig)).startswith("RESOURCE_EXHAUSTED: the router is overloaded")
+    replica.gate.set()
+    assert (await first).status == 200
+    statuses = [(await one).status for one in beside]
+    outcomes = await scraped(rig)
+    assert outcomes["refused"] == 1 + statuses.count(429)
+    assert refused(rig) == {("RESOURCE_EXHAUSTED", "Overload"): outcomes["refused"]}
+    assert sum(rig.router.arrivals.history(time.time() + 1.0, 600)) == sum(outcomes.values())
 
 
-async def test_rejections_of_an_absent_router_are_counted_later():
-    async with a_rig(PIPELINE, {"stage-0": [FakeReplica()]}) as rig:
-        assert (await post(rig)).status == 200
-        requests = rig.listeners.request_listeners[-1]
-        await requests.stop_listening()
-        await requests.close()
-        assert rig.sockets is not None
-        away = await post(rig)
-        assert (away.status, away.headers["retry-after"], away.headers["x-trimtab-reason"]) == (
-            503,
-            "1",
-            "RouterUnavailable",
-        )
-        assert await call(rig) == "UNAVAILABLE: the router is unavailable; try again"
-        assert await scraped(rig) == {"ok": 1, "refused": 2}
-        assert refused(rig) == {("UNAVAILABLE", "RouterUnavailable"): 2}
+async def test_rejections_of_an_absent_router_are_counted_later(rig):
+    assert (await post(rig)).status == 200
+    requests = rig.listeners.request_listeners[-1]
+    await requests.stop_listening()
+    await requests.close()
+    away = await post(rig)
+    assert (away.status, away.headers["retry-after"]) == (503, "1")
+    assert away.headers["x-trimtab-reason"] == "RouterUnavailable"
+    assert await call(rig) == "UNAVAILABLE: the router is unavailable; try again"
+    assert await scraped(rig) == {"ok": 1, "refused": 2}
+    assert refused(rig) == {("UNAVAILABLE", "RouterUnavailable"): 2}
 
 
 async def lines_of(rig: Rig, enough: Callable[[list[dict[str, Any]]], bool]) -> list[dict[str, Any]]:
@@ -230,11 +215,8 @@ async def test_the_log_has_lines_of_what_was_refused_or_none(which, reply):
         await call(rig)
         await post(rig, body=b"{")
         unknown = (await rig.channel()).unary_unary("/no.such.Service/Method", None, None)
-        with pytest.raises(grpc.aio.AioRpcError):
-            await unknown(b"")
-        method = (await rig.channel()).unary_unary(grpc_messages.method_path("ModelInfer"), None, None)
-        with pytest.raises(grpc.aio.AioRpcError):
-            await method(grpc_messages.request_to_message(a_request(model_name="other")).SerializeToString())
+        await grpc_refusal(unknown(b""))
+        await grpc_refusal(rig.grpc(a_request(model_name="other")))
         lines = await lines_of(rig, lambda found: len(found) >= reply)
         assert [line["reason"] for line in lines] == ["InvalidArgument", "NotFound", "UnknownModel"][:reply]
 

@@ -1,10 +1,13 @@
-"""TLS at a real Envoy: certificate rotation, client certificates and old protocols."""
+"""TLS at a real Envoy: certificate rotation, client certificates, and termination for a third-party server."""
 
 import asyncio
+import json
 import shutil
 import ssl
 import subprocess
 import sys
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from pathlib import Path
 
 import aiohttp
@@ -12,11 +15,16 @@ import grpc
 import pytest
 
 from tests.builders import a_plan
+from tests.ports import held_port
 from tests.router.envoy.http_clients import code, post, trusting
-from tests.router.envoy.openssl import Authority, contents, mount
-from tests.router.fakes import FakeReplica, a_pipeline, a_rig
+from tests.router.envoy.openssl import Authority, Holder, contents, mount
+from tests.router.fakes import FakeReplica, a_pipeline, a_request, a_rig, endpoints_of
 from trimtab_pipelines.documents import dump_yaml, write_json
-from trimtab_pipelines.edge_settings import EdgeSettings, EdgeTls
+from trimtab_pipelines.edge_settings import EdgeSettings, EdgeTls, ReplicaIdentity
+from trimtab_protocol.http_client import ConnectionLost, HttpConnection, request_head
+from trimtab_protocol.mutual_tls import MutualTls
+from trimtab_router.envoy.certificates import certificate_files, terminator_bootstrap
+from trimtab_router.envoy.process import command, find_binary
 
 PIPELINE = a_pipeline(1)
 PAIR = ("tls.crt", "tls.key")
@@ -124,3 +132,55 @@ def test_unusable_certificates_prevent_the_start(tmp_path, spoilt, body):
     assert ran.stderr.startswith("trimtab_router.envoy: tls: ")
     assert body in ran.stderr
     assert "Traceback" not in ran.stderr
+
+
+@asynccontextmanager
+async def guarding(served: FakeReplica, identity: ReplicaIdentity, folder: Path) -> AsyncIterator[int]:
+    for name, content in certificate_files(identity).items():
+        (folder / name).write_text(json.dumps(content))
+    with held_port() as port:
+        config = terminator_bootstrap(identity, port=port, served_port=served.port, folder=folder)
+        arguments = command(find_binary(), "--config-yaml", json.dumps(config))
+        process = await asyncio.create_subprocess_exec(*arguments, stderr=subprocess.DEVNULL)
+        try:
+            while True:
+                try:
+                    (await asyncio.open_connection("127.0.0.1", port))[1].close()
+                    break
+                except OSError:
+                    await asyncio.sleep(0.05)  # Envoy does not say when it listens
+            yield port
+        finally:
+            process.terminate()
+            await process.wait()
+
+
+async def test_terminator_admits_only_the_named_certificate(tmp_path):
+    authority = Authority(tmp_path / "ca").begin()
+    theirs = Holder(tmp_path / "theirs", mounted=True).take(authority, authority)
+    right = Holder(tmp_path / "right").take(authority, authority)
+    wrong = Holder(tmp_path / "wrong").take(authority, authority, "DNS:elsewhere")
+    served = await FakeReplica().start()
+    async with guarding(served, theirs.identity("shared"), tmp_path) as port:
+        endpoints = endpoints_of({"stage-0": [FakeReplica(port=port)]})
+        async with a_rig(
+            PIPELINE, {"stage-0": []}, edge=EdgeSettings(replicas=right.identity("shared")), ready=False
+        ) as rig:
+            rig.router.apply_endpoints(endpoints)
+            await rig.until_ready()
+            assert (await rig.rest(a_request()))[0] == 200
+            shown = MutualTls(right.identity()).client_context()
+            before = await serial(port, shown)
+            theirs.take(authority, authority)
+            while await serial(port, shown) == before:  # noqa: ASYNC110 - Envoy does not say when it has them
+                await asyncio.sleep(0.05)
+            assert (await rig.rest(a_request()))[0] == 200
+        probes = served.probes
+        async with a_rig(PIPELINE, {"stage-0": []}, edge=EdgeSettings(replicas=wrong.identity()), ready=False) as rig:
+            rig.router.apply_endpoints(endpoints)
+            await rig.until(lambda: rig.value("trimtab_unauthenticated_replicas") == 1)
+        plain = await HttpConnection.open("127.0.0.1", port)
+        with pytest.raises(ConnectionLost):
+            await plain.exchange(request_head("GET", "/v2/models/small/ready", "x", {}, 0))
+        assert (served.probes, len(served.seen)) == (probes, 2)
+    await served.stop()

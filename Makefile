@@ -28,14 +28,12 @@ check: venv ## run ruff, mypy --strict, import-linter, and the checks of generat
 	.venv/bin/lint-imports
 	$(PY) -m trimtab_pipelines.rendering.schema pipelines/schema --check
 	$(PY) -m trimtab_pipelines.rendering.crd charts/trimtab/charts/trimtab-crds/templates --check
-	$(PY) -m trimtab_pipelines.rendering.dashboards charts/trimtab/dashboards --check
 	$(PY) hack/descriptors.py protocol/trimtab_protocol --check
 	$(PY) -m pytest tests/house
 
-generate: venv ## render the CRDs, JSON schemas, dashboards and protobuf descriptors
+generate: venv ## render the CRDs, JSON schemas and protobuf descriptors
 	$(PY) -m trimtab_pipelines.rendering.schema pipelines/schema
 	$(PY) -m trimtab_pipelines.rendering.crd charts/trimtab/charts/trimtab-crds/templates
-	$(PY) -m trimtab_pipelines.rendering.dashboards charts/trimtab/dashboards
 	$(PY) hack/descriptors.py protocol/trimtab_protocol
 
 format: venv ## format the code and fix what ruff can fix

@@ -6,7 +6,7 @@ from tempfile import TemporaryDirectory
 
 from grpc_tools import protoc
 
-from trimtab_pipelines.rendering.generated import write_or_check
+from trimtab_pipelines.rendering import write_or_check
 
 SUFFIX = ".binpb"
 

@@ -14,8 +14,7 @@ from typing import Protocol
 import aiohttp
 
 from trimtab_adapter.observation import MAX_RPS, Load, State, read_load, read_state
-from trimtab_pipelines.router_metrics import ARRIVALS_PEAK_RPS, RECEIVED
-from trimtab_pipelines.router_state import ARRIVALS_PATH, HISTORY_SECONDS, STATE_PATH
+from trimtab_pipelines.router_state import ARRIVALS_PATH, ARRIVALS_PEAK_RPS, HISTORY_SECONDS, RECEIVED, STATE_PATH
 from trimtab_predictor.load_history import BIN_SECONDS, ObservationError, seconds_of_bins
 from trimtab_predictor.metrics_client import PrometheusServer, get_json
 

@@ -2,7 +2,7 @@
 
 import random
 
-from trimtab_pipelines.backoff import backoff
+from trimtab_pipelines.errors import backoff
 
 
 class ClusterError(Exception):

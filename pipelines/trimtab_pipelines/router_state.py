@@ -1,4 +1,4 @@
-"""State and arrivals that a router reports at `/trimtab/v1/state` and `/trimtab/v1/arrivals`.
+"""State and arrivals that a router reports at `/trimtab/v1/state` and `/trimtab/v1/arrivals`, and its metrics' names.
 
 While components are upgraded, a router may report more or fewer fields than its reader knows: unknown fields are
 ignored, and absent ones have their default.
@@ -19,6 +19,40 @@ LIVE_PATH = "/livez"
 TASKS_PATH = "/trimtab/v1/tasks"
 HISTORY_SECONDS = 600
 """Default length of the reported arrivals."""
+
+RECEIVED = "trimtab_requests_received_total"
+REQUESTS = "trimtab_requests_total"
+"""By outcome; the outcomes add up to the received requests."""
+CLIENT_ERRORS = "trimtab_client_errors_total"
+"""Requests that were refused or dropped because of the client."""
+DROPS = "trimtab_drops_total"
+LATENCY_SECONDS = "trimtab_request_latency_seconds"
+"""Histogram."""
+TTFT_SECONDS = "trimtab_ttft_seconds"
+"""Histogram by modality: from arrival to the first token of a generated response."""
+TBT_SECONDS = "trimtab_tbt_seconds"
+"""Histogram by modality: time between two tokens of a generated response."""
+TOKENS = "trimtab_tokens_total"
+"""By modality and direction."""
+IMAGES = "trimtab_images_per_request"
+"""Histogram by modality."""
+CANCELLED_ROWS = "trimtab_cancelled_rows_total"
+"""By stage: rows cancelled by their client while they were generated."""
+ENCODER_DEDUP = "trimtab_encoder_dedup_total"
+"""By stage and source: images that reused an encoding made for another request."""
+EARLY_PREFILLS = "trimtab_early_prefills_total"
+"""By stage: chats whose prefill started before all of their images were encoded."""
+POLICY_ERRORS = "trimtab_policy_errors_total"
+"""By stage: decisions in which the scheduling policy failed."""
+EXPECTED_ACCURACY = "trimtab_expected_accuracy"
+"""Summary."""
+ARRIVALS_PEAK_RPS = "trimtab_arrivals_peak_rps"
+BYTES_IN_FLIGHT = "trimtab_bytes_in_flight"
+POINT_ROWS = "trimtab_operating_point_rows_total"
+"""By stage, variant and operating point; an escalated row counts at both points."""
+ESCALATED_ROWS = "trimtab_escalated_rows_total"
+UNESCALATED_RESPONSES = "trimtab_unescalated_responses_total"
+DRIFTED_POINTS = "trimtab_drifted_points"
 
 Finite = Annotated[float, Field(allow_inf_nan=False)]
 Count = Annotated[int, Field(ge=0)]

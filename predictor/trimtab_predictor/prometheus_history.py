@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from trimtab_pipelines.router_metrics import ARRIVALS_PEAK_RPS, RECEIVED
+from trimtab_pipelines.router_state import ARRIVALS_PEAK_RPS, RECEIVED
 from trimtab_predictor.load_history import BIN_SECONDS, ObservationError, seconds_of_bins
 from trimtab_predictor.metrics_client import PrometheusServer, open_session, tls_context
 from trimtab_predictor.trace import MAX_RPS

@@ -1,7 +1,15 @@
 """`Refusal`: a request without a result: a reason, a message, and a code that ingress maps to a status."""
 
-from trimtab_pipelines.error_codes import OVERLOAD, ROUTER_REASONS, ErrorCode, is_client_error
-from trimtab_pipelines.request_outcome import DROPPED, FAILED, REFUSED, RequestOutcome
+from trimtab_pipelines.request_outcome import (
+    DROPPED,
+    FAILED,
+    OVERLOAD,
+    REFUSED,
+    ROUTER_REASONS,
+    ErrorCode,
+    RequestOutcome,
+    is_client_error,
+)
 from trimtab_protocol.sanitize import printable
 
 _OUTCOMES = {ErrorCode.INTERNAL: FAILED, ErrorCode.DEADLINE_EXCEEDED: DROPPED, ErrorCode.CANCELLED: DROPPED}

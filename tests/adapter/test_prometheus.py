@@ -18,8 +18,8 @@ from tests.prometheus import prometheus
 from trimtab_adapter.load_sources import PrometheusSource
 from trimtab_adapter.observation import Load
 from trimtab_pipelines.documents import DocumentError
-from trimtab_pipelines.router_metrics import ARRIVALS_PEAK_RPS as PEAK
-from trimtab_pipelines.router_metrics import RECEIVED
+from trimtab_pipelines.router_state import ARRIVALS_PEAK_RPS as PEAK
+from trimtab_pipelines.router_state import RECEIVED
 from trimtab_predictor.context import MEMORY_SECONDS
 from trimtab_predictor.load_history import ObservationError
 from trimtab_predictor.metrics_client import PrometheusServer, open_session, tls_context

@@ -26,8 +26,7 @@ from tests.charts.helm import VALUES
 from tests.control_plane import tool
 from tests.prometheus import prometheus as a_prometheus
 from trimtab_model_servers.server.chat_metrics import exposition
-from trimtab_pipelines.error_codes import ErrorCode, is_client_error
-from trimtab_pipelines.request_outcome import RequestOutcome
+from trimtab_pipelines.request_outcome import ErrorCode, RequestOutcome, is_client_error
 from trimtab_pipelines.spec import ServiceLevel
 from trimtab_router.observability.metrics import Metrics
 

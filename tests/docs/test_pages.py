@@ -15,7 +15,7 @@ from trimtab_model_servers.server.chat_metrics import exposition
 from trimtab_operator.metrics import Metrics as OperatorMetrics
 from trimtab_pipelines.documents import load_edge, parse
 from trimtab_pipelines.edge_settings import AccessLogField, EdgeSettings
-from trimtab_pipelines.error_codes import CLIENT_LIMIT_REASONS, PROXY_REASONS
+from trimtab_pipelines.request_outcome import CLIENT_LIMIT_REASONS, PROXY_REASONS
 from trimtab_pipelines.spec import ServiceLevel
 from trimtab_router.envoy.access_log import loggers
 from trimtab_router.envoy.api_keys import key_digest, read_file

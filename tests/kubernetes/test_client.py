@@ -14,7 +14,7 @@ from aiohttp import web
 from trimtab_kubernetes import Cluster, Conflict, Rejected, Unreachable
 from trimtab_kubernetes.errors import Backoff, error_for
 from trimtab_kubernetes.objects import Object
-from trimtab_pipelines.backoff import backoff
+from trimtab_pipelines.errors import backoff
 
 
 def a_config_map(namespace: str, name: str = "settings", **data: str) -> Object:

@@ -18,9 +18,8 @@ from trimtab_operator.reconciliation.object_diff import difference
 from trimtab_pipelines.documents import load_pipeline
 from trimtab_pipelines.plan import PipelinePlan
 from trimtab_pipelines.profile import ModelProfile
-from trimtab_pipelines.rendering import crd, schema
+from trimtab_pipelines.rendering import crd, differing, schema, write_or_check
 from trimtab_pipelines.rendering.crd_schema import structural
-from trimtab_pipelines.rendering.generated import differing, write_or_check
 from trimtab_pipelines.spec import InferencePipeline, InferencePipelineSpec
 from trimtab_pipelines.status import ConditionType, InferencePipelineStatus
 

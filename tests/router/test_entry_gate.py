@@ -6,8 +6,7 @@ import time
 import pytest
 
 from tests.router.fakes import seconds_in
-from trimtab_pipelines.error_codes import ErrorCode
-from trimtab_pipelines.request_outcome import RequestOutcome
+from trimtab_pipelines.request_outcome import ErrorCode, RequestOutcome
 from trimtab_router.admission.admission import MAX_WAITING, PER_TURN, EntryGate
 from trimtab_router.refusal import Refusal
 

@@ -10,7 +10,7 @@ import pytest
 
 from tests.router.fakes import FakeReplica, a_pipeline, a_request, a_rig
 from trimtab_pipelines.edge_settings import ClientLimits, EdgeSettings
-from trimtab_pipelines.error_codes import ErrorCode
+from trimtab_pipelines.request_outcome import ErrorCode
 from trimtab_router.admission.admission import Admission
 from trimtab_router.admission.memory_budget import LARGE_BYTES, MemoryBudget
 from trimtab_router.limits import SMALL_BYTES, Limits

@@ -11,7 +11,7 @@ from aiohttp import web
 
 from trimtab.local.envoy_process import make_sockets
 from trimtab_pipelines.edge_settings import EdgeSettings
-from trimtab_pipelines.error_codes import PROXY_REASONS
+from trimtab_pipelines.request_outcome import PROXY_REASONS
 from trimtab_router.envoy.local_replies import local_replies
 from trimtab_router.envoy.overload_controller import EnvoyAdmin
 from trimtab_router.envoy.rejection_counters import parse_local_replies, rejections_since

@@ -7,7 +7,7 @@ from typing import Any, Final, Self
 
 from prometheus_client.parser import text_string_to_metric_families
 
-from trimtab_pipelines import router_metrics as names
+from trimtab_pipelines import router_state as names
 from trimtab_pipelines.request_outcome import RequestOutcome
 
 _BUCKETS = tuple(f"{name}_bucket" for name in (names.LATENCY_SECONDS, names.TTFT_SECONDS, names.TBT_SECONDS))

@@ -12,7 +12,7 @@ from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, replace
 
 from trimtab_pipelines import rollout
-from trimtab_pipelines.backoff import pause_seconds
+from trimtab_pipelines.errors import pause_seconds
 from trimtab_pipelines.rollout import Capacity, ReplicaGroupState, ReplicaState
 from trimtab_pipelines.spec import InferencePipeline
 from trimtab_pipelines.stages import Stage

@@ -26,7 +26,7 @@ from trimtab_model_servers.errors import ModelError
 from trimtab_model_servers.weights import files
 from trimtab_model_servers.weights.cache import cached_file, linked_folder, private_folder, tenant
 from trimtab_model_servers.weights.files import SUFFIX, FetchLimits
-from trimtab_pipelines.backoff import backoff
+from trimtab_pipelines.errors import backoff
 
 _DEFAULT_ENDPOINT = "https://s3.amazonaws.com"
 _CHUNK_BYTES = 2**20

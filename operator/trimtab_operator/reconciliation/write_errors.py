@@ -11,7 +11,7 @@ from typing import Any, Literal
 from trimtab_kubernetes.conditions import ConditionState, failing, ok
 from trimtab_kubernetes.objects import Object
 from trimtab_operator.manifests.objects import Ref, ref_of
-from trimtab_pipelines.backoff import pause_seconds
+from trimtab_pipelines.errors import pause_seconds
 from trimtab_pipelines.kubernetes_names import MANAGED_BY, PIPELINE_LABEL
 
 Reason = Literal["NotOwned", "FieldNotApplied", "WriteRejected"]

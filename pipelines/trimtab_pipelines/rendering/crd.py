@@ -13,8 +13,8 @@ from pydantic import BaseModel
 from trimtab_pipelines.kubernetes_names import GROUP, VERSION
 from trimtab_pipelines.plan import PipelinePlan, PipelinePlanSpec
 from trimtab_pipelines.profile import ModelProfile, ModelProfileSpec
+from trimtab_pipelines.rendering import write_or_check
 from trimtab_pipelines.rendering.crd_schema import structural, validations
-from trimtab_pipelines.rendering.generated import write_or_check
 from trimtab_pipelines.resource import Resource
 from trimtab_pipelines.spec import InferencePipeline, InferencePipelineSpec
 from trimtab_pipelines.status import InferencePipelineStatus, PipelinePlanStatus

@@ -9,7 +9,7 @@ import sys
 
 from trimtab_pipelines.plan import PipelinePlan
 from trimtab_pipelines.profile import ModelProfile
-from trimtab_pipelines.rendering.generated import write_or_check
+from trimtab_pipelines.rendering import write_or_check
 from trimtab_pipelines.resource import Resource
 from trimtab_pipelines.spec import InferencePipeline
 

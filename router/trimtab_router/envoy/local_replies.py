@@ -1,6 +1,6 @@
 """Envoy's local replies, in the form of the router's: JSON, gRPC or OpenAI errors with reason and retry time."""
 
-from trimtab_pipelines.error_codes import PROXY_REASONS
+from trimtab_pipelines.request_outcome import PROXY_REASONS
 from trimtab_protocol import grpc_messages
 from trimtab_protocol.chat import openai_responses
 from trimtab_protocol.extensions import REASON_HEADER

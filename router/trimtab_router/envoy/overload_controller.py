@@ -10,7 +10,7 @@ from pathlib import Path
 import aiohttp
 
 from trimtab_pipelines.documents import write_atomically
-from trimtab_pipelines.error_codes import OVERLOAD
+from trimtab_pipelines.request_outcome import OVERLOAD
 from trimtab_router.admission.admission import ConcurrencyController
 from trimtab_router.envoy.bootstrap import LARGE, REQUESTS, circuit_breaker_limits, large_request_limits
 from trimtab_router.envoy.rejection_counters import (

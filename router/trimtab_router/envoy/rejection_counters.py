@@ -10,7 +10,7 @@ from collections import Counter, deque
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from trimtab_pipelines.error_codes import OVERLOAD, PROXY_REASONS
+from trimtab_pipelines.request_outcome import OVERLOAD, PROXY_REASONS
 
 _STAT = re.compile(
     r"^proxy\.answered\.detail\.(?P<detail>.+)\.status\.(?P<status>\d+)\.reason\.(?P<reason>[^.]*): (?P<count>\d+)$"

@@ -15,7 +15,7 @@ from aiohttp import web
 from aiohttp.abc import AbstractStreamWriter
 from google.protobuf.message import DecodeError
 
-from trimtab_pipelines.error_codes import ErrorCode
+from trimtab_pipelines.request_outcome import ErrorCode
 from trimtab_protocol import Buffer, InferResponse, Parameters, PendingRequest, grpc_messages
 from trimtab_protocol.extensions import REASON_HEADER, STAGE_HEADER
 from trimtab_protocol.sanitize import printable

@@ -13,7 +13,7 @@ from secrets import token_hex
 from aiohttp import web
 
 from trimtab_pipelines.chat_settings import ChatSettings
-from trimtab_pipelines.error_codes import ErrorCode
+from trimtab_pipelines.request_outcome import ErrorCode
 from trimtab_protocol import InferRequest, PendingRequest, Tensor
 from trimtab_protocol.chat import openai_responses
 from trimtab_protocol.chat.chat_parser import ImageInput, decode_images, parse_chat, validate_image_file

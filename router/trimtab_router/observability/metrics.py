@@ -1,4 +1,4 @@
-"""Prometheus metrics of the router. Names that other components read are defined in `trimtab_pipelines.router_metrics`.
+"""Prometheus metrics of the router. Names that other components read are defined in `trimtab_pipelines.router_state`.
 
 Every series has the labels namespace and pipeline. Children are bound when a stage or outcome is first seen, so that
 counting is cheap.
@@ -12,7 +12,7 @@ from functools import lru_cache, partial
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, Metric, Summary, generate_latest
 from prometheus_client.registry import Collector
 
-from trimtab_pipelines import router_metrics as names
+from trimtab_pipelines import router_state as names
 from trimtab_pipelines.request_outcome import RequestOutcome
 from trimtab_pipelines.spec import ServiceLevel
 from trimtab_protocol.chat.internal_wire import Usage

@@ -3,8 +3,17 @@
 import time
 from collections.abc import Callable, Mapping
 
-from trimtab_pipelines.error_codes import OVERLOAD, ErrorCode, code_of, is_client_error
-from trimtab_pipelines.request_outcome import DROPPED, LATE, OK, REFUSED, RequestOutcome
+from trimtab_pipelines.request_outcome import (
+    DROPPED,
+    LATE,
+    OK,
+    OVERLOAD,
+    REFUSED,
+    ErrorCode,
+    RequestOutcome,
+    code_of,
+    is_client_error,
+)
 from trimtab_pipelines.spec import ServiceLevel
 from trimtab_router.execution.executor import RequestState
 from trimtab_router.execution.response_metadata import StreamTiming

@@ -17,8 +17,8 @@ from typing import assert_never
 
 import numpy as np
 
-from trimtab_pipelines.error_codes import ErrorCode
 from trimtab_pipelines.operating_point import OperatingPoint
+from trimtab_pipelines.request_outcome import ErrorCode
 from trimtab_pipelines.stages import EMBEDDINGS_INPUT, Stage
 from trimtab_protocol.tensors import Array, encode_raw_array
 from trimtab_router.refusal import Refusal, failure, invalid

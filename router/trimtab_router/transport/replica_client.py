@@ -14,8 +14,8 @@ from math import inf
 from typing import Any
 from urllib.parse import quote, urlsplit
 
-from trimtab_pipelines.backoff import backoff
 from trimtab_pipelines.endpoints import Endpoint
+from trimtab_pipelines.errors import backoff
 from trimtab_protocol import InferResponse, ProtocolError, rest
 from trimtab_protocol.chat.embedding_refs import EncodedImage, ShareRequest, parse_encoded_image
 from trimtab_protocol.chat.internal_wire import PARTIAL_PREFILL, Chunk, LastChunk

@@ -1,1 +1,0 @@
-"""Panels of the chart's Grafana dashboards, one module per topic."""

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from benchmarks.engine.race import STREAMS, Outputs, Prompt, padded, run_engine
+from tests.transformers_generate import generate_inputs
 from trimtab_model_servers.engine.core import EngineCore
 from trimtab_model_servers.engine.model_adapters import adapt_model
 from trimtab_model_servers.engine.request import Image, Request
@@ -143,7 +144,7 @@ class TrainedModel:
             if fits(kind, [page.cells for page in pages]):
                 question = ask(kind, [page.cells for page in pages], random)
                 exercise = evaluate.Exercise(question, tuple(pages))
-                inputs = evaluate.generate_inputs(self._architecture, self._tokenizer, exercise)
+                inputs = generate_inputs(self._architecture, self._tokenizer, exercise)
                 pixels = [torch.from_numpy(page.pixels) for page in pages]
                 stacked = torch.stack(pixels) if pixels else torch.zeros(0, 1, 96, 96)
                 tokens = tuple(inputs["input_ids"][0].tolist())

@@ -20,7 +20,7 @@ from tests.builders import a_stage, a_variant
 from tests.router.fakes import FakeReplica, a_call, a_pipeline, a_request, a_rig, grpc_refusal
 from tests.router.test_bad_jobs import PLAN, Sensing, a_sensing_pipeline
 from tests.router.test_graph import PAGE, digits, locate, read
-from trimtab_pipelines.error_codes import ErrorCode
+from trimtab_pipelines.request_outcome import ErrorCode
 from trimtab_protocol import InferRequest, RequestedOutput, Tensor, grpc_messages
 from trimtab_router.ingress import model_metadata
 from trimtab_router.ingress.admin import AdminIngress

@@ -28,6 +28,7 @@ from tests.model_servers.chat.chat_client import (
     texts,
 )
 from tests.model_servers.conftest import Replica, serve
+from tests.transformers_generate import page_inputs
 from trimtab_model_servers.chat.chat_model import ChatModel
 from trimtab_model_servers.engine.core import EngineCore
 from trimtab_model_servers.families.lmm_digits import models
@@ -69,7 +70,7 @@ def alone(architecture: Architecture, text: str, images: int, tokens: int) -> st
     inputs: dict[str, Any] = {"input_ids": torch.tensor([ids]), "attention_mask": torch.ones(1, len(ids))}
     if images:
         page = torch.from_numpy(np.array(Pillow.open(io.BytesIO(a_page(1)))))
-        inputs |= evaluate.page_inputs(architecture, inputs["input_ids"], page.expand(images, 1, 96, 96))
+        inputs |= page_inputs(architecture, inputs["input_ids"], page.expand(images, 1, 96, 96))
     with torch.inference_mode():
         written = loaded.model.generate(**inputs, max_new_tokens=tokens)
     text = evaluate.decode_answer(loaded.tokenizer, written[0, len(ids) :].tolist())

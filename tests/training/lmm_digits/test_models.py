@@ -8,6 +8,7 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
+from tests.transformers_generate import answer, generate_inputs
 from trimtab_model_servers.errors import ModelError
 from trimtab_model_servers.families.lmm_digits import models
 from trimtab_model_servers.families.lmm_digits.models import ARCHITECTURES, END_ID, IMAGE_ID
@@ -39,7 +40,7 @@ def pixels_of(exercise: evaluate.Exercise) -> torch.Tensor:
 def test_training_logits_equal_those_of_the_model(model):
     architecture, network = model
     for exercise in EXERCISES:
-        inputs = evaluate.generate_inputs(architecture, TOKENIZER, exercise)
+        inputs = generate_inputs(architecture, TOKENIZER, exercise)
         pages = len(exercise.pages)
         tower = models.tower(network)
         features = tower.features(pixels_of(exercise)) if pages else torch.zeros(1, 16, models.WIDTH)
@@ -62,7 +63,7 @@ def test_engine_answers_equal_those_of_generate(model):
 
     answers = evaluate.answer_all(served, architecture, TOKENIZER, EXERCISES)
 
-    assert answers == [evaluate.answer(alone, architecture, TOKENIZER, exercise) for exercise in EXERCISES]
+    assert answers == [answer(alone, architecture, TOKENIZER, exercise) for exercise in EXERCISES]
 
 
 def test_batch_labels_are_the_answer_and_its_end():

@@ -16,7 +16,7 @@ from trimtab_training.task_training import compute_features
 from trimtab_training.trainer import Schedule
 from trimtab_training.vit_tasks import datasets, train, train_finer_patches
 from trimtab_training.vit_tasks.datasets import CLASSES, PHOTOS, TASKS, HeldOut
-from trimtab_training.vit_tasks.evaluate import COMPARED, FULL, POINTS, accuracy_report, hits_of, score_points
+from trimtab_training.vit_tasks.evaluate import FULL, POINTS, accuracy_report, score_points
 from trimtab_training.vit_tasks.train import SHAPE, add_heads, fit_head, fit_transformer, init_weights
 
 FOLDER = Path(__file__).parents[3] / "pipelines" / "vit-tasks"
@@ -148,19 +148,15 @@ def test_training_lowers_loss_and_heads_fit_frozen_features():
         assert (predictions == images.labels).float().mean() > 0.9
 
 
-def test_report_lists_points_and_gains_of_the_strong_rule(monkeypatch):
+def test_report_lists_points_and_tasks(monkeypatch):
     monkeypatch.setattr(train, "training_images", lambda _: stripes(side=32))
     transformer = VisionTransformer(SHAPE.model_copy(update={"depth": 1})).eval()
     init_weights(transformer, 1)
     head = fit_head(transformer, stripes(side=32), len(PHOTOS), train.HEADS)
     held_out = dict.fromkeys(TASKS, stripes(8, side=32))
     checkpoint = add_heads(transformer, head, lambda _: None)
-    report = accuracy_report(hits_of(score_points(checkpoint, [*POINTS, *COMPARED], held_out, lambda _: None)))
+    report = accuracy_report(score_points(checkpoint, POINTS, held_out, lambda _: None))
 
     assert report["variants"]["vit-small"]["n"] == 8 * len(TASKS)
     assert list(report["points"]) == [point.name for point in POINTS]
-    assert {gain["of"] for gain in report["gains"]} == {
-        "merge-8-guided against merge-8",
-        "merge-10-guided against merge-10",
-    }
     assert report["points"][FULL.name].keys() == {*TASKS, "all"}

@@ -4,7 +4,7 @@ Stored temperatures are fitted to all held-out images (Guo et al. 2017). Reporte
 fitted to the other half of the images.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -55,11 +55,6 @@ def _cross_fitted_confidence(images: ScoredImages) -> Confidence:
     return result
 
 
-def _raw_confidence(images: ScoredImages) -> Confidence:
-    result: Confidence = _max_probability(images.logits, 1.0).numpy()
-    return result
-
-
 def _max_probability(logits: Tensor, temperature: float) -> Tensor:
     return (logits / temperature).softmax(dim=1).amax(dim=1)
 
@@ -72,22 +67,16 @@ def random_halves(count: int) -> tuple[tuple[Tensor, Tensor], tuple[Tensor, Tens
 
 
 def confidence_report(scored: Mapping[str, ByTask], points: Sequence[OperatingPoint]) -> dict[str, Any]:
-    """Calibration errors with and without temperatures, as `accuracy.json` holds them.
+    """Calibration errors of the points, as `accuracy.json` holds them.
 
     The error is the expected calibration error over all images. The bias of a task is its mean confidence less its
     accuracy, which a router would report as drift.
     """
-    return {
-        point.name: {
-            "with": _calibration_errors(scored[point.name], _cross_fitted_confidence),
-            "without": _calibration_errors(scored[point.name], _raw_confidence),
-        }
-        for point in points
-    }
+    return {point.name: _calibration_errors(scored[point.name]) for point in points}
 
 
-def _calibration_errors(by_task: ByTask, confidence_of: Callable[[ScoredImages], Confidence]) -> dict[str, Any]:
-    confidences = {task: confidence_of(images) for task, images in by_task.items()}
+def _calibration_errors(by_task: ByTask) -> dict[str, Any]:
+    confidences = {task: _cross_fitted_confidence(images) for task, images in by_task.items()}
     correct = np.concatenate([images.correct for images in by_task.values()])
     return {
         "error": round(calibration_error(np.concatenate(list(confidences.values())), correct), 4),

@@ -17,11 +17,8 @@ from trimtab_training.vit_tasks.datasets import MAX_PER_TASK, SEED, TASKS
 VARIANT = "vit-small"
 ALL = "all"
 Entry = dict[str, float]
-STRONG_RULE: Final = "guided"
-STRONG: Final = (8, 10)
-"""Merged tokens per layer of the points with STRONG_RULE; 10 of 64 patches leave two."""
-Hits = Mapping[str, NDArray[np.bool_]]
-"""Correctness of each held-out image, by task."""
+GUIDED: Final = (8, 10)
+"""Merged tokens per layer of the points with the rule `guided`; 10 of 64 patches leave two."""
 
 
 def merging(count: int, rule: str | None = None) -> OperatingPoint:
@@ -31,10 +28,8 @@ def merging(count: int, rule: str | None = None) -> OperatingPoint:
 
 
 FULL: Final = OperatingPoint(name="full", accuracy=0)
-POINTS: Final = (FULL, merging(4), merging(6), *(merging(count, STRONG_RULE) for count in STRONG))
+POINTS: Final = (FULL, merging(4), merging(6), *(merging(count, "guided") for count in GUIDED))
 """Served points."""
-COMPARED: Final = tuple(merging(count) for count in STRONG)
-"""Points with the default rule at strong rates."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -77,54 +72,27 @@ def score_points(
     return scored
 
 
-def hits_of(scored: Mapping[str, ByTask]) -> dict[str, Hits]:
-    """Correctness of each image, by point and task."""
-    return {point: {task: images.correct for task, images in by_task.items()} for point, by_task in scored.items()}
-
-
 def accuracy_report(
-    hits: Mapping[str, Hits], variant: str = VARIANT, points: Sequence[OperatingPoint] = POINTS
+    scored: Mapping[str, ByTask], variant: str = VARIANT, points: Sequence[OperatingPoint] = POINTS
 ) -> dict[str, Any]:
     """The content of `accuracy.json`."""
-    full = np.concatenate(list(hits[FULL.name].values()))
+    every = [images.correct for images in scored[FULL.name].values()]
     return {
         "split": "held-out by photo column, by digit image and by portrait; crops of one photo overlap",
-        "interval": "Wilson, 95 %; of a gain, 95 % from the images on which two points differ",
-        "variants": {variant: accuracy_entry(int(full.sum()), len(full))},
-        "points": {point.name: _by_task(hits[point.name]) for point in points},
-    } | ({"gains": gains(hits)} if points is POINTS else {})
-
-
-def _by_task(hits: Hits) -> dict[str, Entry]:
-    """Accuracies by task, and under ALL that of all images."""
-    every = {**hits, ALL: np.concatenate(list(hits.values()))}
-    return {task: accuracy_entry(int(correct.sum()), len(correct), key="value") for task, correct in every.items()}
-
-
-def gains(
-    hits: Mapping[str, Hits], pairs: Sequence[tuple[OperatingPoint, OperatingPoint]] = ()
-) -> list[dict[str, object]]:
-    """Accuracy gains of one point over another by task, on the same images.
-
-    Without `pairs`, STRONG_RULE is compared with the default rule.
-    """
-    pairs = pairs or [(merging(count), merging(count, STRONG_RULE)) for count in STRONG]
-    return [
-        _gain(f"{other.name} against {base.name}", task, correct, hits[other.name][task])
-        for base, other in pairs
-        for task, correct in hits[base.name].items()
-    ]
-
-
-def _gain(name: str, task: str, first: NDArray[np.bool_], second: NDArray[np.bool_]) -> dict[str, object]:
-    return {"of": name, "task": task, "n": len(first)} | {
-        key: round(value, 4) for key, value in gain(first, second).items()
+        "interval": "Wilson, 95 %",
+        "variants": {variant: _accuracy(every, "accuracy")},
+        "points": {point.name: _accuracies(scored[point.name]) for point in points},
     }
 
 
-def gain(first: NDArray[np.bool_], second: NDArray[np.bool_]) -> dict[str, float]:
-    """Accuracy gain of the second on the same images, with an interval from those that differ (Newcombe 1998)."""
-    worse, better, n = int((first & ~second).sum()), int((second & ~first).sum()), len(first)
-    difference = (better - worse) / n
-    margin = 1.959964 * (better + worse - n * difference**2) ** 0.5 / n
-    return {"gain": difference, "low": difference - margin, "high": difference + margin}
+def _accuracies(by_task: ByTask) -> dict[str, Entry]:
+    """Accuracies by task, and under ALL that of all images."""
+    every = [images.correct for images in by_task.values()]
+    return {task: _accuracy([images.correct], "value") for task, images in by_task.items()} | {
+        ALL: _accuracy(every, "value")
+    }
+
+
+def _accuracy(correct: Sequence[NDArray[np.bool_]], key: str) -> Entry:
+    every = np.concatenate(correct)
+    return accuracy_entry(int(every.sum()), every.size, key=key)

@@ -18,7 +18,6 @@ from torch.nn.functional import cross_entropy
 from trimtab_model_servers.transformer.checkpoints import Checkpoint, load, save, store_temperatures
 from trimtab_model_servers.transformer.config import ViTConfig, preprocess
 from trimtab_model_servers.transformer.tasks import PLAIN, Head
-from trimtab_model_servers.transformer.transformer import PLAIN as PLAIN_PLAN
 from trimtab_model_servers.transformer.transformer import ForwardPlan, VisionTransformer
 from trimtab_training.task_training import LabelledImages, compute_features
 from trimtab_training.trainer import (
@@ -32,7 +31,7 @@ from trimtab_training.trainer import (
 )
 from trimtab_training.vit_tasks import calibration, evaluate
 from trimtab_training.vit_tasks.datasets import CLASSES, SIDE_PX, TASKS
-from trimtab_training.vit_tasks.evaluate import COMPARED, POINTS
+from trimtab_training.vit_tasks.evaluate import POINTS
 
 SHAPE: Final = ViTConfig(side=SIDE_PX, patch=4, channels=1, width=64, depth=8, heads=2, inner=256)
 TRANSFORMER: Final = Schedule(steps=1200, batch=128, peak_rate=1.5e-3, seed=3)
@@ -79,15 +78,9 @@ def fit_transformer(
     return Head(head.weight.detach(), head.bias.detach())
 
 
-def fit_head(
-    transformer: VisionTransformer,
-    images: LabelledImages,
-    classes: int,
-    schedule: Schedule,
-    plan: ForwardPlan = PLAIN_PLAN,
-) -> Head:
+def fit_head(transformer: VisionTransformer, images: LabelledImages, classes: int, schedule: Schedule) -> Head:
     """Train the head of one task on the features of a frozen transformer, which are computed once."""
-    features = compute_features(transformer, images.pixels, "Image", plan)
+    features = compute_features(transformer, images.pixels, "Image", ForwardPlan())
     random = torch.Generator().manual_seed(schedule.seed)
     head = nn.Linear(transformer.shape.width, classes)
     nn.init.trunc_normal_(head.weight, std=0.02, generator=random)
@@ -132,16 +125,15 @@ def add_heads(transformer: VisionTransformer, head: Head, advance: Callable[[str
 def measure(
     checkpoint: Checkpoint, advance: Callable[[str], None]
 ) -> tuple[dict[str, object], calibration.Temperatures]:
-    """Report of the served points and those compared with them, and temperatures of the served points."""
-    scored = evaluate.score_points(checkpoint, [*POINTS, *COMPARED], evaluate.held_out_images(), advance)
-    report = evaluate.accuracy_report(evaluate.hits_of(scored))
+    """Report and temperatures of the served points."""
+    scored = evaluate.score_points(checkpoint, POINTS, evaluate.held_out_images(), advance)
+    report = evaluate.accuracy_report(scored)
     report |= {"confidence": calibration.confidence_report(scored, POINTS)}
     return report, calibration.fit_temperatures(scored, POINTS)
 
 
-def training_images(task: str, max_count: int | None = None) -> LabelledImages:
-    count = TRAINING_IMAGES[task]
-    return TASKS[task]("train", min(count, max_count or count), TRAINING_SEED)
+def training_images(task: str) -> LabelledImages:
+    return TASKS[task]("train", TRAINING_IMAGES[task], TRAINING_SEED)
 
 
 def note_bar(progress: Progress, name: str, total: int) -> Callable[[str], None]:
@@ -161,7 +153,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     with training_progress() as progress:
         if not options.measure_only:
             _train(path, progress)
-        report, temperatures = measure(load(path), note_bar(progress, "measure", len(POINTS) + len(COMPARED)))
+        report, temperatures = measure(load(path), note_bar(progress, "measure", len(POINTS)))
     write_report(options.output / "accuracy.json", report)
     store_temperatures(path, temperatures)
     return 0

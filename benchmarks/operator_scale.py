@@ -10,15 +10,17 @@ import os
 import sys
 import time
 from collections import Counter
-from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-import httpx
+import aiohttp
 import psutil
+import yaml
 from prometheus_client.parser import text_string_to_metric_families
+from prometheus_client.samples import Sample
 from rich.console import Console
 from rich.progress import Progress
 
@@ -40,6 +42,7 @@ MAX_SECONDS = 540.0
 MAX_WRITES_PER_PIPELINE = 30
 OWN_READS = 3
 """Of this benchmark, in the first pass."""
+SERVER_REQUESTS = "apiserver_request_total{"
 RECONCILES = "trimtab_reconciles_total"
 READS, WRITES = {"GET", "LIST", "WATCH"}, {"POST", "PUT", "PATCH", "APPLY", "DELETE"}
 RESOURCES = {
@@ -96,12 +99,12 @@ def main() -> int:
 
 
 async def _measure(kubeconfig: Path, count: int) -> tuple[Pass, Pass]:
-    async with await Cluster.connect(str(kubeconfig)) as cluster, httpx.AsyncClient(verify=False) as client:  # noqa: S501
+    async with await Cluster.connect(str(kubeconfig)) as cluster, aiohttp.ClientSession() as session:
         with Progress(console=Console(stderr=True)) as progress:
             await _define(cluster)
             documents = [_pipeline(n) for n in range(count)]
             await _apply_all(cluster, documents, progress)
-            server = Server(client, kubeconfig)
+            server = Server(session, _address(kubeconfig))
             first = await _first_pass(cluster, server, kubeconfig, count, progress)
             second = await _second_pass(server, kubeconfig, count, progress)
     return first, second
@@ -189,7 +192,7 @@ async def _second_pass(server: "Server", kubeconfig: Path, count: int, progress:
         reconciled = 0.0
         while reconciled < count:
             await asyncio.sleep(0.2)
-            reconciled = (await operator.metrics()).get(RECONCILES, 0.0)
+            reconciled = await operator.reconciles()
             progress.update(task, completed=min(reconciled, count))
 
     return await _run_operator(server, kubeconfig, wait)
@@ -198,39 +201,43 @@ async def _second_pass(server: "Server", kubeconfig: Path, count: int, progress:
 async def _run_operator(server: "Server", kubeconfig: Path, wait: Callable[["Operator"], Awaitable[None]]) -> Pass:
     """Return what one run of the operator costs until it rests."""
     before = await server.requests()
-    async with _operator(kubeconfig) as operator:
+    async with _operator(server.session, kubeconfig) as operator:
         started = time.monotonic()
         async with asyncio.timeout(MAX_SECONDS):
             await wait(operator)
         seconds = time.monotonic() - started
         await operator.rest()
         cpu_seconds, peak_mib = operator.usage()
-        reconciled = (await operator.metrics()).get(RECONCILES, 0.0)
+        reconciled = await operator.reconciles()
     requests = await server.requests() - before
     reads, writes = (float(sum(requests[verb] for verb in verbs)) for verbs in (READS, WRITES))
     return Pass(seconds, cpu_seconds, peak_mib, reads, writes, int(reconciled))
 
 
+def _address(kubeconfig: Path) -> str:
+    return str(yaml.safe_load(kubeconfig.read_text())["clusters"][0]["cluster"]["server"])
+
+
+def _samples(text: str) -> Iterator[Sample]:
+    return (sample for family in text_string_to_metric_families(text) for sample in family.samples)
+
+
+@dataclass(frozen=True, slots=True)
 class Server:
     """The API server's own count of requests."""
 
-    def __init__(self, client: httpx.AsyncClient, kubeconfig: Path) -> None:
-        self._client = client
-        self._address = next(
-            line.split()[-1] for line in kubeconfig.read_text().splitlines() if line.strip().startswith("server:")
-        )
+    session: aiohttp.ClientSession
+    address: str
 
     async def requests(self) -> Counter[str]:
         """Return the requests for the kinds that the operator works with, by verb."""
         headers = {"Authorization": f"Bearer {control_plane.TOKEN}"}
-        response = await self._client.get(f"{self._address}/metrics", headers=headers, timeout=30)
-        response.raise_for_status()
-        lines = [line for line in response.text.splitlines() if line.startswith("apiserver_request_total{")]
+        async with self.session.get(f"{self.address}/metrics", headers=headers, ssl=False) as response:
+            text = await response.text()
         requests = Counter[str]()
-        for family in text_string_to_metric_families("\n".join(lines)):
-            for sample in family.samples:
-                if sample.labels.get("resource") in RESOURCES:
-                    requests[sample.labels["verb"]] += int(sample.value)
+        for sample in _samples("\n".join(line for line in text.splitlines() if line.startswith(SERVER_REQUESTS))):
+            if sample.labels.get("resource") in RESOURCES:
+                requests[sample.labels["verb"]] += int(sample.value)
         return requests
 
 
@@ -238,26 +245,21 @@ class Server:
 class Operator:
     """A running operator."""
 
+    session: aiohttp.ClientSession
     process: psutil.Process
     metrics_port: int
 
-    async def metrics(self) -> dict[str, float]:
-        """Return its series, summed over their labels; empty while it starts."""
-        try:
-            async with httpx.AsyncClient() as client:
-                text = (await client.get(f"http://127.0.0.1:{self.metrics_port}/metrics")).text
-        except httpx.HTTPError:
-            return {}
-        totals: dict[str, float] = {}
-        for family in text_string_to_metric_families(text):
-            for sample in family.samples:
-                totals[sample.name] = totals.get(sample.name, 0.0) + sample.value
-        return totals
+    async def reconciles(self) -> float:
+        """Return how often it has reconciled; 0 while it starts."""
+        with suppress(aiohttp.ClientConnectionError):
+            async with self.session.get(f"http://127.0.0.1:{self.metrics_port}/metrics") as response:
+                return sum(sample.value for sample in _samples(await response.text()) if sample.name == RECONCILES)
+        return 0.0
 
     async def rest(self) -> None:
         """Wait until two seconds pass without a reconciliation."""
         last = -1.0
-        while (now := (await self.metrics())[RECONCILES]) != last:
+        while (now := await self.reconciles()) != last:
             last = now
             await asyncio.sleep(2.0)  # the operator does not report that its queue is empty
 
@@ -268,7 +270,7 @@ class Operator:
 
 
 @asynccontextmanager
-async def _operator(kubeconfig: Path) -> AsyncIterator[Operator]:
+async def _operator(session: aiohttp.ClientSession, kubeconfig: Path) -> AsyncIterator[Operator]:
     health_port, metrics_port = free_port(), free_port()
     environment = {
         **os.environ,
@@ -279,7 +281,7 @@ async def _operator(kubeconfig: Path) -> AsyncIterator[Operator]:
     command = (sys.executable, "-m", "trimtab_operator")
     process = await asyncio.create_subprocess_exec(*command, env=environment, stderr=asyncio.subprocess.DEVNULL)
     try:
-        yield Operator(psutil.Process(process.pid), metrics_port)
+        yield Operator(session, psutil.Process(process.pid), metrics_port)
     finally:
         process.terminate()
         await process.wait()

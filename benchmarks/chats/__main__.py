@@ -1,4 +1,4 @@
-"""Benchmark of one chat replica: disconnects, shared images, prefix of a cached image, embedding transfer.
+"""Benchmark of one chat replica: disconnects, shared images, prefix of a cached image.
 
 It serves each trained model of pipelines/lmm-digits, or published models with random weights, in its own process. The
 last line is JSON.
@@ -31,7 +31,6 @@ CACHE_BYTES = 4 * 2**20
 PUBLISHED_LIMITS = {"slots": 16, "slot_tokens": 8192, "step_tokens": 2048, "image_tokens": 20_000, "cache_bytes": 2**30}
 """Engine limits of a published model: one image takes thousands of tokens."""
 BOUNDS: tuple[tuple[str, str, Direction, float], ...] = (
-    ("outputs that differ from those alone", "differing_outputs", "==", 0),
     ("encodings of an image that 50 clients share", "encodings_per_image", "==", 1),
     ("encodings for another tenant", "encodings_for_another_tenant", "==", 1),
     ("first token, cached image over text", "cached_image_over_text", "<=", 1.1),
@@ -41,17 +40,14 @@ BOUNDS: tuple[tuple[str, str, Direction, float], ...] = (
 )
 
 
-async def measure(cancels: int, chats: int, models: Sequence[ModelSpec], start_seconds: float) -> Report:
-    report, transfer = Report("chats"), await phases.measure_embedding_transfer()
-    report.add(transfer)
-    report.hold("embedding transfer, GB/s on loopback", transfer["transfer_gigabytes_per_second"], ">=", 0.5)
+async def measure(cancels: int, models: Sequence[ModelSpec], start_seconds: float) -> Report:
+    report = Report("chats")
     with Progress(console=Console(stderr=True)) as progress:
         for spec in models:
             model = spec.name
             task = progress.add_task(f"{model}, disconnects", total=cancels)
             async with start_replica(spec, start_seconds) as replica:
-                measured = await phases.measure_concurrent_chats(replica, model, chats)
-                measured |= await phases.measure_shared_images(replica, model)
+                measured = await phases.measure_shared_images(replica, model)
                 measured |= await phases.measure_cached_image(replica, model)
                 measured |= await phases.measure_disconnects(replica, model, cancels, partial(progress.advance, task))
             report.add({f"{model}_{name}": value for name, value in measured.items()})
@@ -63,7 +59,6 @@ async def measure(cancels: int, chats: int, models: Sequence[ModelSpec], start_s
 def main() -> int:
     parser = argparse.ArgumentParser(prog="benchmarks chats", description=__doc__)
     parser.add_argument("--cancels", type=int, default=10_000, help="disconnected chats per model (default 10000)")
-    parser.add_argument("--chats", type=int, default=500, help="concurrent chats (default 500)")
     parser.add_argument("--only", choices=ARCHITECTURES, action="append", help="measure this model; repeatable")
     add_model_options(parser)
     options = parser.parse_args()
@@ -74,4 +69,4 @@ def main() -> int:
     else:
         models = [trained_model(name, cache_bytes=CACHE_BYTES) for name in options.only or ARCHITECTURES]
     start_seconds = RANDOM_WEIGHTS_START_SECONDS if options.published else START_SECONDS
-    return asyncio.run(measure(options.cancels, options.chats, models, start_seconds)).finish()
+    return asyncio.run(measure(options.cancels, models, start_seconds)).finish()

@@ -1,4 +1,4 @@
-"""Measurements of one chat replica and of the embedding client."""
+"""Measurements of one chat replica."""
 
 import asyncio
 import contextlib
@@ -6,19 +6,10 @@ import random
 import statistics
 import time
 from collections.abc import Callable, Sequence
-from typing import Any, Final
-
-import torch
-from aiohttp import web
+from typing import Final
 
 from benchmarks.chats.replica import Replica, request_of
-from trimtab_model_servers.chat.embedding_client import EmbeddingClient, EmbeddingRequest
-from trimtab_model_servers.chat.embedding_store import EmbeddingStore
-from trimtab_model_servers.chat.interfaces import ImageEmbedding
-from trimtab_model_servers.errors import RefusalError
-from trimtab_model_servers.server.chat_routes import embeddings
 from trimtab_protocol import InferRequest
-from trimtab_protocol.chat.embedding_refs import ImageIdentity
 from trimtab_training.lmm_digits.questions import Chat, ChatSource
 
 CONCURRENCY: Final = 16
@@ -28,9 +19,6 @@ IDLE_TIMEOUT_SECONDS: Final = 5.0
 CLIENTS_PER_IMAGE: Final = 50
 SHARED_IMAGES: Final = 20
 FIRST_TOKENS: Final = 300
-EMBEDDING_SHAPE: Final = 7_290, 3_584
-"""Tokens and width of an image of 896 pixels for LLaVA-OneVision-7B."""
-TRANSFERS: Final = 8
 
 Advance = Callable[[], None]
 
@@ -127,65 +115,3 @@ async def _first_token_seconds(replica: Replica, request: InferRequest) -> float
     async for _ in replica.events(request):
         first = first or time.perf_counter() - began
     return first
-
-
-async def measure_concurrent_chats(replica: Replica, model: str, count: int) -> dict[str, float]:
-    """Compare the outputs of 16 concurrent chats about different pages with the output of each chat alone."""
-    source = ChatSource(seed=54)
-    chats = [source.chat(index) for index in range(count)]
-    requests = [request_of(chat, model) for chat in chats]
-    alone = [await replica.generate(request) for request in requests]
-    semaphore = asyncio.Semaphore(CONCURRENCY)
-
-    async def generate(request: InferRequest) -> str:
-        async with semaphore:
-            return await replica.generate(request)
-
-    concurrent = await asyncio.gather(*(generate(request) for request in requests))
-    correct = sum(output == chat.answer for output, chat in zip(concurrent, chats, strict=True))
-    return {
-        "chats": count,
-        "differing_outputs": sum(single != output for single, output in zip(alone, concurrent, strict=True)),
-        "accuracy": round(correct / count, 4),
-    }
-
-
-class _EmbeddingServer:
-    """Serves embeddings as an encoder replica does."""
-
-    def __init__(self) -> None:
-        self.embeddings = EmbeddingStore(2**40)
-
-    def add_names(self, names: Sequence[str], of: str | ImageIdentity) -> dict[str, object]:
-        """Add names to a stored embedding; no image is cached."""
-        if not isinstance(of, str):
-            raise RefusalError(404, "this server caches no image")
-        self.embeddings.add_names(of, names)
-        return {"stored": len(names)}
-
-    async def answer(self, request: web.BaseRequest) -> web.StreamResponse:
-        """Return the embedding that the last part of the path names."""
-        encoder: Any = self
-        return await embeddings(request, encoder, "encode", request.path.rpartition("/")[2])
-
-
-async def measure_embedding_transfer() -> dict[str, float]:
-    """Measure the loopback throughput of a large image's embeddings with checksums; both ends share one process."""
-    server, rows = _EmbeddingServer(), torch.randn(EMBEDDING_SHAPE)
-    runner = web.ServerRunner(web.Server(server.answer))
-    await runner.setup()
-    await web.TCPSite(runner, "127.0.0.1", 0).start()
-    client, seconds = EmbeddingClient(), []
-    for number in range(TRANSFERS):
-        server.embeddings.expect(str(number))
-        server.embeddings.put(str(number), ImageEmbedding(rows, ""))
-        url = f"http://127.0.0.1:{runner.addresses[0][1]}/v2/models/encode/embeddings/{number}"
-        began = time.perf_counter()
-        await client.fetch(url, [EmbeddingRequest(0, len(rows))])
-        seconds.append(time.perf_counter() - began)
-    await client.close()
-    await runner.cleanup()
-    return {
-        "transfer_megabytes": round(rows.nbytes / 1e6, 1),
-        "transfer_gigabytes_per_second": round(rows.nbytes / 1e9 / statistics.median(seconds), 3),
-    }

@@ -169,18 +169,10 @@ class TrainedModel:
             raise RuntimeError(f"{alike} of {8 * count} chats are alike, {count} are needed; use fewer --requests")
         return [chat for chat in chats if (len(chat.tokens), len(chat.pages)) == shape][:count]
 
-    def generate(self, batch: Sequence[ChatPrompt], max_tokens: int) -> Outputs:
-        return self._generate(batch, max_tokens, max_tokens)
-
-    def generate_to_end(self, chat: ChatPrompt, max_tokens: int) -> list[int]:
-        """Generate until the model ends its output."""
-        output = self._generate([chat], max_tokens, None)[0]
-        return output[: output.index(END_ID) + 1] if END_ID in output else output
-
     @torch.inference_mode()
-    def _generate(self, batch: Sequence[ChatPrompt], max_tokens: int, min_tokens: int | None) -> Outputs:
+    def generate(self, batch: Sequence[ChatPrompt], max_tokens: int) -> Outputs:
         inputs = {name: tensor.to(self._model.device) for name, tensor in self._inputs(batch).items()}
-        rows = self._model.generate(**inputs, max_new_tokens=max_tokens, min_new_tokens=min_tokens)
+        rows = self._model.generate(**inputs, max_new_tokens=max_tokens, min_new_tokens=max_tokens)
         return [row[inputs["input_ids"].shape[1] :].tolist() for row in rows]
 
     def run_engine(self, prompts: Sequence[ChatPrompt]) -> Outputs:

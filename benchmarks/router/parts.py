@@ -1,4 +1,4 @@
-"""Router benchmark: overhead, throughput, large tensors, batching behind a slow model, overload."""
+"""Router benchmark: overhead, throughput, large tensors, and batching behind a slow model."""
 
 import argparse
 import asyncio
@@ -17,7 +17,7 @@ from benchmarks.router.clients import (
     open_loop,
     rest_client,
 )
-from benchmarks.router.processes import Served, chained_mlservers, echo_pipeline, served, usage
+from benchmarks.router.processes import Served, chained_mlservers, echo_pipeline, served
 from trimtab_protocol import event_loop
 
 Figures = dict[str, float]
@@ -34,7 +34,6 @@ TURNS, TURN_SECONDS = 4, 2.0
 LONG_SLO_SECONDS = 10.0
 MLSERVERS = {"mlserver": {}, "mlserver_in_process": {"parallel_workers": 0, "metrics_endpoint": None}}
 PROTOCOLS: Mapping[str, Connect] = {"rest": rest_client, "grpc": grpc_client}
-CODED = {"ok", "late", "429", "503", "504", "RESOURCE_EXHAUSTED", "UNAVAILABLE", "DEADLINE_EXCEEDED"}
 
 
 async def overhead(report: Report) -> None:
@@ -106,30 +105,6 @@ async def batching(report: Report) -> None:
             report.hold(f"d: {name} p99 at 200 a second over a batch's own p99", over_batch, "<=", 2.0)
 
 
-async def overload(report: Report) -> None:
-    """E: 30 s at three times the limit of D, and 30 s of 200 large tensors per second."""
-    for case, numbers, delay_seconds, slo_seconds, rate_rps in (
-        ("slow", SMALL_NUMBERS, DELAY_SECONDS, 0.5, 2400.0),
-        ("large", LARGE_NUMBERS, 0.0, 1.0, 200.0),
-    ):
-        for name, connect in PROTOCOLS.items():
-            async with served(echo_pipeline(numbers, delay_seconds, slo_seconds), BATCH_SIZE, delay_seconds) as target:
-                async with connect(target, numbers) as send:
-                    best = await closed_loop(send, 64, 5.0, target.processes)
-                    tally = await open_loop(send, rate_rps, 30.0, target.processes, slo_seconds)
-                router_bytes = usage((target.router,)).peak_bytes
-            key = f"{name}_{case}"
-            report.add(best.figures(f"{key}_best") | tally.figures(key))
-            report.add({f"{key}_code_{code}": count for code, count in sorted(tally.codes.items())})
-            report.add({f"{key}_router_peak_mib": round(router_bytes / 2**20, 1)})
-            of_best = tally.goodput_rps / min(best.goodput_rps, rate_rps)
-            uncoded = sum(count for code, count in tally.codes.items() if code not in CODED)
-            peak_mib = tally.peak_bytes / 2**20
-            report.hold(f"e: {name} {case} goodput over its own maximum", of_best, ">=", 0.9)
-            report.hold(f"e: {name} {case} responses without a code", uncoded, "==", 0)
-            report.hold(f"e: {name} {case} peak memory of all processes, MiB", peak_mib, "<=", 2048)
-
-
 async def _take_turns(batch_size: int, concurrency: int, key: Callable[[Tally], float]) -> Figures:
     """Measure the router with and without its proxy, and the model servers, in turns; the best turn of each counts.
 
@@ -173,7 +148,7 @@ def _over_mlserver(figures: Figures, name: str) -> float:
     return round(figures[f"{name}_rps"] / figures["mlserver_rps"], 2)
 
 
-PARTS = {"a": overhead, "b": throughput, "c": large_tensors, "d": batching, "e": overload}
+PARTS = {"a": overhead, "b": throughput, "c": large_tensors, "d": batching}
 
 
 def main() -> int:

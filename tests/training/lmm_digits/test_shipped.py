@@ -4,10 +4,8 @@ import json
 from pathlib import Path
 
 import pytest
-import torch
 
-from benchmarks.engine.__main__ import compare_with_generate
-from benchmarks.engine.models import TrainedModel
+from tests.transformers_generate import answer
 from trimtab_model_servers.families.lmm_digits import models
 from trimtab_model_servers.families.lmm_digits.models import ARCHITECTURES
 from trimtab_model_servers.families.lmm_digits.tokenizer import read_tokenizer
@@ -42,14 +40,14 @@ def test_weights_reach_the_measured_accuracy(architecture):
 
 
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
-def test_engine_generates_what_generate_does(architecture):
-    torch.set_num_threads(1)
-    compared = compare_with_generate(TrainedModel(architecture, "cpu"), 40, lambda: None)
+def test_engine_answers_equal_those_of_generate(architecture):
+    alone, served = (models.load(FOLDER / "weights" / f"{architecture}.safetensors") for _ in range(2))
+    source = CellPageSource("held-out", 17)
+    exercises = [exercise for kind in Kind for exercise in evaluate.draw_exercises(kind, 5, source, seed=17)]
 
-    assert compared["differing"] == 0
-    assert compared["cancelled"]
-    if architecture == "decoder-only":  # prompts of the other are too short to share a prefix
-        assert compared["reused_tokens"]
+    answers = evaluate.answer_all(served.model, architecture, served.tokenizer, exercises)
+
+    assert answers == [answer(alone.model, architecture, alone.tokenizer, exercise) for exercise in exercises]
 
 
 def test_weights_are_small_and_tokenizer_file_matches():

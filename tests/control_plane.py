@@ -1,4 +1,4 @@
-"""Real API server for tests: etcd and kube-apiserver on loopback, without nodes, started once a session."""
+"""Real servers of a control plane for tests: an API server without nodes, started once a session, and Prometheus."""
 
 import asyncio
 import os
@@ -15,8 +15,7 @@ import httpx
 import pytest
 import yaml
 
-from tests.ports import held_port
-from tests.processes import running
+from tests.processes import held_port, running
 from trimtab_kubernetes import Cluster
 from trimtab_kubernetes.errors import NotFound, Unreachable
 from trimtab_kubernetes.kinds import Kind
@@ -166,3 +165,13 @@ async def _served(cluster: Cluster, kind: Kind) -> None:
 def _kind_of(spec: dict[str, Any]) -> Kind:
     names, version = spec["names"], spec["versions"][0]["name"]
     return Kind(f"{spec['group']}/{version}", names["kind"], names["plural"], spec["scope"] == "Namespaced")
+
+
+@contextmanager
+def prometheus(folder: Path) -> "Iterator[tuple[str, subprocess.Popen[bytes]]]":
+    """Run Prometheus by the folder's prometheus.yml; yield its URL, not ready yet, and its process."""
+    own = (f"--config.file={folder}/prometheus.yml", f"--storage.tsdb.path={folder}/data")
+    with held_port() as port:
+        command = [tool("prometheus"), *own, f"--web.listen-address=127.0.0.1:{port}"]
+        with running(command, folder / "log") as process:
+            yield f"http://127.0.0.1:{port}", process

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.ports import LOOPBACK, held_port
+from tests.processes import LOOPBACK, held_port
 
 _SERVER = re.compile(r"https://127\.0\.0\.1:([0-9]+)")
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from tests.adapter.scenes import FakeRouter, a_ladder, profiles_of
-from tests.ports import own_address
+from tests.processes import own_address
 from trimtab_adapter.__main__ import parse
 from trimtab_adapter.cluster import main
 from trimtab_kubernetes import Cluster, list_and_watch, process

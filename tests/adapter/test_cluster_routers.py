@@ -7,7 +7,7 @@ import pytest
 
 from tests.adapter.clusters import a_slice
 from tests.adapter.scenes import FakeRouter
-from tests.ports import own_address
+from tests.processes import own_address
 from trimtab_adapter.cluster.config_source import ClusterCache
 from trimtab_adapter.cluster.router_metrics_source import Address, RouterMetricsSource, addresses, merge_loads
 from trimtab_adapter.load_sources import RouterSource

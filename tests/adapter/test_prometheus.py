@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 from aiohttp import web
 
-from tests.prometheus import prometheus
+from tests.control_plane import prometheus
 from trimtab_adapter.load_sources import PrometheusSource
 from trimtab_adapter.observation import Load
 from trimtab_pipelines.documents import DocumentError

@@ -23,8 +23,8 @@ from tests.charts.expressions import (
     without_threshold,
 )
 from tests.charts.helm import VALUES
+from tests.control_plane import prometheus as a_prometheus
 from tests.control_plane import tool
-from tests.prometheus import prometheus as a_prometheus
 from trimtab_model_servers.server.chat_metrics import exposition
 from trimtab_pipelines.request_outcome import ErrorCode, RequestOutcome, is_client_error
 from trimtab_pipelines.spec import ServiceLevel

@@ -9,7 +9,7 @@ from tests.charts.helm import RELEASE_NAMESPACE
 from tests.charts.test_rbac import READ, VERBS, may
 from tests.charts.test_rbac import account as account_name
 from tests.control_plane import TOKEN
-from tests.operator_.scene import SETTINGS, Site
+from tests.operator_.conftest import SETTINGS, Site
 from tests.operator_.test_registered_tasks import tasked_document
 from trimtab_kubernetes import Cluster
 from trimtab_kubernetes.lease import Lease, leader_election

@@ -8,12 +8,16 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from google.protobuf import descriptor_pb2
+
+from trimtab_protocol.grpc_messages import FILE
 
 ROW = (1.0, 2.0, 3.0, 4.5)
 """One row of FP32."""
 EXPECTED = tuple(value + 2 for value in ROW)
 PATIENCE_SECONDS = 60.0
 TIMEOUT_MICROSECONDS = int(PATIENCE_SECONDS * 1e6)
+UNKNOWN_METHOD = "ServerFlies"
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,6 +60,16 @@ def grpc_request(model: str) -> dict[str, Any]:
     tensor = {"name": "x", "datatype": "FP32", "shape": [1, len(ROW)], "contents": contents}
     timeout = {"int64_param": TIMEOUT_MICROSECONDS}
     return {"model_name": model, "inputs": [tensor], "parameters": {"timeout": timeout}}
+
+
+def write_protoset(folder: Path) -> str:
+    """Write descriptors for clients without reflection, with one method that no server has; return the file's path."""
+    file = descriptor_pb2.FileDescriptorProto.FromString(FILE)
+    method = file.service[0].method[0]
+    file.service[0].method.add(name=UNKNOWN_METHOD, input_type=method.input_type, output_type=method.output_type)
+    path = folder / "open_inference.protoset"
+    path.write_bytes(descriptor_pb2.FileDescriptorSet(file=[file]).SerializeToString())
+    return str(path)
 
 
 def check(values: Sequence[float] | Any) -> None:

@@ -12,8 +12,15 @@ import tritonclient.http
 import tritonclient.http.aio
 
 from tests.conformance.installed import install, run_script
-from tests.conformance.protoset import write_protoset
-from tests.conformance.target import PATIENCE_SECONDS, ROW, TIMEOUT_MICROSECONDS, Target, check, grpc_request
+from tests.conformance.target import (
+    PATIENCE_SECONDS,
+    ROW,
+    TIMEOUT_MICROSECONDS,
+    Target,
+    check,
+    grpc_request,
+    write_protoset,
+)
 from trimtab_protocol.grpc_messages import SERVICE
 
 pytestmark = pytest.mark.conformance

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from tests.loadtester.fake_pipeline import FakePipeline, a_pipeline, grpc_server, rest_server
-from tests.ports import held_port
+from tests.processes import held_port
 from trimtab_loadtester.attack import AttackOptions, Progress, attack_async
 from trimtab_loadtester.load_spec import LoadSpec
 from trimtab_loadtester.payloads.interface import Outputs, Payload, Score

@@ -22,8 +22,7 @@ from minio import Minio
 from safetensors.torch import save_file
 
 from tests.control_plane import tool
-from tests.ports import held_port
-from tests.processes import running
+from tests.processes import held_port, running
 from trimtab_model_servers.errors import ModelError
 from trimtab_model_servers.weights import cache
 from trimtab_model_servers.weights.files import SUFFIX, FetchLimits

@@ -14,7 +14,7 @@ import pytest
 
 from tests.builders import a_pipeline
 from tests.model_servers.clients import a_request, call, x
-from tests.ports import held_port
+from tests.processes import held_port
 from tests.router.envoy.openssl import Authority, Holder
 from trimtab_pipelines.model_spec import MAX_BODY_BYTES, ModelSpec, model_spec
 from trimtab_pipelines.processes.child_process import ReplicaPorts

@@ -12,7 +12,7 @@ import yaml
 
 from tests.builders import a_pipeline, a_pipeline_document, a_plan, a_point_profile, a_profile, a_stage, a_variant
 from tests.control_plane import define
-from tests.operator_.scene import SETTINGS, Site, owned
+from tests.operator_.conftest import SETTINGS, Site, owned
 from tests.operator_.test_registered_tasks import tasked_document
 from tests.router.chats import a_chat_pipeline
 from tests.router.engines import an_engine_pipeline

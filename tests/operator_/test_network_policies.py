@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from tests.builders import a_pipeline, a_stage, a_variant
-from tests.operator_.scene import owned
+from tests.operator_.conftest import owned
 from tests.router.chats import a_chat_pipeline
 from tests.router.disaggregated import a_disaggregated_pipeline
 from trimtab_operator.manifests.network_policies import network_policies

@@ -13,8 +13,8 @@ import httpx
 import pytest
 
 from tests.builders import a_pipeline_document
-from tests.operator_.scene import Site
-from tests.ports import held_port
+from tests.operator_.conftest import Site
+from tests.processes import held_port
 from tests.tcp_relay import before_the_api_server
 from trimtab_kubernetes import Cluster
 from trimtab_kubernetes.watch import list_and_watch

@@ -2,7 +2,7 @@
 
 import pytest
 
-from tests.operator_.scene import Site
+from tests.operator_.conftest import Site
 from trimtab_operator.reconciliation.plan_history import RETRY_SECONDS
 from trimtab_pipelines.kubernetes_names import OPERATOR_MANAGER, replica_group_name, router_name
 

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from tests.builders import a_pipeline_document, a_stage, a_variant
-from tests.operator_.scene import Site
+from tests.operator_.conftest import Site
 from trimtab_kubernetes import Cluster
 from trimtab_pipelines.kubernetes_names import router_name, tasks_name
 

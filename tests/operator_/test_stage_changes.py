@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from tests.builders import a_pipeline, a_pipeline_document, a_stage
-from tests.operator_.scene import SETTINGS, Site, owned
+from tests.operator_.conftest import SETTINGS, Site, owned
 from tests.router.disaggregated import PULLS, WHOLE, a_choosing_pipeline, laid_out
 from trimtab_kubernetes import Cluster, Rejected
 from trimtab_operator.manifests.objects import Ref

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from tests.builders import a_pipeline_document, a_stage, a_variant
-from tests.operator_.scene import SETTINGS, Site
+from tests.operator_.conftest import SETTINGS, Site
 from trimtab_kubernetes import Cluster
 from trimtab_operator.applier import SCALE_MANAGER
 from trimtab_operator.reconciliation.object_diff import difference

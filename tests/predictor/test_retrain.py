@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from tests.prometheus import prometheus
+from tests.control_plane import prometheus
 from trimtab_kubernetes import Cluster
 from trimtab_predictor.load_history import ObservationError
 from trimtab_predictor.lstm import LstmWeights

@@ -11,7 +11,7 @@ import pytest
 
 from tests import builders
 from tests.builders import a_plan, a_stage, a_variant
-from tests.ports import own_address
+from tests.processes import own_address
 from tests.router.engines import MODEL, an_engine_pipeline
 from tests.router.fakes import FakeReplica, a_pipeline, a_request, a_rig, until
 from tests.router.test_changes import two_variants

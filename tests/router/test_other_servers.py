@@ -13,7 +13,7 @@ import pytest
 from aiohttp import web
 
 from tests.builders import a_stage
-from tests.ports import held_port
+from tests.processes import held_port
 from tests.router.fakes import PATIENT, a_pipeline, a_request, a_rig
 from trimtab_pipelines.endpoints import Endpoint, Endpoints
 from trimtab_protocol import InferRequest, InferResponse, Tensor, rest

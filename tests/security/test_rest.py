@@ -7,8 +7,10 @@ import zlib
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
+import numpy as np
 import pytest
 
+from tests.figures import Figures
 from tests.security.conftest import INFER, MEBIBYTE, MODEL, Server
 from tests.security.raw_http import (
     BAD_REQUEST,
@@ -32,6 +34,9 @@ LONG_NAME = "A" * 20_000
 SERVED_OR_NOT = TOO_LARGE | {"200", "503", "504"}
 SLOW_SECONDS = 20.0
 """How long the server may keep a client that sends or reads nothing."""
+CALM_SECONDS = 10.0
+MAX_RATIO, MIN_P99_SECONDS = 2.0, 0.010
+"""A calm p99 below ten milliseconds says more about the machine than about the router."""
 TOO_SLOW = BAD_REQUEST | {"408", "413", "429", "503", "504"}
 
 
@@ -323,3 +328,17 @@ async def test_responses_that_nothing_reads_are_ended(hostile: Server) -> None:
             return CUT if response.startswith(b"HTTP/1.1 200") else response.split()[1].decode()
 
     assert set(await asyncio.gather(*(read_late() for _ in range(4)))) <= TOO_SLOW
+
+
+def test_friendly_clients_were_served_throughout(server: Server, figures: Figures) -> None:
+    """All friendly requests of a run: this test is the last of its folder."""
+    lines = [line for line in server.friendly_lines() if line.kind != "health"]
+    calm_until = lines[0].at + CALM_SECONDS
+    calm = [line.seconds for line in lines if line.at < calm_until]
+    hostile = [line.seconds for line in lines if line.at >= calm_until]
+    calm_p99, p99 = (float(np.quantile(seconds, 0.99)) for seconds in (calm, hostile))
+    figures.add(requests=len(lines), calm_p99_seconds=round(calm_p99, 4), p99_seconds=round(p99, 4))
+
+    assert [line for line in lines if line.code != "ok"] == []
+    ratio = p99 / max(calm_p99, MIN_P99_SECONDS)
+    figures.require("p99 beside hostile clients over calm p99", round(ratio, 2), "<=", MAX_RATIO, depends_on_load=True)

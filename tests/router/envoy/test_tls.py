@@ -15,7 +15,7 @@ import grpc
 import pytest
 
 from tests.builders import a_plan
-from tests.ports import held_port
+from tests.processes import held_port
 from tests.router.envoy.http_clients import code, post, trusting
 from tests.router.envoy.openssl import Authority, Holder, contents, mount
 from tests.router.fakes import FakeReplica, a_pipeline, a_request, a_rig, endpoints_of

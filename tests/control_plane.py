@@ -88,7 +88,8 @@ def _start(folder: Path, programs: tuple[str, str], started: ExitStack) -> Path:
         "--service-cluster-ip-range=10.97.0.0/16",
         "--disable-admission-plugins=ServiceAccount",
     )
-    kubeconfig = _kubeconfig(folder, port)
+    address = {"server": f"https://127.0.0.1:{port}", "insecure-skip-tls-verify": True}
+    kubeconfig = write_kubeconfig(folder, address)
     _wait(port, [store_process, server_process], folder)
     return kubeconfig
 
@@ -97,8 +98,7 @@ def _run(started: ExitStack, folder: Path, program: str, *arguments: str) -> "su
     return started.enter_context(running([program, *arguments], folder / f"{Path(program).name}.log", folder))
 
 
-def _kubeconfig(folder: Path, port: int) -> Path:
-    cluster = {"server": f"https://127.0.0.1:{port}", "insecure-skip-tls-verify": True}
+def write_kubeconfig(folder: Path, cluster: dict[str, Any]) -> Path:
     content = {
         "apiVersion": "v1",
         "kind": "Config",

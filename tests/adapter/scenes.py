@@ -6,6 +6,7 @@ from contextlib import asynccontextmanager
 from typing import Any
 
 from aiohttp import web
+from aiohttp.test_utils import TestServer
 
 from tests.builders import a_chain, a_pipeline, a_point_profile, a_profile, a_variant
 from trimtab_adapter.planning.decide import PlanningInputs, build_plan, decide, planning_problem
@@ -113,16 +114,9 @@ class FakeRouter:
 
     @asynccontextmanager
     async def serve(self, port: int = 0, host: str = "127.0.0.1") -> AsyncIterator["FakeRouter"]:
-        """Listen while the block runs."""
         app = web.Application()
         app.router.add_get("/trimtab/v1/arrivals", self._answer)
         app.router.add_get("/trimtab/v1/state", self._answer)
-        runner = web.AppRunner(app, access_log=None)
-        await runner.setup()
-        site = web.TCPSite(runner, host, port)
-        await site.start()
-        self.url = f"http://127.0.0.1:{runner.addresses[0][1]}"
-        try:
+        async with TestServer(app, host=host, port=port) as server:
+            self.url = f"http://127.0.0.1:{server.port}"
             yield self
-        finally:
-            await runner.cleanup()

@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 from aiohttp import web
+from aiohttp.test_utils import TestServer
 
 from tests.control_plane import prometheus
 from trimtab_adapter.load_sources import PrometheusSource
@@ -61,13 +62,8 @@ async def serve(handler: Handler) -> AsyncIterator[str]:
     """Answer GET of any path."""
     app = web.Application()
     app.router.add_get("/{path:.*}", handler)
-    runner = web.AppRunner(app, access_log=None)
-    await runner.setup()
-    await web.TCPSite(runner, "127.0.0.1", 0).start()
-    try:
-        yield f"http://127.0.0.1:{runner.addresses[0][1]}"
-    finally:
-        await runner.cleanup()
+    async with TestServer(app) as server:
+        yield f"http://127.0.0.1:{server.port}"
 
 
 @asynccontextmanager

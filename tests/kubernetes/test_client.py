@@ -8,9 +8,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import yaml
 from aiohttp import web
+from aiohttp.test_utils import TestServer
 
+from tests.control_plane import write_kubeconfig
 from trimtab_kubernetes import Cluster, Conflict, Rejected, Unreachable
 from trimtab_kubernetes.errors import Backoff, error_for
 from trimtab_kubernetes.objects import Object
@@ -60,23 +61,10 @@ class Busy:
 async def connected(server: Busy, folder: Path) -> AsyncIterator[Cluster]:
     app = web.Application()
     app.router.add_route("*", "/{path:.*}", server.answer)
-    runner = web.AppRunner(app)
-    await runner.setup()
-    await web.TCPSite(runner, "127.0.0.1", 0).start()
-    address = f"http://127.0.0.1:{runner.addresses[0][1]}"
-    config = {
-        "clusters": [{"name": "tests", "cluster": {"server": address}}],
-        "users": [{"name": "tests", "user": {"token": "any"}}],
-        "contexts": [{"name": "tests", "context": {"cluster": "tests", "user": "tests"}}],
-        "current-context": "tests",
-    }
-    kubeconfig = folder / "kubeconfig"
-    kubeconfig.write_text(yaml.safe_dump(config))
-    try:
+    async with TestServer(app) as serving:
+        kubeconfig = write_kubeconfig(folder, {"server": f"http://127.0.0.1:{serving.port}"})
         async with await Cluster.connect(str(kubeconfig)) as cluster:
             yield cluster
-    finally:
-        await runner.cleanup()
 
 
 @pytest.mark.parametrize("status", [429, 503])

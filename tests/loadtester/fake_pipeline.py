@@ -10,6 +10,7 @@ from typing import Any
 import grpc
 import numpy as np
 from aiohttp import web
+from aiohttp.test_utils import TestServer
 
 from tests import builders
 from trimtab_pipelines.spec import InferencePipeline
@@ -97,14 +98,8 @@ async def rest_server(fake: FakePipeline) -> AsyncIterator[str]:
 
     app = web.Application(client_max_size=2**26)
     app.router.add_post("/v2/models/{model}/infer", infer)
-    runner = web.AppRunner(app, access_log=None)
-    await runner.setup()
-    site = web.TCPSite(runner, "127.0.0.1", 0, backlog=2048)
-    await site.start()
-    try:
-        yield f"127.0.0.1:{runner.addresses[0][1]}"
-    finally:
-        await runner.cleanup()
+    async with TestServer(app) as server:
+        yield f"127.0.0.1:{server.port}"
 
 
 @asynccontextmanager

@@ -261,6 +261,7 @@ def test_folder_is_locked_by_one_run(tmp_path: Path, capsys: pytest.CaptureFixtu
         process.send_signal(signal.SIGTERM)
         process.communicate(timeout=PATIENCE_SECONDS)
     assert process.returncode == 0
+    assert (record / "sample.html").exists()
     assert_gone(below)
 
 

@@ -11,7 +11,7 @@ from typing import Any
 import aiohttp
 import numpy as np
 
-from tests.e2e.installation import NAMESPACE
+from tests.e2e.conftest import NAMESPACE
 from tests.e2e.observed import ObservedPipeline, until
 from trimtab_pipelines.kubernetes_names import COMPONENT, PIPELINE_LABEL
 from trimtab_router.envoy.api_keys import new_key

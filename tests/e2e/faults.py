@@ -13,7 +13,7 @@ from pathlib import Path
 from minio import Minio
 
 from tests.e2e import node
-from tests.e2e.installation import MANAGER, MANIFESTS, NAMESPACE, ROOT, SYSTEM, Installation, pipeline_document, run
+from tests.e2e.conftest import MANAGER, MANIFESTS, NAMESPACE, ROOT, SYSTEM, Installation, pipeline_document, run
 from tests.e2e.load import full_nodes
 from tests.e2e.observed import ObservedPipeline, is_ready, until
 from trimtab_kubernetes.objects import Object

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from tests.e2e.installation import RESTRICTED, Installation
+from tests.e2e.conftest import RESTRICTED, Installation
 from tests.e2e.load import restricted_pod
 from tests.e2e.observed import ObservedPipeline, is_ready, until
 from trimtab_kubernetes.objects import Object

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import numpy as np
 
-from tests.e2e.installation import NAMESPACE, SYSTEM, Installation
+from tests.e2e.conftest import NAMESPACE, SYSTEM, Installation
 from tests.e2e.observed import is_ready, until
 from trimtab.demo_load import DemoLoad, changing_load
 from trimtab.local.load_process import LoadOptions, LoadProcess

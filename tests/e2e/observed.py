@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 
 import aiohttp
 
-from tests.e2e.installation import MANAGER, NAMESPACE, CommandError, Installation
+from tests.e2e.conftest import MANAGER, NAMESPACE, CommandError, Installation
 from trimtab.local.counters import Counters
 from trimtab_kubernetes import ClusterError
 from trimtab_kubernetes.objects import Object

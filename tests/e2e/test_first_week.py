@@ -2,12 +2,10 @@
 
 import json
 import os
-import shutil
 import signal
 import subprocess
 import threading
 import time
-import urllib.request
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -15,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from tests.figures import Figures
-from tests.local_run import Up, recorded_seconds, trimtab, until, up
+from tests.local_run import Up, trimtab, until, up
 
 pytestmark = pytest.mark.e2e
 
@@ -23,7 +21,6 @@ REQUESTS_PER_SECOND = 10
 MAX_SECONDS_WITHOUT_A_REPLICA = 5.0
 MAX_START_SECONDS = 0.5
 DISK_MEBIBYTES, FULL_SECONDS = 64, 15.0
-BROWSER = shutil.which("chromium") or shutil.which("google-chrome") or shutil.which("chromium-browser")
 
 
 @contextmanager
@@ -71,33 +68,6 @@ def test_facts_of_a_running_pipeline_are_json(tmp_path: Path) -> None:
 
     assert json.loads(status.output).keys() >= {"pipeline", "plan_generation", "plan_applied_at", "drops"}
     assert all(json.loads(done.output)["plan"]["spec"]["feasible"] for done in plans)
-
-
-@pytest.mark.skipif(BROWSER is None, reason="no browser on this machine")
-def test_live_page_grows_in_a_browser(tmp_path: Path) -> None:
-    """Ctrl-C leaves the finished page."""
-    with up(tmp_path) as served:
-        with clients(served):
-            until(lambda: shown_seconds(served) >= 5, "the page shows five seconds")
-            options = ["--headless", "--no-sandbox", "--disable-gpu", f"--user-data-dir={tmp_path / 'browser'}"]
-            command = [str(BROWSER), *options, "--virtual-time-budget=6000", "--dump-dom", served.page]
-            dom = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False).stdout
-            before = shown_seconds(served)
-            until(lambda: shown_seconds(served) > before, "the page grows")
-        done = served.stop()
-
-    assert dom.count("js-plotly-plot") >= 6
-    assert 'data-state="live"' in dom
-    assert done.code == 0, done.output
-    assert (served.folder / "sample.html").exists()
-
-
-def shown_seconds(served: Up) -> int:
-    try:
-        with urllib.request.urlopen(served.page, timeout=30) as response:  # noqa: S310
-            return recorded_seconds(response.read().decode())
-    except OSError:
-        return -1
 
 
 def test_hung_model_server_is_replaced(tmp_path: Path, figures: Figures) -> None:

@@ -25,7 +25,7 @@ import yaml
 from tests.charts.expressions import all_expressions, evaluate
 from tests.e2e import clients
 from tests.e2e.digits_av_jobs import MIN_RIGHT_SHARE, run_jobs
-from tests.e2e.installation import (
+from tests.e2e.conftest import (
     LOAD,
     NAMESPACE,
     ROOT,

@@ -1,10 +1,19 @@
 """Builders of the smallest valid documents, with parts that a test may replace."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
+from pydantic import BaseModel
+
 from trimtab_pipelines.plan import PipelinePlan
-from trimtab_pipelines.profile import LatencyFit, Measurement, ModelProfile, PointProfile
+from trimtab_pipelines.profile import (
+    ChatProfile,
+    LatencyCurve,
+    LatencyFit,
+    Measurement,
+    ModelProfile,
+    PointProfile,
+)
 from trimtab_pipelines.spec import InferencePipeline
 from trimtab_profiler.fit import fit_latency
 
@@ -70,12 +79,21 @@ def an_echo_pipeline(*stages: Sequence[dict[str, Any]], annotations: dict[str, s
 
 
 def a_point_profile(
-    variant: str = "small", constant_seconds: float = 0.004, linear_seconds: float = 0.002, cores: float = 1.0
+    variant: str = "small",
+    constant_seconds: float = 0.004,
+    linear_seconds: float = 0.002,
+    cores: float = 1.0,
+    point: str = "default",
 ) -> PointProfile:
     """A profile that follows constant + linear × batch exactly."""
     fit = LatencyFit(quadratic=0, linear=linear_seconds, constant=constant_seconds, mean_relative_error=0)
     measurements = tuple(a_measurement(size, fit.seconds(size), 1.0) for size in BATCH_SIZES)
-    return PointProfile(variant=variant, cores=cores, measurements=measurements, fit=fit)
+    return PointProfile(variant=variant, operating_point=point, cores=cores, measurements=measurements, fit=fit)
+
+
+def point_profiles(laws: Mapping[str, tuple[float, float]], variant: str = "small") -> list[PointProfile]:
+    """Profiles of operating points that take constant + linear × batch, by name."""
+    return [a_point_profile(variant, *law, point=name) for name, law in laws.items()]
 
 
 def a_measurement(batch_size: int, seconds: float, p99_ratio: float = 1.2) -> Measurement:
@@ -110,6 +128,26 @@ def a_profile(stage: str, points: Sequence[PointProfile], pipeline: str = "sampl
             },
         }
     )
+
+
+def a_chat_point(variant: str, *laws: tuple[float, float], tokens: float) -> PointProfile:
+    """A profile of chats by (constant, linear) seconds.
+
+    The laws are of whole answers and of first tokens with one image, then of both without images.
+    """
+    whole, *parts = (a_point_profile(variant, *law) for law in laws)
+    first, text, text_first = (LatencyCurve(measurements=part.measurements, fit=part.fit) for part in parts)
+    chats = ChatProfile(
+        time_to_first_token=first, text_only=text, text_only_time_to_first_token=text_first, tokens=tokens
+    )
+    return whole.model_copy(update={"chats": chats})
+
+
+def a_body(resource: BaseModel, name: str = "", namespace: str = "", **metadata: Any) -> dict[str, Any]:
+    """A resource as it is applied; `name` replaces its own."""
+    body: dict[str, Any] = resource.model_dump(mode="json", by_alias=True, exclude_none=True)
+    named = {"name": name or body["metadata"]["name"], "namespace": namespace or body["metadata"]["namespace"]}
+    return body | {"metadata": named | metadata}
 
 
 def a_plan(pipeline: InferencePipeline, generation: int = 1, **changes: Any) -> PipelinePlan:

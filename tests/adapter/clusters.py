@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from tests.adapter.scenes import FakeRouter, a_ladder, profiles_of
+from tests.builders import a_body
 from tests.processes import own_address
 from trimtab_adapter.__main__ import parse
 from trimtab_adapter.cluster import main
@@ -32,19 +33,11 @@ def a_pipeline_of(namespace: str, name: str = "sample", **changes: Any) -> Infer
     return pipeline.model_copy(update={"metadata": metadata})
 
 
-def body_of(pipeline: InferencePipeline) -> Objects:
-    """What a user applies."""
-    body: Objects = pipeline.model_dump(mode="json", by_alias=True, exclude_none=True)
-    body["metadata"] = {"name": pipeline.name, "namespace": pipeline.metadata.namespace}
-    return body
-
-
 def profile_bodies(pipeline: InferencePipeline) -> list[Objects]:
     """What the profiler applies."""
     bodies = []
     for stage, profile in profiles_of(pipeline).items():
-        body = profile.model_dump(mode="json", by_alias=True, exclude_none=True)
-        body["metadata"] = {"name": profile_name(pipeline.name, stage), "namespace": pipeline.metadata.namespace}
+        body = a_body(profile, profile_name(pipeline.name, stage), pipeline.metadata.namespace)
         body["spec"]["pipeline"] = pipeline.name
         bodies.append(body)
     return bodies
@@ -52,7 +45,7 @@ def profile_bodies(pipeline: InferencePipeline) -> list[Objects]:
 
 async def put(cluster: Cluster, pipeline: InferencePipeline, *, profiled: bool = True) -> None:
     """Apply a pipeline, with its profiles."""
-    await cluster.apply(body_of(pipeline), manager="user")
+    await cluster.apply(a_body(pipeline), manager="user")
     for body in profile_bodies(pipeline) if profiled else []:
         await cluster.apply(body, manager="trimtab-profiler")
 

@@ -4,7 +4,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from tests.builders import a_chain, a_pipeline, a_plan, a_point_profile, a_profile, a_variant
+from tests.builders import a_chain, a_pipeline, a_plan, a_profile, a_variant, point_profiles
 from trimtab_adapter.simulation.environment import Environment
 from trimtab_adapter.simulation.simulator import Scenario
 from trimtab_pipelines.shadow_price import with_shadow_price
@@ -97,10 +97,7 @@ def a_scenario(
     chain[0]["batchSizes"] = list(batch_sizes)
     chain[0]["variants"] = [a_variant(operatingPoints=points, maxBatchSize=max(batch_sizes))]
     pipeline = a_pipeline(chain, inputs=inputs, schedulingPolicy=policy, slo={"latency": f"{slo * 1000:g}ms"})
-    profiles = [
-        a_point_profile("small", *thought.law(name)).model_copy(update={"operating_point": name.lower()})
-        for name in senses.accuracy
-    ]
+    profiles = point_profiles({name.lower(): thought.law(name) for name in senses.accuracy})
     arrivals = _arrivals(rng, rate, seconds, bursts)
     return Scenario(
         pipeline=pipeline,

@@ -2,7 +2,7 @@
 
 import pytest
 
-from tests.builders import a_pipeline, a_point_profile, a_profile, a_stage, a_variant
+from tests.builders import a_pipeline, a_profile, a_stage, a_variant, point_profiles
 from trimtab_adapter.planning.decide import initial_plan
 from trimtab_adapter.planning.latency import sustained_load_rps
 from trimtab_router.scheduling.policies import POLICIES
@@ -25,10 +25,7 @@ def planned(load_rps=1.0, points=POINTS, seconds=SECONDS, stage=None, **spec):
         inputs=[{"name": name, "datatype": "FP32", "shape": [4], "optional": name == "z"} for name in "xz"],
         **{"slo": {"latency": "500ms"}, "budget": {"cores": "64"}, "schedulingPolicy": "SlackFit"} | spec,
     )
-    measured = [
-        a_point_profile("small", *law).model_copy(update={"operating_point": name}) for name, law in seconds.items()
-    ]
-    return initial_plan(pipeline, {"only": a_profile("only", measured)}, load_rps).spec
+    return initial_plan(pipeline, {"only": a_profile("only", point_profiles(seconds))}, load_rps).spec
 
 
 def names(plan):

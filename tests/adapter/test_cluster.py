@@ -11,13 +11,13 @@ from tests.adapter.clusters import (
     Adapter,
     a_pipeline_of,
     an_adapter,
-    body_of,
     condition,
     put,
     routed,
     seen,
 )
 from tests.adapter.scenes import FakeRouter, profiles_of
+from tests.builders import a_body
 from tests.tcp_relay import before_the_api_server
 from trimtab_adapter.cluster.pipeline_loops import LoopDependencies, PipelineLoops
 from trimtab_adapter.controller import Tick
@@ -158,7 +158,7 @@ async def test_advice_is_given_beside_the_plan_and_taken_back(cluster, namespace
         advised = await seen(cluster, PIPELINE, namespace, "sample", planned_as("Advisory"))
         assert "history" not in advised["status"] or advised["status"]["history"] == []
         assert await cluster.get(PLAN, namespace, "sample") is None
-        await cluster.apply(body_of(a_pipeline_of(namespace, mode="Auto")), manager="user")
+        await cluster.apply(a_body(a_pipeline_of(namespace, mode="Auto")), manager="user")
         await seen(cluster, PLAN, namespace, "sample", lambda _: True)
         async with asyncio.timeout(20):
             while await cluster.get(PLAN, namespace, name) is not None:
@@ -168,8 +168,7 @@ async def test_advice_is_given_beside_the_plan_and_taken_back(cluster, namespace
 async def test_advice_does_not_overwrite_a_foreign_plan(cluster, namespace, kubeconfig):
     pipeline = a_pipeline_of(namespace, mode="Advisory")
     await put(cluster, pipeline)
-    body = initial_plan(pipeline, profiles_of(pipeline)).model_dump(mode="json", by_alias=True, exclude_none=True)
-    body["metadata"] = {"name": advisory_name("sample"), "namespace": namespace}
+    body = a_body(initial_plan(pipeline, profiles_of(pipeline)), advisory_name("sample"), namespace)
     before = await cluster.apply(body, manager="another-manager")
     async with a_router().serve(host="0.0.0.0") as router, an_adapter(kubeconfig, namespace):
         await routed(cluster, namespace, "sample", router)
@@ -195,8 +194,7 @@ async def test_paused_pipeline_keeps_its_handwritten_pool_allocation(cluster, na
     (tmp_path / "pools.yaml").write_text("pools: {shared: {cores: 4}}")
     budget = {"cores": "4", "pool": "shared"}
     paused = a_pipeline_of(namespace, "paused", mode="Paused", budget=budget)
-    hand = initial_plan(paused, profiles_of(paused)).model_dump(mode="json", by_alias=True, exclude_none=True)
-    hand["metadata"] = {"name": "paused", "namespace": namespace}
+    hand = a_body(initial_plan(paused, profiles_of(paused)), namespace=namespace)
     await put(cluster, paused)
     busy = FakeRouter()
     offer(busy, 1500.0)
@@ -250,7 +248,7 @@ async def test_it_plans_within_what_found_room(cluster, namespace, kubeconfig):
         await routed(cluster, namespace, "sample", router)
         whole = await seen(cluster, PLAN, namespace, "sample", planned_for(150))
         room = {"cores": "2", "since": "2026-01-01T00:00:00Z"}
-        status = {k: v for k, v in body_of(pipeline).items() if k != "spec"} | {"status": {"schedulable": room}}
+        status = {k: v for k, v in a_body(pipeline).items() if k != "spec"} | {"status": {"schedulable": room}}
         await cluster.apply(status, manager="trimtab-operator", subresource="status")
         within = await seen(cluster, PLAN, namespace, "sample", lambda p: p["spec"]["expected"]["cores"] <= 2)
 

@@ -2,8 +2,9 @@
 
 import pytest
 
+from tests.adapter.test_allowed_points import SECONDS
 from tests.adapter.test_escalation import ESCALATION, POINTS, STAGE
-from tests.builders import a_pipeline, a_point_profile, a_profile, a_stage, a_variant
+from tests.builders import a_pipeline, a_point_profile, a_profile, a_stage, a_variant, point_profiles
 from trimtab_adapter.controller import Controller
 from trimtab_adapter.observation import State, merge_states, read_state
 from trimtab_adapter.planning.decide import decide
@@ -26,10 +27,8 @@ def inputs_after(state, current=None):
 
 def plan_after(reported):
     """The plan after a router reported these accuracies."""
-    laws = {"full": (0.040, 0.010), "half": (0.004, 0.002)}
-    points = [a_point_profile("small", *law).model_copy(update={"operating_point": n}) for n, law in laws.items()]
     state = read_state({"stages": {"only": {"variant": "small", "drifted_accuracies": reported}}})
-    return decide(the_pipeline(), {"only": a_profile("only", points)}, inputs_after(state)).spec
+    return decide(the_pipeline(), {"only": a_profile("only", point_profiles(SECONDS))}, inputs_after(state)).spec
 
 
 def test_drifted_point_is_no_longer_planned():
@@ -106,8 +105,7 @@ def test_point_best_for_a_registered_task_stays_allowed():
     worse = [{"name": "full", "accuracy": 0.9}, {"name": "half", "accuracy": 0.7}, {"name": "third", "accuracy": 0.6}]
     stage = a_stage("only", variants=[a_variant(operatingPoints=worse)], batchSizes=[1, 8])
     pipeline = a_pipeline([stage], schedulingPolicy="TokenAdaptive", objective={"goal": "MaxAccuracy"})
-    laws = {"full": (0.040, 0.010), "half": (0.004, 0.002), "third": (0.005, 0.003)}
-    points = [a_point_profile("small", *law).model_copy(update={"operating_point": n}) for n, law in laws.items()]
+    points = point_profiles(SECONDS | {"third": (0.005, 0.003)})
     registered_accuracies = {"small": {"half": {"new": {"value": 0.5}}, "third": {"new": {"value": 0.8, "low": 0.7}}}}
     before = None
     for reported, kept in (

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from tests.adapter.problems import a_program, brute_force, search
-from tests.builders import a_point_profile, a_profile, a_variant
+from tests.builders import a_chat_point, a_point_profile, a_profile, a_variant
 from tests.router.chats import a_chat_pipeline
 from tests.router.disaggregated import PULLS, WHOLE, a_choosing_writer, an_encoder
 from trimtab_adapter.planning.decide import PlanningInputs, decide
@@ -16,7 +16,7 @@ from trimtab_adapter.planning.slowdown_estimate import SlowdownEstimate
 from trimtab_adapter.solvers import exact, highs
 from trimtab_adapter.solvers.program import Program
 from trimtab_pipelines.plan import ForecastRecord
-from trimtab_pipelines.profile import ChatProfile, LatencyCurve, PointProfile
+from trimtab_pipelines.profile import PointProfile
 from trimtab_pipelines.router_state import RecentRequests
 
 
@@ -68,16 +68,8 @@ def a_choosing_pipeline(transfer: str = "5ms", pin: str | None = None, **changes
 
 def a_chat_profile(variant: str, text_ms: float, image_ms: float) -> PointProfile:
     """Answers begin after so many milliseconds a chat and an image, and take three times as long in all."""
-
-    def curve(images: int, times: float) -> PointProfile:
-        return a_point_profile(variant, 0.001 * times, 0.001 * times * (text_ms + images * image_ms))
-
-    full, first, text, text_first = curve(1, 3), curve(1, 1), curve(0, 3), curve(0, 1)
-    others = [LatencyCurve(measurements=each.measurements, fit=each.fit) for each in (first, text, text_first)]
-    times = ChatProfile(
-        time_to_first_token=others[0], text_only=others[1], text_only_time_to_first_token=others[2], tokens=9.0
-    )
-    return full.model_copy(update={"chats": times})
+    laws = [(0.001 * n, 0.001 * n * (text_ms + images * image_ms)) for images in (1, 0) for n in (3, 1)]
+    return a_chat_point(variant, *laws, tokens=9.0)
 
 
 PROFILES = {

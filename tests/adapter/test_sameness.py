@@ -232,10 +232,7 @@ def a_random_profile(rng, stage):
     light, quick, middling = rng.uniform([0.001, 0.0005], [0.004, 0.003], (3, 2))
     default = rng.uniform(0.003, 0.015, 2)
     heavy = {"default": default, "middling": middling + quick, "quick": quick}
-    points = [
-        a_point_profile("heavy", constant, linear, 2.0).model_copy(update={"operating_point": name})
-        for name, (constant, linear) in heavy.items()
-    ]
+    points = [a_point_profile("heavy", constant, linear, 2.0, name) for name, (constant, linear) in heavy.items()]
     return a_profile(stage, [a_point_profile("light", *light), *points])
 
 

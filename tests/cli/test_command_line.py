@@ -9,7 +9,7 @@ import pytest
 
 from tests.adapter.test_layouts import planned
 from tests.adapter.test_prompts import PIPELINE, READ
-from tests.builders import a_pipeline, a_point_profile, a_profile, a_stage, a_variant
+from tests.builders import a_pipeline, a_point_profile, a_profile, a_stage, a_variant, point_profiles
 from tests.cli.pipelines import echo_pipeline, echo_plan, write_echo_pipeline, write_plan
 from trimtab import run_record
 from trimtab.app import run
@@ -169,11 +169,7 @@ def test_explain_prints_operating_points_and_evidence(tmp_path: Path, capsys: Ca
     settings = {"schedulingPolicy": "SlackFit", "objective": {"accuracyBasis": "LowerBound"}}
     pipeline = a_pipeline([a_stage(variants=[a_variant(operatingPoints=points)])], **settings)
     (tmp_path / "pipeline.yaml").write_text(dump_yaml(pipeline))
-    seconds = {"full": 0.02, "less": 0.005, "worse": 0.006}
-    measured = [
-        a_point_profile("small", constant).model_copy(update={"operating_point": name})
-        for name, constant in seconds.items()
-    ]
+    measured = point_profiles({"full": (0.02, 0.002), "less": (0.005, 0.002), "worse": (0.006, 0.002)})
     profiles = tmp_path / "profile.yaml"
     profiles.write_text(dump_yaml(a_profile("first", measured)))
 

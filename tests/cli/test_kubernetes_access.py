@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from tests.builders import a_measured_profile, a_plan, a_variant, an_echo_pipeline
+from tests.builders import a_body, a_measured_profile, a_plan, a_profile, a_variant, an_echo_pipeline
 from trimtab.app import run
 from trimtab.kubernetes_access import request_profiling
 from trimtab_kubernetes import Cluster, list_and_watch
@@ -13,19 +13,14 @@ from trimtab_pipelines.documents import parse
 from trimtab_pipelines.kubernetes_names import PROFILE_ANNOTATION, profile_job_name
 from trimtab_pipelines.plan import ForecastRecord
 from trimtab_pipelines.processes.child_process import StartError
-from trimtab_pipelines.profile import Hardware, ModelProfile, ModelProfileSpec
 from trimtab_pipelines.profiling import FINGERPRINT_ANNOTATION, profile_tasks
-from trimtab_pipelines.resource import Metadata
 from trimtab_pipelines.spec import InferencePipeline
 
 NAMED = {"apiVersion": "trimtab.dev/v1alpha1", "kind": "InferencePipeline"}
 
 
 def body(namespace: str) -> dict[str, Any]:
-    pipeline = an_echo_pipeline([a_variant("plain")])
-    written: dict[str, Any] = pipeline.model_dump(mode="json", by_alias=True, exclude_none=True)
-    written["metadata"] = {"name": "echoes", "namespace": namespace}
-    return written
+    return a_body(an_echo_pipeline([a_variant("plain")]), namespace=namespace)
 
 
 async def wait_for_request(cluster: Cluster, namespace: str) -> InferencePipeline:
@@ -53,15 +48,9 @@ async def test_profile_in_cluster_waits_for_new_profiles(cluster: Cluster, names
     await set_condition(cluster, namespace, "Profiling", "Job x")
     assert await statuses.get() == "Profiling: Job x"
     (task,) = profile_tasks(pipeline)
-    spec = ModelProfileSpec(
-        pipeline="echoes",
-        stage="first",
-        hardware=Hardware(processor="p", node_cores=1),
-        points=(a_measured_profile({1: 0.01}, "plain"),),
-    )
-    metadata = Metadata(name="x", namespace=namespace, annotations={FINGERPRINT_ANNOTATION: task.fingerprint})
-    profile = ModelProfile(metadata=metadata, spec=spec)
-    await cluster.apply(profile.model_dump(mode="json", by_alias=True, exclude_none=True), manager="trimtab-profiler")
+    profile = a_profile("first", [a_measured_profile({1: 0.01}, "plain")], "echoes")
+    marks = {FINGERPRINT_ANNOTATION: task.fingerprint}
+    await cluster.apply(a_body(profile, "x", namespace, annotations=marks), manager="trimtab-profiler")
 
     assert [one.metadata.name for one in await asking] == ["x"]
 
@@ -83,17 +72,10 @@ def documents(namespace: str) -> list[dict[str, Any]]:
     """A pipeline of two echoes, its profile, and the plan that runs: the light one, for four requests a second."""
     pipeline = an_echo_pipeline([a_variant("light", accuracy=0.6), a_variant("heavy", accuracy=0.9)])
     points = (a_measured_profile({1: 0.01, 2: 0.02}, "light"), a_measured_profile({1: 0.03, 2: 0.05}, "heavy"))
-    spec = ModelProfileSpec(
-        pipeline="echoes", stage="first", hardware=Hardware(processor="p", node_cores=1), points=points
-    )
     plan = a_plan(pipeline, 3, batchSize=1)
     forecast = ForecastRecord(peak_rps=4.0, source="lstm", reason="")
-    plan = plan.model_copy(update={"spec": plan.spec.model_copy(update={"pipeline": "echoes", "forecast": forecast})})
-    written = [pipeline, ModelProfile(metadata=Metadata(name="measured", namespace=namespace), spec=spec), plan]
-    listed: list[dict[str, Any]] = [one.model_dump(mode="json", by_alias=True, exclude_none=True) for one in written]
-    for one, name in zip(listed, ("echoes", "measured", "echoes"), strict=True):
-        one["metadata"] = {"name": name, "namespace": namespace}
-    return listed
+    plan = plan.model_copy(update={"spec": plan.spec.model_copy(update={"forecast": forecast})})
+    return [a_body(each, namespace=namespace) for each in (pipeline, a_profile("first", points, "echoes"), plan)]
 
 
 async def test_explain_in_cluster_uses_the_current_plan(cluster, namespace, kubeconfig, monkeypatch, capsys) -> None:

@@ -9,8 +9,8 @@ import pytest_asyncio
 
 from tests.e2e import faults
 from tests.e2e.clients import retrying
-from tests.e2e.faults import RECOVERY_SECONDS, Fault
 from tests.e2e.conftest import ROOT, Installation, pipeline_document
+from tests.e2e.faults import RECOVERY_SECONDS, Fault
 from tests.e2e.load import free_cores, load_within, send
 from tests.e2e.observed import READY_SECONDS, ObservedPipeline, observed, until
 from tests.figures import Figures

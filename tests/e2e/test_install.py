@@ -24,7 +24,6 @@ import yaml
 
 from tests.charts.expressions import all_expressions, evaluate
 from tests.e2e import clients
-from tests.e2e.digits_av_jobs import MIN_RIGHT_SHARE, run_jobs
 from tests.e2e.conftest import (
     LOAD,
     NAMESPACE,
@@ -36,6 +35,7 @@ from tests.e2e.conftest import (
     pipeline_document,
     run,
 )
+from tests.e2e.digits_av_jobs import MIN_RIGHT_SHARE, run_jobs
 from tests.e2e.intruder import access_from_elsewhere
 from tests.e2e.load import free_cores, load_within, send
 from tests.e2e.observed import READY_SECONDS, ObservedPipeline, count_changes, observed, served, until

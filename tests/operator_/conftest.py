@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from tests.builders import a_pipeline_document, a_plan, a_point_profile, a_profile, a_stage, a_variant
+from tests.builders import a_body, a_pipeline_document, a_plan, a_point_profile, a_profile, a_stage, a_variant
 from tests.operator_.fake_controllers import Machinery
 from trimtab_kubernetes import Cluster
 from trimtab_operator.controller import Controller
@@ -76,20 +76,17 @@ class Site:
         for task in profile_tasks(self.pipeline):
             for stage, variants in task.variants_by_stage.items():
                 points = [a_point_profile(variant) for variant in variants]
-                profile = a_profile(stage, points, self.name).model_dump(mode="json", by_alias=True, exclude_none=True)
-                profile["metadata"] = {
-                    "name": profile_name(self.name, stage, task.accelerator),
-                    "namespace": self.namespace,
-                    "annotations": {FINGERPRINT_ANNOTATION: task.fingerprint},
-                }
+                name, marks = (
+                    profile_name(self.name, stage, task.accelerator),
+                    {FINGERPRINT_ANNOTATION: task.fingerprint},
+                )
+                profile = a_body(a_profile(stage, points, self.name), name, self.namespace, annotations=marks)
                 await self.cluster.apply(profile, manager=PROFILER_MANAGER)
 
     async def apply_plan(self, generation: int = 1, **changes: Any) -> None:
         """Write a plan as the adapter would; `changes` apply to every stage."""
-        explanation = {"change": f"why plan {generation}"}
-        plan = a_plan(self.pipeline, generation, **changes).model_dump(mode="json", by_alias=True, exclude_none=True)
-        plan["metadata"] = {"name": self.name, "namespace": self.namespace}
-        plan["spec"]["explanation"] = explanation
+        plan = a_body(a_plan(self.pipeline, generation, **changes), namespace=self.namespace)
+        plan["spec"]["explanation"] = {"change": f"why plan {generation}"}
         await self.cluster.apply(plan, manager=ADAPTER_MANAGER)
 
     async def apply_profiled(self) -> None:

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from tests.builders import a_pipeline, a_pipeline_document, a_stage
+from tests.builders import a_body, a_pipeline, a_pipeline_document, a_stage
 from tests.operator_.conftest import SETTINGS, Site, owned
 from tests.router.disaggregated import PULLS, WHOLE, a_choosing_pipeline, laid_out
 from trimtab_kubernetes import Cluster, Rejected
@@ -18,15 +18,13 @@ from trimtab_pipelines.rollout import Capacity
 
 
 def a_document() -> dict[str, Any]:
-    document = a_choosing_pipeline().model_dump(mode="json", by_alias=True, exclude_none=True)
+    document = a_body(a_choosing_pipeline())
     document["spec"]["stages"][1]["variantPlacement"] = "Dedicated"
     return document
 
 
 async def publish(site: Site, *, apart: bool, generation: int) -> None:
-    plan = laid_out(site.pipeline, apart=apart, generation=generation)
-    written = plan.model_dump(mode="json", by_alias=True, exclude_none=True)
-    written["metadata"] = {"name": site.name, "namespace": site.namespace}
+    written = a_body(laid_out(site.pipeline, apart=apart, generation=generation), namespace=site.namespace)
     written["spec"]["explanation"] = {"change": f"why plan {generation}", "placement": "one of two"}
     await site.cluster.apply(written, manager=ADAPTER_MANAGER)
 

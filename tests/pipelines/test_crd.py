@@ -9,7 +9,16 @@ from typing import Any
 import pytest
 from pydantic import BaseModel
 
-from tests.builders import a_pipeline, a_pipeline_document, a_plan, a_point_profile, a_profile, a_stage, a_variant
+from tests.builders import (
+    a_body,
+    a_pipeline,
+    a_pipeline_document,
+    a_plan,
+    a_point_profile,
+    a_profile,
+    a_stage,
+    a_variant,
+)
 from tests.pipelines.invalid_documents import INVALID, Invalid
 from tests.router.chats import a_chat_pipeline
 from tests.router.engines import an_engine_pipeline
@@ -112,7 +121,7 @@ def is_described(field: dict[str, Any]) -> bool:
 def test_schema_default_equals_model_default(field: str):
     pipeline = a_pipeline()
     default = structural(InferencePipelineSpec)["properties"][field]["default"]
-    document = pipeline.model_dump(mode="json", by_alias=True, exclude_none=True)
+    document = a_body(pipeline)
     document["spec"][field] = default
 
     assert type(pipeline).model_validate(document) == pipeline
@@ -126,10 +135,6 @@ def in_namespace(document: Document, namespace: str) -> Document:
     placed = copy.deepcopy(document)
     placed["metadata"]["namespace"] = namespace
     return placed
-
-
-def dumped(resource: BaseModel, namespace: str) -> Document:
-    return in_namespace(resource.model_dump(mode="json", by_alias=True, exclude_none=True), namespace)
 
 
 @pytest.mark.parametrize("invalid", INVALID.values(), ids=INVALID)
@@ -234,7 +239,7 @@ async def test_plan_and_profile_round_trip(cluster: Cluster, namespace: str):
 
 async def returned(cluster: Cluster, resource: InferencePipeline | PipelinePlan | ModelProfile, namespace: str) -> Any:
     """Store a document, read it, and hold that the server dropped nothing that was written."""
-    document = dumped(resource, namespace)
+    document = a_body(resource, namespace=namespace)
     await cluster.apply(document, manager="tests")
     found = await cluster.get(document["kind"], namespace, document["metadata"]["name"])
     assert found is not None

@@ -7,8 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from numpy import cumprod
 
-from tests.builders import a_measured_profile, a_point_profile, a_profile
-from trimtab_pipelines.profile import ChatProfile, LatencyCurve, PointProfile, prefill_seconds
+from tests.builders import a_chat_point, a_measured_profile, a_point_profile, a_profile
+from trimtab_pipelines.profile import LatencyCurve, PointProfile, prefill_seconds
 from trimtab_pipelines.result_line import ResultLine, threshold
 
 
@@ -67,16 +67,7 @@ def test_unmeasured_size_lies_between_its_neighbours(steps, first, skipped):
 
 def a_chat_profile() -> PointProfile:
     """Whole answers to chats with an image take 8 + 4b ms, without 4 + 2b; they begin after half of it."""
-    full, text = a_point_profile("whole", 0.008, 0.004), a_point_profile("whole", 0.004, 0.002)
-    first, text_first = a_point_profile("whole", 0.004, 0.002), a_point_profile("whole", 0.002, 0.001)
-    curves = [LatencyCurve(measurements=each.measurements, fit=each.fit) for each in (first, text, text_first)]
-    return full.model_copy(
-        update={
-            "chats": ChatProfile(
-                time_to_first_token=curves[0], text_only=curves[1], text_only_time_to_first_token=curves[2], tokens=3.0
-            )
-        }
-    )
+    return a_chat_point("whole", (0.008, 0.004), (0.004, 0.002), (0.004, 0.002), (0.002, 0.001), tokens=3.0)
 
 
 @given(images=st.floats(0, 16), size=st.sampled_from([1, 4, 8, 3]))

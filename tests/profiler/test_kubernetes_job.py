@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.builders import a_variant, an_echo_pipeline
+from tests.builders import a_body, a_variant, an_echo_pipeline
 from trimtab_kubernetes import Cluster
 from trimtab_pipelines.documents import dump_yaml, parse
 from trimtab_pipelines.kubernetes_names import PROFILER_MANAGER
@@ -28,8 +28,7 @@ def of_namespace(pipeline: InferencePipeline, namespace: str) -> InferencePipeli
 async def test_each_kind_of_node_has_its_own_profiles(cluster: Cluster, namespace: str, tmp_path: Path) -> None:
     first = [a_variant("plain", maxBatchSize=2), a_variant("fast", maxBatchSize=2, nodeSelector={"disk": "ssd"})]
     pipeline = of_namespace(an_echo_pipeline(first, [a_variant("last", maxBatchSize=1)]), namespace)
-    body = pipeline.model_dump(mode="json", by_alias=True, exclude_none=True)
-    owner = await cluster.apply(body, manager="user")
+    owner = await cluster.apply(a_body(pipeline), manager="user")
     tasks = profile_tasks(pipeline)
     assert [task.variants for task in tasks] == [(("first", "plain"), ("second", "last")), (("first", "fast"),)]
 

@@ -97,7 +97,3 @@ def _report_status(pipeline: dict[str, Any], jobs: Sequence[str], on_status: OnS
         raise StartError(message)
     if condition:
         on_status(f"{condition['reason']}: {message}")
-
-
-async def all_pipelines(cluster: "Cluster", namespace: str | None) -> list[dict[str, Any]]:
-    return (await cluster.list(PIPELINE, namespace)).items

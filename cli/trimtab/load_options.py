@@ -2,7 +2,7 @@
 
 from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated, TypedDict
+from typing import Annotated
 
 import typer
 
@@ -13,7 +13,6 @@ from trimtab_loadtester.load_spec import LoadError
 from trimtab_loadtester.payloads.labelled import LabelledPayloads
 from trimtab_loadtester.payloads.sources import require_chats
 from trimtab_pipelines.documents import load_edge
-from trimtab_pipelines.errors import UserError
 from trimtab_pipelines.spec import InferencePipeline
 from trimtab_pipelines.synthetic_inputs import LMM_DIGITS, PAYLOADS_ANNOTATION, payload_kind, payloads_of
 
@@ -21,23 +20,8 @@ EdgeOption = Annotated[Path | None, typer.Option("--edge", help="Settings of Env
 NoProxyOption = Annotated[bool, typer.Option("--no-proxy", help="Serve plain REST without Envoy")]
 
 
-class ProxyOptions(TypedDict):
-    """Fields of `Setup` that configure the proxy."""
-
-    proxy: bool
-    edge: Path | None
-
-
-def proxy_options(edge: Path | None, *, no_proxy: bool) -> ProxyOptions:
-    """Validate --edge and --no-proxy; raises UserError."""
-    if no_proxy and edge is not None:
-        raise UserError("--no-proxy cannot be combined with --edge: Envoy provides TLS, API keys, JWT and rate limits")
-    load_edge(edge)
-    return {"proxy": not no_proxy, "edge": edge}
-
-
 def check_load(load: LoadOptions | None, edge: Path | None) -> None:
-    """Raise LoadError if the proxy would reject the load for lack of TLS or keys."""
+    """Raise LoadError if the proxy would reject the load for lack of TLS or keys; DocumentError if it is invalid."""
     settings = load_edge(edge)
     if load is not None and (settings.tls is not None or settings.authenticates):
         raise LoadError(

@@ -8,11 +8,11 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import aiohttp
-import numpy as np
 
 from trimtab_loadtester.clients import Access, Client, ClientResponse, StreamTimings, error_message
 from trimtab_loadtester.load_spec import LoadError
 from trimtab_protocol import InferResponse, ProtocolError, Tensor
+from trimtab_protocol.chat.internal_wire import bytes_tensor
 from trimtab_protocol.sse import SseParser
 
 PATH = "/v1/chat/completions"
@@ -140,8 +140,5 @@ def _image_part(image: bytes) -> dict[str, Any]:
 def _client_response(model: str, reply: StreamedReply, headers: Mapping[str, str]) -> ClientResponse:
     if reply.error or not reply.is_complete:
         return ClientResponse(BROKEN, detail=reply.error or "the stream ended before its last event", headers=headers)
-    text = np.empty(1, dtype=object)
-    text[0] = reply.text.encode()
-    return ClientResponse(
-        "200", InferResponse(model, (Tensor("text", "BYTES", text),)), headers=headers, stream_timings=reply.timings
-    )
+    text = Tensor("text", "BYTES", bytes_tensor([reply.text.encode()]))
+    return ClientResponse("200", InferResponse(model, (text,)), headers=headers, stream_timings=reply.timings)

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from trimtab_loadtester.multimodal.rates import synthetic_rates
 from trimtab_loadtester.multimodal.traffic import Traffic
 from trimtab_pipelines.errors import UserError
-from trimtab_predictor.trace import Trace, read_trace
+from trimtab_predictor.trace import Trace, is_number, read_trace
 
 GENERATED_SECONDS = 3600
 MIN_RPS, MAX_RPS = 1e-3, 1e6
@@ -61,7 +61,7 @@ class LoadSpec:
         `multimodal:rps=5` is a load of chats with the rates of a production cluster, each minute played in a second.
         Raises LoadError if the form is unknown, or a number is out of bounds.
         """
-        kind, colon, body = (f"constant:{text.strip()}" if _is_number(text) else text.strip()).partition(":")
+        kind, colon, body = (f"constant:{text.strip()}" if is_number(text) else text.strip()).partition(":")
         reader = _KINDS.get(kind)
         if reader is None or not colon:
             raise LoadError(f"load {text!r} is not known; write {_FORMS}")
@@ -113,14 +113,6 @@ class LoadSpec:
         seconds, size = int(np.ceil(duration_seconds)), self.pattern_rps.size
         index = np.arange(seconds)
         return self.pattern_rps[index % size if self.repeats else np.minimum(index, size - 1)]
-
-
-def _is_number(text: str) -> bool:
-    try:
-        float(text)
-    except ValueError:
-        return False
-    return True
 
 
 def _compress(counts: NDArray[np.float64], speed_up: float) -> NDArray[np.float64]:

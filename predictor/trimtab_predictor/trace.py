@@ -59,7 +59,7 @@ def read_trace(path: Path, *, zeros_are_gaps: bool = True) -> Trace:
     lines = _read_lines(path)
     if not lines:
         raise TraceError(f"{path} is empty; {_FORM}")
-    if _is_number(lines[0]):
+    if is_number(lines[0]):
         raise TraceError(f"{path}, line 1: {lines[0].strip()!r} is a number where the header belongs; {_FORM}")
     if not 1 < len(lines) <= MAX_TRACE_SECONDS:
         raise TraceError(f"{path} holds {len(lines) - 1} seconds; 1 to {MAX_TRACE_SECONDS} can be read")
@@ -86,7 +86,7 @@ def _read_lines(path: Path) -> list[str]:
         raise TraceError(f"{path} cannot be read: {error.strerror}") from error
 
 
-def _is_number(line: str) -> bool:
+def is_number(line: str) -> bool:
     try:
         float(line)
     except ValueError:

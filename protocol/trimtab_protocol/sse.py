@@ -1,14 +1,20 @@
-"""`SseParser`: incremental parser of server-sent events.
+"""Server-sent events: `SseParser`, an incremental parser, and the JSON events that are sent.
 
-Supports the fields `event` and `data`; comments are skipped. Lines may end in any of the three ways, and chunks may be
-split anywhere.
+The parser supports the fields `event` and `data`; comments are skipped. Lines may end in any of the three ways, and
+chunks may be split anywhere.
 """
 
-from collections.abc import Iterator
+import json
+from collections.abc import Iterator, Mapping
+from typing import Any
 
 from trimtab_protocol.errors import ProtocolError
 
 MAX_EVENT_BYTES = 2**20
+
+
+def sse_event(content: Mapping[str, Any]) -> bytes:
+    return b"data: " + json.dumps(content, separators=(",", ":"), ensure_ascii=False).encode() + b"\n\n"
 
 
 class SseParser:

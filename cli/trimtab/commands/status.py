@@ -131,10 +131,10 @@ def _accuracy_sources(document: dict[str, Any]) -> str:
 
 
 async def _list_pipelines(namespace: str | None) -> list[dict[str, Any]]:
-    from trimtab.kubernetes_access import all_pipelines, connected  # noqa: PLC0415  (not needed for a router)
+    from trimtab.kubernetes_access import PIPELINE, connected  # noqa: PLC0415  (not needed for a router)
 
     async with connected() as cluster:
-        return await all_pipelines(cluster, namespace)
+        return (await cluster.list(PIPELINE, namespace)).items
 
 
 async def _fetch(host: str, port: int) -> tuple[RouterState, Counters]:

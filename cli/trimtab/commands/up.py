@@ -15,7 +15,6 @@ from trimtab.load_options import (
     check_samples,
     default_client,
     parse_load_options,
-    proxy_options,
 )
 from trimtab.local.supervisor import Setup
 from trimtab.options import (
@@ -36,6 +35,7 @@ from trimtab.run_folder import RunFolder, reports_folder
 from trimtab.terminal_view import run_in_terminal
 from trimtab_loadtester.load_spec import LoadError
 from trimtab_pipelines.documents import DocumentError, load_plan, pipeline_folder
+from trimtab_pipelines.errors import UserError
 
 
 def command(
@@ -67,7 +67,8 @@ def command(
     load_options = parse_load_options(load, samples=load.samples, protocol=client)
     if load.duration_seconds is not None and not 0 < load.duration_seconds < math.inf:
         raise LoadError(f"--duration {load.duration_seconds:g}: seconds must be above 0, and finite")
-    proxy = proxy_options(edge, no_proxy=no_proxy)
+    if no_proxy and edge is not None:
+        raise UserError("--no-proxy cannot be combined with --edge: Envoy provides TLS, API keys, JWT and rate limits")
     check_load(load_options, edge)
     check_samples(document, load.samples)
     check_chats(document, load_options)
@@ -82,8 +83,9 @@ def command(
             grpc_port,
             prometheus,
             admin_port,
+            proxy=not no_proxy,
+            edge=edge,
             admin_keys=admin_keys,
-            **proxy,
         )
         local_run = LocalRun(document.name, setup, load_options, load.duration_seconds, page_port=page_port)
         run = run_in_terminal(local_run, console)

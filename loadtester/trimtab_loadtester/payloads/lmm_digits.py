@@ -8,11 +8,10 @@ from collections.abc import Sequence
 from functools import partial
 from typing import Final
 
-import numpy as np
-
 from trimtab_loadtester.multimodal.traffic import Request
 from trimtab_loadtester.payloads.interface import Outputs, Payload, Score, parse_options, parse_range
 from trimtab_protocol import Tensor
+from trimtab_protocol.chat.internal_wire import bytes_tensor
 
 _READERS: Final = {"pages": partial(parse_range, int)}
 EXTRA_PAGES_OFFSET: Final = 1_000_000
@@ -63,9 +62,9 @@ class DrawnChats(ChatPayloads):
 
 
 def _payload(messages: bytes, images: tuple[bytes, ...], answer: str) -> Payload:
-    tensors = [Tensor("messages", "BYTES", _bytes((messages,)))]
+    tensors = [Tensor("messages", "BYTES", bytes_tensor([messages]))]
     if images:
-        tensors.append(Tensor("images", "BYTES", _bytes(images)[None]))
+        tensors.append(Tensor("images", "BYTES", bytes_tensor(images)[None]))
     return Payload(tuple(tensors), truth=answer)
 
 
@@ -73,9 +72,3 @@ def parse_pages(text: str) -> tuple[int, int] | None:
     """Parse `pages=0..3`; None for an empty text, ValueError for another form."""
     pages: tuple[int, int] | None = parse_options("lmm-digits", text, _READERS, "pages=0..3").get("pages")
     return pages
-
-
-def _bytes(elements: tuple[bytes, ...]) -> "np.ndarray[tuple[int], np.dtype[np.object_]]":
-    array = np.empty(len(elements), dtype=object)
-    array[:] = elements
-    return array

@@ -2,10 +2,12 @@
 
 import asyncio
 import contextlib
-from collections.abc import AsyncGenerator, Coroutine, Iterable, Iterator
+from collections.abc import AsyncGenerator, Coroutine, Iterable, Iterator, Sequence
 from concurrent.futures import Future
 from time import perf_counter
 from typing import Any
+
+import numpy as np
 
 from trimtab_model_servers import model_protocol
 from trimtab_model_servers.batch_worker import BatchWorker
@@ -14,7 +16,6 @@ from trimtab_model_servers.chat.embedding_store import PendingImages
 from trimtab_model_servers.chat.encoder_scheduler import EncoderScheduler
 from trimtab_model_servers.chat.interfaces import ChatComponents, ChatTokenizer
 from trimtab_model_servers.chat.request_parser import ChatRow, ImageSources, parse_chats
-from trimtab_model_servers.chat.responses import FinishEvent, TokenEvent, response_tensors
 from trimtab_model_servers.chat.sessions import ChatSessions
 from trimtab_model_servers.chat.warmup import warm_up
 from trimtab_model_servers.engine.async_engine import AsyncEngine, detokenizer_factory
@@ -24,9 +25,9 @@ from trimtab_model_servers.engine.scheduler import EngineLimits
 from trimtab_model_servers.errors import RefusalError
 from trimtab_model_servers.model_protocol import Fact, Weights
 from trimtab_pipelines.model_spec import ModelSpec
-from trimtab_protocol import InferRequest, InferResponse
+from trimtab_protocol import InferRequest, InferResponse, Tensor
 from trimtab_protocol.chat.embedding_refs import ChatTokenCounts
-from trimtab_protocol.chat.internal_wire import PARTIAL_PREFILL
+from trimtab_protocol.chat.internal_wire import PARTIAL_PREFILL, Chunk, LastChunk, bytes_tensor
 
 
 class ChatModel:
@@ -64,13 +65,11 @@ class ChatModel:
         with self._chats(request, worker) as chats:
             names, began = model_protocol.select_outputs(self.spec, request.requested_outputs), perf_counter()
             responses = await _gather(self._answer(chat) for chat in chats)
-            outputs = tuple(tensor for tensor in response_tensors(responses) if tensor.name in names)
+            outputs = tuple(tensor for tensor in _response_tensors(responses) if tensor.name in names)
             parameters = model_protocol.response_parameters(self.spec, perf_counter() - began)
         return InferResponse(model_name=self.spec.name, outputs=outputs, id=request.id, parameters=parameters)
 
-    async def stream(
-        self, request: InferRequest, worker: BatchWorker
-    ) -> AsyncGenerator[TokenEvent | FinishEvent, None]:
+    async def stream(self, request: InferRequest, worker: BatchWorker) -> AsyncGenerator[Chunk | LastChunk, None]:
         """Answer a single-row request token by token; errors as of ``infer``."""
         with self._chats(request, worker) as chats:
             if len(chats) != 1:
@@ -130,19 +129,19 @@ class ChatModel:
         with worker.external_work():
             yield parse_chats(request, self._sources)
 
-    async def _answer(self, chat: ChatRow) -> tuple[str, FinishEvent]:
+    async def _answer(self, chat: ChatRow) -> tuple[str, LastChunk]:
         texts = []
         async with contextlib.aclosing(self._sessions.stream(chat)) as events:
             async for event in events:
                 texts.append(event.text)
-                if isinstance(event, FinishEvent):
+                if isinstance(event, LastChunk):
                     return "".join(texts), event
         raise RefusalError(500, "the response ended without a last event")
 
 
 async def _gather(
-    answers: Iterable[Coroutine[Any, Any, tuple[str, FinishEvent]]],
-) -> list[tuple[str, FinishEvent]]:
+    answers: Iterable[Coroutine[Any, Any, tuple[str, LastChunk]]],
+) -> list[tuple[str, LastChunk]]:
     """Wait for all answers; the first failure cancels the others."""
     tasks = [asyncio.create_task(answer) for answer in answers]
     try:
@@ -150,6 +149,16 @@ async def _gather(
     finally:
         for task in tasks:
             task.cancel()
+
+
+def _response_tensors(responses: Sequence[tuple[str, LastChunk]]) -> tuple[Tensor, ...]:
+    """The tensors ``text``, ``finish_reason`` and ``usage`` (prompt, completion, image, cached, prompt text)."""
+    usage = np.array([last.usage.row() for _, last in responses], dtype=np.int64)
+    return (
+        Tensor("text", "BYTES", bytes_tensor([text.encode() for text, _ in responses])),
+        Tensor("finish_reason", "BYTES", bytes_tensor([last.finish_reason.encode() for _, last in responses])),
+        Tensor("usage", "INT64", usage),
+    )
 
 
 def _engine_limits(components: ChatComponents, *, cross_attention: bool) -> EngineLimits:

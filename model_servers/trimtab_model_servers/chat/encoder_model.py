@@ -15,7 +15,6 @@ from trimtab_model_servers.chat.encoder_scheduler import EncoderScheduler
 from trimtab_model_servers.chat.image_decoder import ImageFile, read_image
 from trimtab_model_servers.chat.interfaces import ChatComponents, ImageEmbedding, VisionEncoder
 from trimtab_model_servers.chat.request_parser import image_files
-from trimtab_model_servers.chat.responses import text_tensor
 from trimtab_model_servers.chat.warmup import encode_gray_image
 from trimtab_model_servers.errors import ModelError, RefusalError
 from trimtab_model_servers.model_protocol import Fact, Weights
@@ -23,7 +22,7 @@ from trimtab_pipelines.model_spec import ModelSpec
 from trimtab_pipelines.stages import CHAT_IMAGE_INDEX, EMBEDDINGS_INPUT, IMAGES_INPUT
 from trimtab_protocol import InferRequest, InferResponse, Tensor
 from trimtab_protocol.chat.embedding_refs import MAX_IMAGES, EmbeddingCounts, EncodedImage, ImageIdentity
-from trimtab_protocol.chat.internal_wire import STORE_AS, embedding_id
+from trimtab_protocol.chat.internal_wire import STORE_AS, bytes_tensor, embedding_id
 from trimtab_protocol.tensors import Array
 
 
@@ -117,12 +116,12 @@ class EncoderModel:
         joined = torch.cat([embedding.rows for embedding in embeddings]) if embeddings else torch.zeros(0, width)
         counts = np.array([[len(embedding.rows) for embedding in embeddings]], dtype=np.int64)
         columns = np.array([[embedding.columns for embedding in embeddings]], dtype=np.int64)
-        digests = text_tensor("image_digests", [embedding.digest for embedding in embeddings])
+        digests = bytes_tensor([embedding.digest.encode() for embedding in embeddings])
         return (
             Tensor("embeddings", "FP32", joined.numpy()[None]),
             Tensor("image_rows", "INT64", counts),
             Tensor("image_columns", "INT64", columns),
-            Tensor("image_digests", "BYTES", digests.array[None]),
+            Tensor("image_digests", "BYTES", digests[None]),
         )
 
     async def _encode_and_store(self, request: InferRequest, rows: int) -> tuple[Tensor, ...]:
@@ -146,8 +145,8 @@ class EncoderModel:
             for row_name in names:
                 self.embeddings.drop(row_name)
             raise
-        encoded = [_encoded_image(embedding).json_bytes().decode() for embedding in embeddings]
-        return (text_tensor(EMBEDDINGS_INPUT, encoded),)
+        encoded = [_encoded_image(embedding).json_bytes() for embedding in embeddings]
+        return (Tensor(EMBEDDINGS_INPUT, "BYTES", bytes_tensor(encoded)),)
 
     def _chat_positions(self, request: InferRequest, rows: int) -> list[tuple[int, int]]:
         """For each row the number of images in its chat, and the number of this one."""

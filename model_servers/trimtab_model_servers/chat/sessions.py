@@ -9,7 +9,6 @@ from uuid import uuid4
 
 from trimtab_model_servers.chat.interfaces import ChatParameters, ChatTokenizer, EmbeddingShape, Prompt
 from trimtab_model_servers.chat.request_parser import ChatRow, EmbeddingLoader
-from trimtab_model_servers.chat.responses import FinishEvent, TokenEvent
 from trimtab_model_servers.engine.async_engine import AsyncEngine
 from trimtab_model_servers.engine.request import (
     EngineBusy,
@@ -21,6 +20,7 @@ from trimtab_model_servers.engine.request import (
     TokenChunk,
 )
 from trimtab_model_servers.errors import RefusalError
+from trimtab_protocol.chat.internal_wire import Chunk, LastChunk, Usage
 
 log = logging.getLogger(__name__)
 
@@ -45,7 +45,7 @@ class ChatSessions:
         shapes = [EmbeddingShape(image.rows, image.padding, image.columns) for image in chat.images]
         return self._tokenizer.build_prompt(chat.messages, shapes)
 
-    async def stream(self, chat: ChatRow) -> AsyncGenerator[TokenEvent | FinishEvent, None]:
+    async def stream(self, chat: ChatRow) -> AsyncGenerator[Chunk | LastChunk, None]:
         """Answer a chat token by token; raises RefusalError. Closing the generator cancels the chat and its loaders."""
         prompt = self.build_prompt(chat)
         request = self._request(chat, prompt)
@@ -56,10 +56,12 @@ class ChatSessions:
             async with contextlib.aclosing(self._engine.stream(request, embeddings)) as events:
                 async for event in events:
                     if isinstance(event, TokenChunk):
-                        yield TokenEvent(event.text, event.log_probability if chat.options.logprobs else None)
+                        yield Chunk(event.text, logprob=event.log_probability if chat.options.logprobs else None)
                     else:
                         _require_success(event, refusals)
-                        yield FinishEvent(event.text, event.finish_reason.value, event.usage, prompt.text_tokens)
+                        took = event.usage
+                        usage = Usage(took.prompt, took.completion, took.image, took.cached, prompt.text_tokens)
+                        yield LastChunk(event.text, event.finish_reason.value, usage)
         except RequestError as error:
             raise RefusalError(400, str(error)) from error
         except EngineBusy as error:

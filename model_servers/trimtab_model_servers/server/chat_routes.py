@@ -12,15 +12,14 @@ from trimtab_model_servers.batch_worker import BatchWorker
 from trimtab_model_servers.chat import messages
 from trimtab_model_servers.chat.embedding_client import CHECKSUM, ROWS, WIDTH
 from trimtab_model_servers.chat.interfaces import ImageEmbedding
-from trimtab_model_servers.chat.responses import STREAM_TYPE, FinishEvent, TokenEvent, sse_error, sse_event
 from trimtab_model_servers.errors import RefusalError
 from trimtab_model_servers.server.interfaces import GeneratesText, ServedModel, ServesChats, StoresEmbeddings
 from trimtab_protocol import Buffer, InferRequest
-from trimtab_protocol.chat.internal_wire import expand_embedding_ids
+from trimtab_protocol.chat.internal_wire import Chunk, LastChunk, StreamFailure, dump_event, expand_embedding_ids
 from trimtab_protocol.rest import BINARY_CONTENT_TYPE
 
 log = logging.getLogger(__name__)
-_STREAM_HEADERS = {"Content-Type": STREAM_TYPE, "Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
+_STREAM_HEADERS = {"Content-Type": "text/event-stream", "Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
 _WRITE_BYTES = 2**20
 _MAX_JSON_BYTES = 2**20
 
@@ -36,7 +35,7 @@ async def stream(
         response = web.StreamResponse(headers=_STREAM_HEADERS)
         response.enable_chunked_encoding()
         await response.prepare(request)
-        await response.write(sse_event(first))
+        await response.write(dump_event(first))
         await _write_events(response, events)
     await response.write_eof()
     return response
@@ -116,15 +115,16 @@ async def send_buffers(
     return response
 
 
-async def _write_events(response: web.StreamResponse, events: AsyncGenerator[TokenEvent | FinishEvent, None]) -> None:
+async def _write_events(response: web.StreamResponse, events: AsyncGenerator[Chunk | LastChunk, None]) -> None:
     """Write the events after the first one, or an error event."""
     try:
         async for event in events:
-            await response.write(sse_event(event))
+            await response.write(dump_event(event))
     except RefusalError as refusal:
-        await response.write(sse_error(refusal.status_code, str(refusal), getattr(refusal, "image", None)))
+        failure = StreamFailure(str(refusal), refusal.status_code, getattr(refusal, "image", None))
+        await response.write(dump_event(failure))
     except ConnectionError:
         raise  # the client has disconnected
     except Exception as error:
         log.exception("a stream failed")
-        await response.write(sse_error(500, f"{type(error).__name__}: {error}"))
+        await response.write(dump_event(StreamFailure(f"{type(error).__name__}: {error}", 500)))

@@ -6,11 +6,11 @@ from typing import Protocol, runtime_checkable
 
 from trimtab_model_servers.batch_worker import BatchWorker
 from trimtab_model_servers.chat.embedding_store import EmbeddingStore, PendingImages
-from trimtab_model_servers.chat.responses import FinishEvent, TokenEvent
 from trimtab_model_servers.model_protocol import Fact
 from trimtab_pipelines.model_spec import ModelSpec
 from trimtab_protocol import InferRequest, InferResponse
 from trimtab_protocol.chat.embedding_refs import ChatTokenCounts, EmbeddingCounts, ImageIdentity
+from trimtab_protocol.chat.internal_wire import Chunk, LastChunk
 
 
 class ServedModel(Protocol):
@@ -48,7 +48,7 @@ class GeneratesText(Protocol):
     def failure(self) -> Future[str]:
         """Done, from any thread, once the model has failed for good; holds the reason."""
 
-    def stream(self, request: InferRequest, worker: BatchWorker) -> AsyncGenerator[TokenEvent | FinishEvent, None]:
+    def stream(self, request: InferRequest, worker: BatchWorker) -> AsyncGenerator[Chunk | LastChunk, None]:
         """Closing the generator cancels the request."""
 
 

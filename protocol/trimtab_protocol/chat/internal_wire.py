@@ -11,6 +11,7 @@ import numpy as np
 from trimtab_pipelines import stages
 from trimtab_protocol.chat.openai_requests import ChatRequest, ContentPart, Message
 from trimtab_protocol.errors import ProtocolError
+from trimtab_protocol.sse import sse_event
 from trimtab_protocol.tensors import Array, bytes_array
 
 MESSAGES, OPTIONS, IMAGES = stages.MESSAGES_INPUT, "options", stages.IMAGES_INPUT
@@ -23,6 +24,8 @@ PARTIAL_PREFILL = "partial_prefill"
 """Metadata of a generation model: whether it can prefill a prompt up to the first pending image."""
 _TENANT, _DEADLINE = "tenant", "deadline_seconds"
 """Options set by the router only: the tenant, and the seconds until the first token is due."""
+_COUNTS = ("prompt_tokens", "completion_tokens", "image_tokens", "cached_tokens", "text_tokens")
+"""Fields of an event's usage, in the order of a row of the output `usage`."""
 _ROWS = re.compile(r"[0-9]{1,9}(,[0-9]{1,9})*")
 _EMBEDDING_ID = re.compile(r"(?P<batch>.*/[^/]+)-(?P<row>[0-9]{1,9})", re.DOTALL)
 
@@ -202,6 +205,21 @@ def group_embedding_urls(urls: Sequence[str]) -> dict[str, list[int]]:
     }
 
 
+def dump_event(event: Event) -> bytes:
+    """Serialize an event as a server-sent event of a model server, as `parse_event` reads it."""
+    content: dict[str, object]
+    match event:
+        case StreamFailure(message, code, image):
+            content = {"error": message, "code": code}
+            return b"event: error\n" + sse_event(content if image is None else {**content, "image": image})
+        case LastChunk(text, finish_reason, usage):
+            counts = dict(zip(_COUNTS, usage.row(), strict=True))
+            return sse_event({"text": text, "finish_reason": finish_reason, "usage": counts})
+        case Chunk(text, tokens, logprob):
+            content = {"text": text, "tokens": tokens}
+            return sse_event(content if logprob is None else {**content, "logprob": round(logprob, 6)})
+
+
 def parse_event(kind: str, data: bytes) -> Event:
     """Parse a server-sent event of a model server. Raises ProtocolError if the event is invalid."""
     try:
@@ -209,9 +227,8 @@ def parse_event(kind: str, data: bytes) -> Event:
         if kind == "error" or "error" in event:
             return StreamFailure(str(event["error"]), int(event.get("code", 500)), event.get("image"))
         if "finish_reason" in event:
-            usage = event["usage"]
-            counts = [usage[f"{name}_tokens"] for name in ("prompt", "completion", "image", "cached", "text")]
-            return LastChunk(str(event["text"]), str(event["finish_reason"]), Usage.of(counts))
+            usage = Usage.of([event["usage"][name] for name in _COUNTS])
+            return LastChunk(str(event["text"]), str(event["finish_reason"]), usage)
         return Chunk(str(event["text"]), int(event.get("tokens", 1)), event.get("logprob"))
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise ProtocolError(

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from trimtab_protocol.chat.internal_wire import Chunk, LastChunk, Usage
+from trimtab_protocol.sse import sse_event
 
 Json = dict[str, Any]
 
@@ -132,10 +133,6 @@ def error_body(
     """Error object of a response or stream; programs read `reason` if there is no `code` of OpenAI."""
     kind = _TYPES.get(status, "invalid_request_error" if status < 500 else "server_error")
     return {"error": {"message": message, "type": kind, "param": param, "code": code or _BY_REASON.get(reason, reason)}}
-
-
-def sse_event(content: Json) -> bytes:
-    return b"data: " + json.dumps(content, separators=(",", ":"), ensure_ascii=False).encode() + b"\n\n"
 
 
 def model_entry(name: str, created: int) -> Json:

@@ -11,6 +11,7 @@ from trimtab_protocol.chat.internal_wire import Chunk, LastChunk, Usage
 from trimtab_protocol.chat.openai_requests import ChatRequest
 from trimtab_protocol.chat.openai_responses import KEEP_ALIVE, STREAM_HEADERS, ChunkWriter, ResponseHeader
 from trimtab_protocol.errors import InvalidChat
+from trimtab_protocol.sse import sse_event
 from trimtab_router.ingress.base import require_timely_read
 from trimtab_router.refusal import Refusal
 from trimtab_router.request import Call
@@ -50,7 +51,7 @@ class SseWriter:
             refusal = Refusal("DeadlineExpired", "the response took too long")
             if self._response is None:
                 raise refusal from None
-            await self._write(openai_responses.sse_event(sse_error(refusal)))
+            await self._write(sse_event(sse_error(refusal)))
         finally:
             if self._keep_alive_timer is not None:
                 self._keep_alive_timer.cancel()
@@ -103,7 +104,7 @@ class SseWriter:
         except Refusal as refusal:
             if self._response is None:
                 raise
-            await self._write(openai_responses.sse_event(sse_error(refusal)))
+            await self._write(sse_event(sse_error(refusal)))
         else:
             await self._write(chunks.end([self._usage[row] for row in sorted(self._usage)]))
 

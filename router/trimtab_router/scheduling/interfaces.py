@@ -31,8 +31,11 @@ class Clock(Protocol):
         """Run a callback once `pending` no longer changes, after everything else that happens now."""
 
 
-class StreamingTransport(Protocol):
-    """Streams rows of a generation stage from its replicas."""
+class Transport(Protocol):
+    """Sends the batches of a stage of any role to its replicas, and stores and fetches embeddings."""
+
+    def send(self, batch: Batch, on_end: OnEnd) -> None:
+        """Send a batch to its replica, and call `on_end` once, later."""
 
     def stream(self, batch: Batch, on_chunk: OnChunk, on_end: OnEnd) -> None:
         """Send a row; call `on_chunk` for each chunk, the last one included, and then `on_end` once."""
@@ -41,10 +44,6 @@ class StreamingTransport(Protocol):
 
     def cancel(self, batch: Batch) -> None:
         """Cancel a row at its replica at once; its `on_end` is still called."""
-
-
-class EmbeddingTransport(Protocol):
-    """Stores and fetches the embeddings of encoder replicas."""
 
     def share(self, batch: Batch, row: int) -> bool:
         """Store the embedding of a row in flight once more (`Completed.shared_outputs`); False if it is too late."""
@@ -59,13 +58,6 @@ class EmbeddingTransport(Protocol):
         """Ask a replica for an embedding it may have stored; call `on_fetched` once, later."""
 
     def release(self, references: Array) -> None: ...
-
-
-class Transport(StreamingTransport, EmbeddingTransport, Protocol):
-    """Sends the batches of a stage of any role to its replicas."""
-
-    def send(self, batch: Batch, on_end: OnEnd) -> None:
-        """Send a batch to its replica, and call `on_end` once, later."""
 
 
 class StatsSink(Protocol):

@@ -6,7 +6,7 @@ from dataclasses import replace
 from trimtab_pipelines.stages import Stage
 from trimtab_protocol.chat.internal_wire import Chunk, LastChunk
 from trimtab_protocol.tensors import Array
-from trimtab_router.scheduling.interfaces import Dispatcher, Feature, StatsSink, StreamingTransport
+from trimtab_router.scheduling.interfaces import Dispatcher, Feature, StatsSink, Transport
 from trimtab_router.scheduling.policies.interface import Dispatch
 from trimtab_router.scheduling.prompt_lengths import PromptFeatures, PromptLengths
 from trimtab_router.scheduling.queue import DeadlineQueue
@@ -19,7 +19,7 @@ from trimtab_router.scheduling.stage_scheduler import StageScheduler, StageSnaps
 class EarlyPrefill(Feature):
     """Partial chats of one stage. They start on idle capacity, and occupy none while they wait for images."""
 
-    def __init__(self, transport: StreamingTransport, stats: StatsSink) -> None:
+    def __init__(self, transport: Transport, stats: StatsSink) -> None:
         self._transport = transport
         self._stats = stats
         self._waiting: list[StageRequest] = []

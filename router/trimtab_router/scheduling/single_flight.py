@@ -12,7 +12,7 @@ from functools import partial
 
 from trimtab_protocol.tensors import Array
 from trimtab_router.scheduling.batch_completion import MAX_LOST_REPLICAS, BatchCompletion
-from trimtab_router.scheduling.interfaces import Clock, EmbeddingTransport, Feature, StatsSink
+from trimtab_router.scheduling.interfaces import Clock, Feature, StatsSink, Transport
 from trimtab_router.scheduling.queue import DeadlineQueue
 from trimtab_router.scheduling.replica_slots import Batch, BatchFailed, BatchOutcome, Completed, Rejected, ReplicaLost
 from trimtab_router.scheduling.stage_request import RowSlice, ServedRows
@@ -28,7 +28,7 @@ class SingleFlight(Feature):
 
     def __init__(
         self,
-        transport: EmbeddingTransport,
+        transport: Transport,
         queue: DeadlineQueue,
         completion: BatchCompletion,
         *,

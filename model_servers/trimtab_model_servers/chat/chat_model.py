@@ -2,12 +2,10 @@
 
 import asyncio
 import contextlib
-from collections.abc import AsyncGenerator, Coroutine, Iterable, Iterator, Sequence
+from collections.abc import AsyncGenerator, Coroutine, Iterable, Iterator
 from concurrent.futures import Future
 from time import perf_counter
 from typing import Any
-
-import numpy as np
 
 from trimtab_model_servers import model_protocol
 from trimtab_model_servers.batch_worker import BatchWorker
@@ -27,7 +25,7 @@ from trimtab_model_servers.model_protocol import Fact, Weights
 from trimtab_pipelines.model_spec import ModelSpec
 from trimtab_protocol import InferRequest, InferResponse, Tensor
 from trimtab_protocol.chat.embedding_refs import ChatTokenCounts
-from trimtab_protocol.chat.internal_wire import PARTIAL_PREFILL, Chunk, LastChunk, bytes_tensor
+from trimtab_protocol.chat.internal_wire import PARTIAL_PREFILL, Chunk, LastChunk, outputs_from_responses
 
 
 class ChatModel:
@@ -65,7 +63,8 @@ class ChatModel:
         with self._chats(request, worker) as chats:
             names, began = model_protocol.select_outputs(self.spec, request.requested_outputs), perf_counter()
             responses = await _gather(self._answer(chat) for chat in chats)
-            outputs = tuple(tensor for tensor in _response_tensors(responses) if tensor.name in names)
+            arrays = outputs_from_responses(responses)
+            outputs = tuple(Tensor.of(name, array) for name, array in arrays.items() if name in names)
             parameters = model_protocol.response_parameters(self.spec, perf_counter() - began)
         return InferResponse(model_name=self.spec.name, outputs=outputs, id=request.id, parameters=parameters)
 
@@ -149,16 +148,6 @@ async def _gather(
     finally:
         for task in tasks:
             task.cancel()
-
-
-def _response_tensors(responses: Sequence[tuple[str, LastChunk]]) -> tuple[Tensor, ...]:
-    """The tensors ``text``, ``finish_reason`` and ``usage`` (prompt, completion, image, cached, prompt text)."""
-    usage = np.array([last.usage.row() for _, last in responses], dtype=np.int64)
-    return (
-        Tensor("text", "BYTES", bytes_tensor([text.encode() for text, _ in responses])),
-        Tensor("finish_reason", "BYTES", bytes_tensor([last.finish_reason.encode() for _, last in responses])),
-        Tensor("usage", "INT64", usage),
-    )
 
 
 def _engine_limits(components: ChatComponents, *, cross_attention: bool) -> EngineLimits:

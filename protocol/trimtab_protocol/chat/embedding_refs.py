@@ -105,11 +105,9 @@ class ChatTokenCounts(_WireModel):
     encoded_tokens: tuple[_Tokens, ...] = ()
 
 
-_LISTS: TypeAdapter[tuple[EmbeddingRef, ...]] = TypeAdapter(tuple[EmbeddingRef, ...])
 _ONE_OR_MORE: TypeAdapter[EmbeddingRef | tuple[EmbeddingRef, ...]] = TypeAdapter(
     EmbeddingRef | tuple[EmbeddingRef, ...]
 )
-_ARRIVED: TypeAdapter[tuple[ArrivedImage, ...]] = TypeAdapter(tuple[ArrivedImage, ...])
 
 
 def blank_image(image: EncodedImage) -> EmbeddingRef:
@@ -118,17 +116,12 @@ def blank_image(image: EncodedImage) -> EmbeddingRef:
 
 def dump_refs(images: Iterable[EmbeddingRef]) -> bytes:
     """The images of a chat, as a row of the tensor `references`."""
-    return _LISTS.dump_json(tuple(images), exclude_defaults=True)
+    return join_refs(image.json_bytes() for image in images)
 
 
 def join_refs(images: Iterable[bytes]) -> bytes:
     """`dump_refs` of serialized images."""
     return b"[" + b",".join(images) + b"]"
-
-
-def dump_arrived(images: Iterable[ArrivedImage]) -> bytes:
-    """Encoded pending images, as sent to a replica."""
-    return _ARRIVED.dump_json(tuple(images), exclude_defaults=True)
 
 
 def parse_encoded_image(text: bytes) -> EncodedImage:

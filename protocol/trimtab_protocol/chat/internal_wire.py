@@ -156,11 +156,12 @@ def responses_from_outputs(outputs: Mapping[str, Array]) -> list[LastChunk]:
     ]
 
 
-def outputs_from_response(text: str, last: LastChunk) -> dict[str, Array]:
+def outputs_from_responses(responses: Sequence[tuple[str, LastChunk]]) -> dict[str, Array]:
+    """Outputs of responses, each its whole text and its last chunk."""
     return {
-        TEXT: bytes_tensor([text.encode()]),
-        FINISH_REASON: bytes_tensor([last.finish_reason.encode()]),
-        USAGE: np.array([last.usage.row()], dtype=np.int64),
+        TEXT: bytes_tensor([text.encode() for text, _ in responses]),
+        FINISH_REASON: bytes_tensor([last.finish_reason.encode() for _, last in responses]),
+        USAGE: np.array([last.usage.row() for _, last in responses], dtype=np.int64),
     }
 
 

@@ -21,7 +21,7 @@ from trimtab_protocol.chat.embedding_refs import (
     EncodedImage,
     ImageIdentity,
     ShareRequest,
-    dump_arrived,
+    dump_refs,
     join_refs,
     parse_encoded_image,
     parse_refs,
@@ -175,7 +175,7 @@ class PartialImages:
 
 def arrived_images_body(images: Mapping[int, bytes]) -> bytes:
     arrived = ((index, ref) for index, reference in images.items() for ref in parse_refs(reference))
-    return dump_arrived(
+    return dump_refs(
         ArrivedImage(image=index, url=ref.url, rows=ref.rows, columns=ref.columns, digest=ref.digest)
         for index, ref in arrived
     )

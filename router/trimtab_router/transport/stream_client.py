@@ -21,7 +21,7 @@ from trimtab_protocol.chat.internal_wire import (
     Event,
     LastChunk,
     StreamFailure,
-    outputs_from_response,
+    outputs_from_responses,
     parse_event,
 )
 from trimtab_protocol.chat.openai_backend import COMPLETIONS, ChunkParser, completion_request, parse_failure
@@ -209,7 +209,7 @@ class _StreamReader:
         """Forward a chunk. Returns the outputs of the whole response if it is the last."""
         self._texts.append(event.text)
         self._on_chunk(event)
-        return outputs_from_response("".join(self._texts), event) if isinstance(event, LastChunk) else None
+        return outputs_from_responses([("".join(self._texts), event)]) if isinstance(event, LastChunk) else None
 
 
 async def _mark_delivered(

@@ -19,7 +19,7 @@ from trimtab_protocol.chat.internal_wire import (
     chat_tensors,
     message_values,
     options_per_choice,
-    outputs_from_response,
+    outputs_from_responses,
     parse_event,
     responses_from_outputs,
 )
@@ -252,7 +252,7 @@ def test_invalid_events_are_rejected(data):
 
 def test_outputs_round_trip_to_responses():
     last = LastChunk("", "stop", TOOK)
-    assert responses_from_outputs(outputs_from_response("é", last)) == [LastChunk("é", "stop", TOOK)]
+    assert responses_from_outputs(outputs_from_responses([("é", last)])) == [LastChunk("é", "stop", TOOK)]
 
 
 def parsed_events(chunks: ChunkParser, **event: Any) -> list[Any]:

@@ -62,7 +62,7 @@ def _points() -> list[Point]:
         names = point.batch_inputs(stage.inputs) or frozenset(LETTERS)
         profiled = tuple(batch_seconds("".join(LETTERS[name] for name in LETTERS if name in names)))
         escalations = tuple(
-            Escalation(rule.to, rule.confidence_below, rule.share, rule.accuracy) for rule in point.escalations
+            Escalation(rule.confidence_below, rule.to, rule.accuracy, rule.share) for rule in point.escalations
         )
         seconds = partial(_batch_seconds, point.name, profiled)
         points.append(Point(point.name, point.accuracy, seconds, names, profiled=profiled, escalations=escalations))

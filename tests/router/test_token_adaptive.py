@@ -71,7 +71,7 @@ def test_floor_is_kept_for_the_requested_task():
 
 
 def test_low_confidence_rows_escalate_if_it_pays():
-    first = a_point("few", [Escalation("more", 0.5, 0.2, 0.92)])
+    first = a_point("few", [Escalation(0.5, "more", 0.92, 0.2)])
     rest = [point for point in POINTS if point.name != "few"]
     works = [a_work(0.09, task="") for _ in range(32)]
 
@@ -173,7 +173,7 @@ def test_escalation_by_task_adds_its_profiled_gain() -> None:
         "cars": TaskEscalation(confidence_below=0.6, share=0.3, accuracy=0.94),
         "birds": TaskEscalation(confidence_below=0.0, share=0.0, accuracy=0.7),
     }
-    look = Escalation("more", 0.4, 0.15, 0.82, by_task)
+    look = Escalation(0.4, "more", 0.82, 0.15, by_task)
     points = (a_point("more"), a_point("few", [look]))
     menu = TokenOptions(a_view([], points=points))
     twice = next(choice for choice in menu.options if choice.escalation is not None)
@@ -191,8 +191,8 @@ def test_escalation_by_task_adds_its_profiled_gain() -> None:
 
 
 def test_split_table_uses_escalations_of_its_task() -> None:
-    own = Escalation("more", 0.4, 0.15, 0.82, {"cars": TaskEscalation(confidence_below=0.6, share=0.3, accuracy=0.94)})
-    whole = Escalation("more", 0.5, 0.4, 0.85)
+    own = Escalation(0.4, "more", 0.82, 0.15, {"cars": TaskEscalation(confidence_below=0.6, share=0.3, accuracy=0.94)})
+    whole = Escalation(0.5, "more", 0.85, 0.4)
     points = (a_point("more"), a_point("few", [own, whole]))
 
     def looks(task: str) -> list[tuple[float, float]]:

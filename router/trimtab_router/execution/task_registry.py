@@ -108,8 +108,7 @@ class TaskRegistry:
     ) -> tuple[Mapping[str, Array], Collection[str]]:
         """Inputs of a request with the indices of its task, and the stages whose models have it.
 
-        Raises:
-            Refusal: the inputs name another task by index, or no index is known for the name.
+        Raises Refusal if the inputs name another task by index, or no index is known for the name.
         """
         if not task or not self._has_indices:
             return inputs, ()

@@ -41,11 +41,7 @@ class TaskConfigMaps:
         return self._newest_files(found)
 
     async def write(self, stage: str, variant: str, changes: Changes) -> Files | None:
-        """As `TaskFiles.write`.
-
-        Raises:
-            TaskRefused: 413 if the files exceed what a ConfigMap holds, 503 if the API server does not accept them.
-        """
+        """As `TaskFiles.write`. Raises TaskRefused: 413 if a ConfigMap has no room, 503 if the API server refuses."""
         name = tasks_name(self._pipeline.name, stage, variant)
         path = kind_of(KIND).path(self._pipeline.metadata.namespace, name)
         found, manager = self._latest[name], {"fieldManager": ROUTER_MANAGER}

@@ -141,9 +141,8 @@ class TaskStore:
     async def register(self, stage: str, variant: str, name: str, content: bytes) -> RegisteredTask:
         """Register a task on all replicas, permanently.
 
-        Raises:
-            TaskRefused: 400 for an invalid file or name, 404 for an unknown variant, 409 for an existing task, 413 if
-                there is no room for it, 503 if no replica is ready to check it or its file cannot be stored.
+        Raises TaskRefused: 400 for an invalid file or name, 404 for an unknown variant, 409 for an existing task, 413
+        if there is no room for it, 503 if no replica is ready to check it or its file cannot be stored.
         """
         owner = self._stage(stage, variant)
         _validate(owner, variant, name, content)
@@ -180,11 +179,8 @@ class TaskStore:
     async def delete(self, stage: str, variant: str, name: str) -> RegisteredTask:
         """Delete a task on all replicas, permanently. Its index is not reused.
 
-        Returns:
-            The task, with the numbers of replicas that have and have not unloaded it.
-
-        Raises:
-            TaskRefused: 404 if the task is not registered, 503 if the change cannot be stored.
+        Returns the task, with the numbers of replicas that have and have not unloaded it. Raises TaskRefused: 404 if
+        the task is not registered, 503 if the change cannot be stored.
         """
         owner = self._stage(stage, variant)
         async with self._changing:

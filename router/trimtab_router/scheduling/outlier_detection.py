@@ -61,9 +61,7 @@ class ReplicaRecord:
 class OutlierDetector(Feature):
     """Ejects outliers among the replicas of a stage; at most half of the ready ones at a time.
 
-    Args:
-        retryable: whether the rows of a failed batch run again.
-        wake: called when a replica may take batches again.
+    `wake` is called when a replica may take batches again; `retryable`: whether the rows of a failed batch run again.
     """
 
     def __init__(self, clock: Clock, stats: StatsSink, wake: Callable[[], None], *, retryable: bool) -> None:

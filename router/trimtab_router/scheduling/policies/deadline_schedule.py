@@ -157,13 +157,10 @@ def assign_to_servers(jobs: Sequence[Job], free_at: Sequence[float]) -> list[lis
 def load_factor(least_seconds: float, given_seconds: float) -> float:
     """Return the factor of the shadow price by load: just below one with the first waiting row, and rising.
 
-    A constant price would give either every job or none a better option while the load is constant. It applies to a
-    short queue too, because time spent on accuracy delays the rows that arrive meanwhile; the factor starts below one
-    because the price assumes full batches.
-
-    Args:
-        least_seconds: of all waiting jobs at their fastest options.
-        given_seconds: from the arrival of the most urgent job to its deadline.
+    `least_seconds` are those of all waiting jobs at their fastest options, `given_seconds` last from the arrival of the
+    most urgent job to its deadline. A constant price would give either every job or none a better option while the load
+    is constant. It applies to a short queue too, because time spent on accuracy delays the rows that arrive meanwhile;
+    the factor starts below one because the price assumes full batches.
     """
     return 0.85 + (8.0 * least_seconds / given_seconds if given_seconds > 0 else 0.0)
 

@@ -27,7 +27,6 @@ from heapq import heappop, heappush
 from itertools import islice, takewhile
 from typing import Literal
 
-from trimtab_pipelines.escalation import TaskEscalation
 from trimtab_router.scheduling.queue import MAX_SLICES, BatchCandidates, DeadlineQueue
 from trimtab_router.scheduling.stage_request import EscalationRule, RowSlice, StageRequest
 
@@ -39,21 +38,11 @@ _ROUNDING = 1e-9
 
 
 @dataclass(frozen=True, slots=True)
-class Escalation:
+class Escalation(EscalationRule):
     """A profiled escalation: all rows run at one point, then those of low confidence run at another, `to`."""
 
-    to: str
-    confidence_below: float
-    share: float
-    """Share of rows below the confidence threshold."""
-    accuracy: float
-    """Of all rows after the escalation."""
-    by_task: Mapping[str, TaskEscalation] = field(default_factory=dict, hash=False)
-    """Thresholds of single tasks. If there are any, rows of other tasks are not escalated."""
-
-    @property
-    def rule(self) -> EscalationRule:
-        return EscalationRule(self.confidence_below, self.to, self.accuracy, self.share, self.by_task)
+    accuracy: float = 0.0
+    share: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,17 +144,20 @@ class SchedulerView:
                 return row_slice.request.due_at - seconds - self.later_seconds
 
     def fitting_rows(self, point: Point, head: RowSlice, full: int) -> int:
-        """Return the most rows whose batch meets the deadline of `head`, by bisection; 0 if one row does not."""
+        """Return the most rows whose batch meets the deadline of `head`; 0 if one row does not."""
         if self.drop_policy == "Never":
             return full
-        slack = self.slack_seconds(head)
-        if point.seconds(full) <= slack:
-            return full
-        low, high = 0, full
-        while high - low > 1:
-            middle = (low + high) // 2
-            low, high = (middle, high) if point.seconds(middle) <= slack else (low, middle)
-        return low
+        return rows_within(point, self.slack_seconds(head), 0, full)
+
+
+def rows_within(point: Point, seconds: float, low: int, high: int) -> int:
+    """Return the most rows from `low` to `high` whose batch takes at most these seconds, by bisection."""
+    if point.seconds(high) <= seconds:
+        return high
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (middle, high) if point.seconds(middle) <= seconds else (low, middle)
+    return low
 
 
 def answerable_from(points: Sequence[Point], given: Collection[str]) -> list[Point]:

@@ -15,7 +15,13 @@ from trimtab_router.scheduling.policies.deadline_schedule import (
     ProgramStep,
     assign_to_servers,
 )
-from trimtab_router.scheduling.policies.interface import RESPONSE_MARGIN_SECONDS, Dispatch, Point, SchedulerView
+from trimtab_router.scheduling.policies.interface import (
+    RESPONSE_MARGIN_SECONDS,
+    Dispatch,
+    Point,
+    SchedulerView,
+    rows_within,
+)
 from trimtab_router.scheduling.policies.split_table import ServingOption
 from trimtab_router.scheduling.stage_request import RowSlice, Signature
 
@@ -187,9 +193,9 @@ def dispatch_first_batch(
     if spare > 0 and size < view.max_batch_rows and not first.group.head.alone:
         others = ((planned[step.first_job].chosen(step), step) for step in steps[1:] if step.option != DROPPED)
         extra_slices = _extra_slices(first.group, point, serving_option, others)
-        row_slices += first_rows(extra_slices, remaining_capacity(view, point, size, spare))
-    escalation = serving_option.escalation
-    return Dispatch(point, row_slices, escalation=None if escalation is None else escalation.rule)
+        filled = rows_within(point, point.seconds(size) + spare, size, view.max_batch_rows)
+        row_slices += first_rows(extra_slices, filled - size)
+    return Dispatch(point, row_slices, escalation=serving_option.escalation)
 
 
 def _extra_slices(
@@ -227,14 +233,3 @@ def first_rows(slices: Iterable[RowSlice], rows: int) -> list[RowSlice]:
         taken.append(row_slice if row_slice.rows <= rows else row_slice.first(rows))
         rows -= taken[-1].rows
     return taken
-
-
-def remaining_capacity(view: SchedulerView, point: Point, size: int, spare: float) -> int:
-    limit = point.seconds(size) + spare
-    low, high = size, view.max_batch_rows
-    if point.seconds(high) <= limit:
-        return high - size
-    while high - low > 1:
-        middle = (low + high) // 2
-        low, high = (middle, high) if point.seconds(middle) <= limit else (low, middle)
-    return low - size

@@ -74,9 +74,8 @@ def acme(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 def test_plugin_by_import_path_is_served(tmp_path: Path):
     weight = torch.tensor([1.0, 2.0, 3.0, 4.0])
     save_file({"weight": weight}, tmp_path / "model.safetensors")
-    spec = a_spec(
-        family="acme_models:Scale", storageUri=str(tmp_path / "model.safetensors"), parameters={"factor": 10.0}
-    )
+    weights = str(tmp_path / "model.safetensors")
+    spec = a_spec(family="acme_models:Scale", storageUri=weights, parameters={"factor": 10.0})
     assert run(spec, x=torch.ones(2, 4))["y"].tolist() == [[10.0, 20.0, 30.0, 40.0]] * 2
     assert load_model(spec).weights == "stored"
 
@@ -85,9 +84,8 @@ def test_plugin_reads_the_operating_point():
     points = [{"accuracy": 0.9}, {"name": "small", "accuracy": 0.8, "inputSize": {"resolution": 7}}]
     spec = a_spec(family="acme_models:Resized", operatingPoints=points)
     assert load_model(spec).network.infer({"x": torch.zeros(1, 4)}, spec.operating_points[1])["y"][0, 0] == 7
-    with pytest.raises(
-        ModelError, match="'acme_models:Scale' does not support inputSize, which operating point 'small' sets"
-    ):
+    unsupported = "'acme_models:Scale' does not support inputSize, which operating point 'small' sets"
+    with pytest.raises(ModelError, match=unsupported):
         load_model(a_spec(family="acme_models:Scale", operatingPoints=points))
 
 

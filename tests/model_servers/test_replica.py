@@ -27,6 +27,7 @@ from trimtab_protocol.rest import HEADER_LENGTH
 from trimtab_protocol.tensors import decode_raw
 
 ROWS = np.arange(12, dtype=np.float32).reshape(3, 4)
+ONE = {"name": "x", "datatype": "FP32", "shape": [1, 1], "data": [1]}
 
 
 @pytest.fixture
@@ -67,9 +68,7 @@ async def test_response_states_operating_point_and_seconds(ports, session):
     assert answer.response.model_name == "pointed"
     assert answer.response.parameters["operating_point"] == "less"
     assert 0 < float(answer.response.parameters["compute_seconds"]) < time.monotonic() - began
-    status, rest = await call_mlserver_rest(
-        session, ports, "pointed", {"inputs": [{"name": "x", "datatype": "FP32", "shape": [1, 1], "data": [1]}]}
-    )
+    status, rest = await call_mlserver_rest(session, ports, "pointed", {"inputs": [ONE]})
     assert status == 200
     assert rest["parameters"]["operating_point"] == "full"
     assert rest["parameters"]["compute_seconds"] > 0
@@ -144,8 +143,7 @@ async def test_packed_tensor_with_wrong_size_is_rejected(ports):
 
 
 async def test_packed_answers_need_grpc(ports, session):
-    entry = {"name": "x", "datatype": "FP32", "shape": [1, 1], "data": [1]}
-    payload = {"inputs": [entry], "parameters": {"raw_output": True}}
+    payload = {"inputs": [ONE], "parameters": {"raw_output": True}}
     status, rest = await call_mlserver_rest(session, ports, "quick", payload)
     assert status == 400
     assert rest["error"].startswith("parameter 'raw_output' needs gRPC")
@@ -154,10 +152,8 @@ async def test_packed_answers_need_grpc(ports, session):
 async def test_unknown_paths_and_methods(ports, session):
     base = f"http://127.0.0.1:{ports.data_port}"
     async with session.get(f"{base}/v3/nothing") as answer:
-        assert (answer.status, (await answer.json())["error"]) == (
-            404,
-            "nothing at /v3/nothing; try /v2/models/NAME/infer",
-        )
+        assert answer.status == 404
+        assert (await answer.json())["error"] == "nothing at /v3/nothing; try /v2/models/NAME/infer"
     async with session.get(f"{base}/v2/models/quick/infer") as answer:
         assert (answer.status, (await answer.json())["error"]) == (405, "GET /v2/models/quick/infer: infer takes POST")
 

@@ -12,21 +12,16 @@ from trimtab_model_servers.families.hf_vlm.configs import CONFIGS
 
 IMAGE = "\ue000"
 """Stands for an image in a rendered chat."""
-INTERLEAVED: list[list[dict[str, str]]] = [
-    [
-        {"type": "text", "text": "Before:"},
-        {"type": "image"},
-        {"type": "text", "text": "After:"},
-        {"type": "image"},
-        {"type": "text", "text": "What changed?"},
-    ],
-    [
-        {"type": "image"},
-        {"type": "text", "text": "Before:After:"},
-        {"type": "image"},
-        {"type": "text", "text": "What "},
-        {"type": "text", "text": "changed?"},
-    ],
+
+
+def content(*parts: str | None) -> list[dict[str, str]]:
+    """The content of a message, with an image for each None."""
+    return [{"type": "image"} if part is None else {"type": "text", "text": part} for part in parts]
+
+
+INTERLEAVED = [
+    content("Before:", None, "After:", None, "What changed?"),
+    content(None, "Before:After:", None, "What ", "changed?"),
 ]
 
 

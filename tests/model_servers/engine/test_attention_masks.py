@@ -50,9 +50,8 @@ def test_context_with_prefill_chunk_does_not_advance():
     mask = step_mask(slots, (np.zeros_like(places), places + 1), 1, [(1, 3)], group=1, like=LIKE)
     positions = torch.from_numpy(places)
 
-    assert (
-        StepContext((STORE, mask), positions, STORE.row_indices(torch.from_numpy(slots), positions)).advance() is None
-    )
+    rows = STORE.row_indices(torch.from_numpy(slots), positions)
+    assert StepContext((STORE, mask), positions, rows).advance() is None
 
 
 def test_keys_are_written_to_their_slot_position_and_head():

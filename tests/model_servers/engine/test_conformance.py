@@ -142,9 +142,8 @@ def test_long_concurrent_outputs_equal_generate(family, with_graphs):
 def test_text_only_graphs_are_captured_at_start(family):
     alone, served, requests = family
     drawn, capture = requests(alone, seed=23), FakeCapture()
-    core = EngineCore(
-        served, EngineLimits(slots=2, slot_tokens=1000, step_tokens=40, image_tokens=40), graph_capture=capture
-    )
+    limits = EngineLimits(slots=2, slot_tokens=1000, step_tokens=40, image_tokens=40)
+    core = EngineCore(served, limits, graph_capture=capture)
     at_start = capture.captured  # of 256, 512 and 1000 positions
     for images in (0, 1):
         asked = next(one for number in range(99) if bool((one := drawn.draw(f"{images}.{number}")).images) == images)

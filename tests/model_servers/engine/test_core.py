@@ -253,9 +253,8 @@ def test_fail_all_ends_every_request_despite_errors(served, monkeypatch):
     monkeypatch.setattr(Scheduler, "usage", lost)
     core.fail_all("it broke")
 
-    assert [(last(events).finish_reason, last(events).error) for events in heard.values()] == [
-        (FinishReason.ERROR, "it broke")
-    ] * 2
+    ends = [(last(events).finish_reason, last(events).error) for events in heard.values()]
+    assert ends == [(FinishReason.ERROR, "it broke")] * 2
 
 
 async def test_closed_stream_cancels_its_request(served):

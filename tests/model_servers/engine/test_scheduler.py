@@ -208,9 +208,8 @@ def test_finished_request_frees_its_slot():
 
 def test_request_without_its_first_image_blocks_no_other():
     scheduler = Scheduler(EngineLimits(slots=1, slot_tokens=40, step_tokens=8))
-    scheduler.submit(
-        Request("pictured", (7, 7, 1), max_new_tokens=9, images=(Image("cat", 0, 2, 2),)), encoded=(False,)
-    )
+    pictured = Request("pictured", (7, 7, 1), max_new_tokens=9, images=(Image("cat", 0, 2, 2),))
+    scheduler.submit(pictured, encoded=(False,))
     scheduler.submit(Request("text", (1, 2, 3), max_new_tokens=9, due_at=1))
 
     assert [chunk.request_id for chunk in planned(scheduler).chunks] == ["text"]

@@ -28,9 +28,8 @@ def test_probes_and_scrapes_are_logged_only_if_refused(path: str):
 
 def test_repeated_reads_are_logged_once_an_hour():
     other = AdminCall("GET", "/trimtab/v1/state", "10.0.0.8", 200)
-    lines = logged_lines(
-        AdminAuditLog(), [*((STATE, float(n)) for n in range(10)), (other, 10.0), (STATE, READ_SECONDS + 1)]
-    )
+    calls = [*((STATE, float(n)) for n in range(10)), (other, 10.0), (STATE, READ_SECONDS + 1)]
+    lines = logged_lines(AdminAuditLog(), calls)
 
     call = {"audit": "admin", "method": "GET", "path": "/trimtab/v1/state", "status": 200, "from": "10.0.0.7"}
     assert lines == [
@@ -41,9 +40,8 @@ def test_repeated_reads_are_logged_once_an_hour():
 
 
 def test_repeated_refusals_are_counted():
-    lines = logged_lines(
-        AdminAuditLog(), [(POST, 0.0), (POST, 1.0), (POST, REFUSED_SECONDS), (POST, 2 * REFUSED_SECONDS)]
-    )
+    calls = [(POST, 0.0), (POST, 1.0), (POST, REFUSED_SECONDS), (POST, 2 * REFUSED_SECONDS)]
+    lines = logged_lines(AdminAuditLog(), calls)
 
     assert [line.get("more_since_last_line") for line in lines] == [None, 1, None]
 

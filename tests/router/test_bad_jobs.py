@@ -82,9 +82,8 @@ BAD_JOBS = {
 @pytest.mark.parametrize("policy", POLICIES)
 async def test_bad_jobs_are_refused_over_both_protocols(policy):
     replica = Sensing()
-    async with a_rig(
-        a_sensing_pipeline(schedulingPolicy=policy), {"stage-0": [replica]}, limits=PATIENT, **PLAN
-    ) as rig:
+    pipeline = a_sensing_pipeline(schedulingPolicy=policy)
+    async with a_rig(pipeline, {"stage-0": [replica]}, limits=PATIENT, **PLAN) as rig:
         await rig.channel()
         replica.gate.clear()
         others = [asyncio.ensure_future(rig.rest(a_job(3, **{FLOOR: 0.7}))) for _ in range(4)]

@@ -21,13 +21,6 @@ def terms(policy="Predicted", max_rows=8, *, later=0.0, replicas=1, points=(FULL
     return SchedulerView(0.0, DeadlineQueue(0), points, max_rows, later, policy, replicas)
 
 
-def drop_hopeless(queue, view):
-    dropped = []
-    while (head := queue.head()) is not None and view.drop_time(head) < view.now:
-        dropped.append(queue.pop())
-    return dropped
-
-
 @dataclass
 class Formed:
     batch: Sequence[RowSlice]
@@ -37,7 +30,9 @@ class Formed:
 
 def form_batch(queue, now, given_terms, decide=earliest_deadline_first.decide):
     view = replace(given_terms, now=now, waiting=queue)
-    dropped = drop_hopeless(queue, view)
+    dropped = []
+    while (head := queue.head()) is not None and view.drop_time(head) < view.now:
+        dropped.append(queue.pop())
     decision = decide(view)
     batch = decision.row_slices if isinstance(decision, Dispatch) else []
     queue.remove((*decision.drops, *batch))

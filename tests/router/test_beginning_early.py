@@ -71,9 +71,8 @@ async def test_prefill_starts_on_first_image_and_others_follow():
         await until(lambda: len(writer.arrived_images) == 2)
         turns.let()
         assert (await asked)[0] == 200
-        assert [(one["image"], one["digest"]) for one in writer.arrived_images] == [
-            (number, shown_by(pictures[number])) for number in (1, 2, 3)
-        ]
+        arrived = [(one["image"], one["digest"]) for one in writer.arrived_images]
+        assert arrived == [(number, shown_by(pictures[number])) for number in (1, 2, 3)]
         assert {one["url"].rpartition("/")[2] for one in [found[0], *writer.arrived_images]} <= encoder.kept
         assert (len(encoder.shown), len(writer.written)) == (4, 1)
         assert await rig.outcomes() == {"ok": 2}
@@ -213,9 +212,8 @@ URL = "http://encoder:9000/v2/models/encode/embeddings/a-0"
 
 
 def came(*files):
-    return chat_images.addressed_references(
-        reported_references(np.array([[file] for file in files], dtype=object)), [URL] * len(files)
-    )
+    reported = reported_references(np.array([[file] for file in files], dtype=object))
+    return chat_images.addressed_references(reported, [URL] * len(files))
 
 
 def known():
@@ -237,10 +235,9 @@ def test_images_of_a_known_size_are_announced():
     assert others == [{"url": "pending:", "rows": ROWS, "digest": shown_by(file)} for file in files[1:]]
     new = images.add(0, came(*files[:2]))
     assert list(new) == [1]
-    assert json.loads(arrived_images_body(new)) == [
-        {"image": 1, "url": URL, "rows": ROWS, "digest": shown_by(files[1])}
-    ]
-    assert json.loads(images.references()[0])[1] == {"url": URL, "rows": ROWS, "digest": shown_by(files[1])}
+    second = {"url": URL, "rows": ROWS, "digest": shown_by(files[1])}
+    assert json.loads(arrived_images_body(new)) == [{"image": 1} | second]
+    assert json.loads(images.references()[0])[1] == second
     assert not images.complete
     images.add(2, came(files[2]))
     assert images.complete
@@ -290,9 +287,8 @@ def rows_of(chats, options=None):
 
 
 def test_image_identity_covers_file_tenant_and_company():
-    one, other = rows_of([[b"a", b"b"], [b"b", b"a"]], [b'{"tenant": "x", "seed": 1}', b'{"seed": 2, "tenant": "x"}'])[
-        :2
-    ]
+    options = [b'{"tenant": "x", "seed": 1}', b'{"seed": 2, "tenant": "x"}']
+    one, other, *_ = rows_of([[b"a", b"b"], [b"b", b"a"]], options)
     assert one != other
     same = rows_of([[b"a", b"b"], [b"b", b"a"]])
     assert (same[0], same[1]) == (same[3], same[2])

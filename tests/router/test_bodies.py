@@ -116,9 +116,8 @@ async def test_unpacked_bytes_count_while_they_are_unpacked():
     limits = Limits(max_bytes_in_flight=2 * MEBIBYTE, max_payload_bytes=64 * MEBIBYTE)
     async with a_rig(a_pipeline(1), {"stage-0": [FakeReplica()]}, limits=limits) as rig:
         headers = {"Content-Encoding": "gzip", rest.HEADER_LENGTH: "100"}
-        status, error, answer_headers = await rig.post(
-            "sample", gzip.compress(bytes(32 * MEBIBYTE), mtime=0), **headers
-        )
+        bomb = gzip.compress(bytes(32 * MEBIBYTE), mtime=0)
+        status, error, answer_headers = await rig.post("sample", bomb, **headers)
 
         assert (status, answer_headers["x-trimtab-reason"]) == (429, "BytesInFlight"), error
         assert rig.value("trimtab_bytes_in_flight") == 0

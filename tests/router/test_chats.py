@@ -35,9 +35,8 @@ async def tell(rig, chat):
 async def test_complete_response_and_its_upstream_request():
     replica = ChatReplica()
     async with chatting(replica) as rig:
-        status, body, headers = await ask(
-            rig, a_chat("one two", a_png(), max_tokens=1, seed=5), **{"x-request-id": "abc"}
-        )
+        chat = a_chat("one two", a_png(), max_tokens=1, seed=5)
+        status, body, headers = await ask(rig, chat, **{"x-request-id": "abc"})
 
         assert (status, headers["x-request-id"], body["id"]) == (200, "abc", "chatcmpl-abc")
         assert body["choices"][0]["message"]["content"] == "one"
@@ -45,9 +44,8 @@ async def test_complete_response_and_its_upstream_request():
         assert body["usage"]["prompt_tokens_details"]["image_tokens"] == 4
         (written,) = replica.written
         assert written.images == [a_png()]
-        assert written.messages == [
-            {"role": "user", "content": [{"type": "text", "text": "one two"}, {"type": "image"}]}
-        ]
+        content = [{"type": "text", "text": "one two"}, {"type": "image"}]
+        assert written.messages == [{"role": "user", "content": content}]
         assert 50.0 < written.options.pop("deadline_seconds") < 60.0
         assert written.options == {"max_tokens": 1, "seed": 5}
         assert await rig.outcomes() == {"ok": 1}
@@ -210,9 +208,8 @@ async def test_v2_rows_are_generated_concurrently():
     replica = ChatReplica()
     async with chatting(replica) as rig:
         said = [json.dumps([{"role": "user", "content": [{"type": "text", "text": t}]}]).encode() for t in ("a b", "c")]
-        status, answer, _ = await rig.rest(
-            InferRequest("sample", (Tensor("messages", "BYTES", np.array(said, dtype=object)),))
-        )
+        messages = Tensor("messages", "BYTES", np.array(said, dtype=object))
+        status, answer, _ = await rig.rest(InferRequest("sample", (messages,)))
 
         assert status == 200
         assert [list(output.array) for output in answer.outputs[:2]] == [[b"a b", b"c"], [b"stop", b"stop"]]

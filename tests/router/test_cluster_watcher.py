@@ -99,9 +99,8 @@ def test_a_pod_joins_once_it_is_ready():
 
 
 def test_a_pod_that_was_ready_stays_until_it_ends():
-    assert first(a_slice(a_pod(ready=False, serving=False)), proven=frozenset({"pod-0"})) == [
-        ("pod-0", "10.0.0.1:9000", False)
-    ]
+    found = first(a_slice(a_pod(ready=False, serving=False)), proven=frozenset({"pod-0"}))
+    assert found == [("pod-0", "10.0.0.1:9000", False)]
 
 
 def test_terminating_pod_drains_unless_it_is_the_last():
@@ -111,9 +110,8 @@ def test_terminating_pod_drains_unless_it_is_the_last():
         ("leaving", "10.0.0.1:9000", True),
         ("staying", "10.0.0.2:9000", False),
     ]
-    assert first(a_slice(leaving, a_pod("starting", "10.0.0.2", ready=False, serving=False))) == [
-        ("leaving", "10.0.0.1:9000", False)
-    ]
+    starting = a_pod("starting", "10.0.0.2", ready=False, serving=False)
+    assert first(a_slice(leaving, starting)) == [("leaving", "10.0.0.1:9000", False)]
 
 
 def test_a_pod_in_two_slices_is_one():

@@ -31,9 +31,8 @@ async def test_each_image_is_a_row_and_references_keep_their_order():
         found = references(writer)
         assert [one["digest"] for one in found] == [shown_by(image) for image in images]
         assert {one["url"].rpartition("/")[2] for one in found} == encoder.kept
-        assert all(
-            one["url"].startswith(f"http://127.0.0.1:{encoder.port}/v2/models/small/embeddings/") for one in found
-        )
+        address = f"http://127.0.0.1:{encoder.port}/v2/models/small/embeddings/"
+        assert all(one["url"].startswith(address) for one in found)
         assert Counter(encoder.shown) == Counter((len(image), 3, which) for which, image in enumerate(images))
         assert "images" not in writer.written[0].inputs
 

@@ -1,12 +1,18 @@
-"""Rows below the confidence threshold escalate, and keep a provisional response meanwhile."""
+"""Rows below the confidence threshold escalate, keep a provisional response meanwhile, and are reported row by row."""
+
+from typing import Any
 
 import numpy as np
 import pytest
 
-from tests.builders import a_pipeline, a_plan, a_variant
+from tests import builders
+from tests.builders import a_plan, a_stage, a_variant
+from tests.router.fakes import FakeReplica, a_pipeline, a_rig
 from tests.router.test_stage_scheduler import READY, SchedulerScenario
 from trimtab_pipelines.escalation import TaskEscalation
+from trimtab_protocol import InferRequest, Tensor
 from trimtab_router.request import RequestOptions
+from trimtab_router.scheduling.policies import POLICIES
 from trimtab_router.scheduling.policies.interface import Dispatch, Policy, WaitUntil
 from trimtab_router.scheduling.replica_slots import Completed, ReplicaLost
 from trimtab_router.scheduling.stage_request import EscalationRule
@@ -96,9 +102,8 @@ def test_only_low_confidence_rows_escalate(top):
 
 def test_escalation_with_less_gain_than_profiled_is_reported():
     look = {"to": "default", "confidenceBelow": 0.5, "share": 0.5, "accuracy": 0.8}
-    known = [
-        point | {"accuracyEvidence": {"source": "Measured", "meanConfidence": point["accuracy"]}} for point in POINTS
-    ]
+    measured = {"source": "Measured"}
+    known = [point | {"accuracyEvidence": measured | {"meanConfidence": point["accuracy"]}} for point in POINTS]
     top = Looking(points=[known[0], known[1] | {"escalations": [look]}])
     for batch in range(30):
         top.take(4, top.clock.now + 100.0)
@@ -167,7 +172,7 @@ def test_plan_without_better_point_accepts_the_response():
     top.slots[0].set_ready_variants(READY)
     work = top.take(4)
     top.settle()
-    planned = a_plan(a_pipeline(1), operatingPoint="quick", accuracy=0.7, serviceSeconds={1: 0.1, 8: 0.4})
+    planned = a_plan(builders.a_pipeline(1), operatingPoint="quick", accuracy=0.7, serviceSeconds={1: 0.1, 8: 0.4})
     top.scheduler.apply_plan(planned.spec.stages[0])
     top.answer(top.sent[0], [SURE, DOUBTED, SURE, DOUBTED])
 
@@ -197,3 +202,92 @@ def test_each_task_escalates_by_its_own_threshold(top, task, doubted, accuracies
         assert all(row_slice.escalation == EscalationRule(0.85, "default", 0.85, 0.5) for row_slice in again)
         top.clock.run(100.0)
     assert {round(row_slice.accuracy, 4) for row_slice in work.owner.served} == accuracies
+
+
+PLAN: dict[str, Any] = {
+    "serviceSeconds": {1: 0.02, 8: 0.04},
+    "accuracyByTask": {"odd": 0.6},
+    "fallbacks": [{"name": "quick", "accuracy": 0.7, "serviceSeconds": {1: 0.01, 8: 0.02}}],
+}
+
+
+class Certain(FakeReplica):
+    """A model that is sure of rows above 0.5; at its better point it says 2, else 1."""
+
+    def __init__(self, *, once=False):
+        super().__init__(model=self.compute)
+        self.once = once
+        """Whether it answers one batch and holds back the next."""
+
+    def compute(self, inputs):
+        x = inputs["x"]
+        if self.once:
+            self.gate.clear()
+        said = 2.0 if self.seen[-1].parameters["operating_point"] == "default" else 1.0
+        return {"y": np.full_like(x, said), "sure": x[:, 0].astype(np.float32)}
+
+
+def a_wishing(values=(0.9,), **parameters):
+    x = np.repeat(np.array(values, np.float32)[:, None], 4, axis=1)
+    return InferRequest("sample", (Tensor.of("x", x),), parameters=parameters)
+
+
+def a_certain_pipeline(points=POINTS, **changes):
+    stage = a_stage("stage-0", outputs=OUTPUTS, confidence="sure", variants=[a_variant(operatingPoints=points)])
+    return a_pipeline([stage], **changes)
+
+
+@pytest.fixture
+def looking(monkeypatch):
+    monkeypatch.setitem(POLICIES, "EarliestDeadlineFirst", Policy(quick_first, uses_fallbacks=True))
+
+
+async def test_rows_served_differently_are_listed(looking):
+    async with a_rig(a_certain_pipeline(), {"stage-0": [Certain()]}, **PLAN) as rig:
+        _, answer, _ = await rig.rest(a_wishing([0.9, 0.1, 0.2, 0.8]))
+
+        assert answer.outputs[0].array[:, 0].tolist() == [1.0, 2.0, 2.0, 1.0]
+        reply = answer.parameters
+        assert reply["trimtab.stage-0.operating_points"] == "quick,default,default,quick"
+        assert reply["trimtab.stage-0.confidences"] == "0.9,0.1,0.2,0.8"
+        assert reply["trimtab.expected_accuracy"] == pytest.approx(0.8)
+        assert "trimtab.escalation_pending" not in reply
+
+
+async def test_missed_escalation_is_reported(looking):
+    replica = Certain(once=True)
+    async with a_rig(a_certain_pipeline(), {"stage-0": [replica]}, **PLAN) as rig:
+        status, answer, _ = await rig.rest(a_wishing([0.9, 0.1, 0.2], timeout=3_000_000))
+
+        assert status == 200
+        assert answer.outputs[0].array[:, 0].tolist() == [1.0, 1.0, 1.0]
+        assert answer.parameters["trimtab.escalation_pending"] is True
+        assert answer.parameters["trimtab.stage-0.escalation_pending"] == "false,true,true"
+        assert rig.value("trimtab_unescalated_responses_total") == 1
+
+
+EVIDENCE = {"source": "Measured", "samples": 1000, "meanConfidence": 0.9}
+
+
+async def test_drifted_point_is_reported_in_state_and_metrics():
+    odd = {"odd": EVIDENCE | {"value": 0.6}}
+    points = [point | {"accuracyEvidence": EVIDENCE, "accuracyByTask": odd} for point in POINTS]
+    async with a_rig(a_certain_pipeline(points=points), {"stage-0": [Certain()]}, **PLAN) as rig:
+        assert rig.value("trimtab_drifted_points", stage="stage-0") == 0
+        for _ in range(30):
+            await rig.rest(a_wishing([0.2] * 4, **{"trimtab.task": "odd"}))
+
+        state = (await rig.get("/trimtab/v1/state"))[1]["stages"]["stage-0"]
+        (point,) = state["drifted_accuracies"]
+        assert state["drifted_accuracies"] == {point: pytest.approx(0.2, abs=0.1)}
+        assert state["drifted_by_task"] == {point: {"odd": pytest.approx(0.0, abs=0.1)}}
+        assert rig.value("trimtab_drifted_points", stage="stage-0") == 1
+
+
+async def test_grpc_parameters_have_portable_types():
+    async with a_rig(a_certain_pipeline(), {"stage-0": [Certain()]}, **PLAN) as rig:
+        answer = await rig.grpc(a_wishing())
+
+        assert {type(value) for value in answer.parameters.values()} <= {bool, int, str}
+        assert float(str(answer.parameters["trimtab.expected_accuracy"])) == 0.9
+        assert float(str(answer.parameters["trimtab.stage-0.service_seconds"])) > 0

@@ -32,6 +32,12 @@ def a_view(*pieces):
     )
 
 
+def dispatched(view, policy=modality_mix):
+    decision = policy.decide(view)
+    assert isinstance(decision, Dispatch)
+    return decision
+
+
 def a_unit(*works):
     unit = JobGroup(1.0)
     for work in works:
@@ -89,8 +95,7 @@ def test_only_the_profiled_point_escalates():
     assert [(line.point, line.escalation) for line in options] == [("all", None)]
     assert found.values == pytest.approx([0.7847 - 0.33])
     assert [point.name for point in view.points if point.suits(doubted)] == ["all"]
-    leaving = modality_mix.decide(view)
-    assert isinstance(leaving, Dispatch)
+    leaving = dispatched(view)
     assert leaving.point.name == "all"
 
 
@@ -104,17 +109,15 @@ def test_escalations_wait_for_others_while_they_have_time():
     full_seconds = max(point.seconds(64) for point in a_view().points)
     found = []
     for deadline in (2.0 * full_seconds, 0.6 * full_seconds):
-        leaving = modality_mix.decide(a_view(doubted_rows(2, deadline), whole(a_job(24, 0.78, deadline=1.5))))
-        assert isinstance(leaving, Dispatch)
+        leaving = dispatched(a_view(doubted_rows(2, deadline), whole(a_job(24, 0.78, deadline=1.5))))
         found.append(leaving.row_slices[0].provisional_response is not None)
 
     assert found == [False, True]
 
 
 def test_escalation_is_dispatched_at_once_if_queue_is_empty():
-    leaving = modality_mix.decide(a_view(doubted_rows(2, 1.0), doubted_rows(3, 1.2)))
+    leaving = dispatched(a_view(doubted_rows(2, 1.0), doubted_rows(3, 1.2)))
 
-    assert isinstance(leaving, Dispatch)
     assert leaving.point.name == "all"
     assert sum(piece.rows for piece in leaving.row_slices) == 5, "in one batch"
 
@@ -135,9 +138,8 @@ def test_escalated_rows_are_charged_a_shared_batch():
 
 
 def test_low_confidence_accuracy_complements_the_confident():
-    assert EscalationRule(0.43, "all", 0.7847, 0.1263).low_confidence_accuracy(0.7275) == pytest.approx(
-        0.3318, abs=1e-4
-    )
+    accuracy = EscalationRule(0.43, "all", 0.7847, 0.1263).low_confidence_accuracy(0.7275)
+    assert accuracy == pytest.approx(0.3318, abs=1e-4)
     assert EscalationRule(0.43, "all").low_confidence_accuracy(0.7275) == 0.7275
 
 
@@ -190,10 +192,8 @@ def test_decision_does_not_wait_for_tables_being_built(monkeypatch):
 
     write()
     assert book.max_mixed_rows == MAX_SPLIT_ROWS
-    menu = OptionCache(view)
-    assert np.any(
-        np.count_nonzero(menu.point_options([whole(job)]).scaled_splits(64, mixed=True).split_set.rows, axis=1) > 1
-    )
+    splits = OptionCache(view).point_options([whole(job)]).scaled_splits(64, mixed=True).split_set
+    assert np.any(np.count_nonzero(splits.rows, axis=1) > 1)
 
 
 def points_of(most_rows):
@@ -219,6 +219,5 @@ def test_batch_above_the_split_limit_leaves_by_every_policy(name, jobs):
     view = replace(a_view(*map(whole, jobs)), points=points, max_batch_rows=130)
     assert OptionCache(view).point_options([whole(a_job(9))]).split_table.max_mixed_rows == MAX_SPLIT_ROWS
 
-    leaving = POLICIES[name].decide(view)
-    assert isinstance(leaving, Dispatch)
+    leaving = dispatched(view, POLICIES[name])
     assert 1 <= sum(piece.rows for piece in leaving.row_slices) <= 130

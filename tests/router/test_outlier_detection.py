@@ -12,9 +12,9 @@ FAILED = BatchFailed("500: CUDA error")
 class Fleet(SchedulerScenario):
     """Replicas that serve each batch after `seconds`; the names in `failing` fail it at once."""
 
-    def __init__(self, replicas=2, **options):
+    def __init__(self, replicas=2, failing=(), **options):
         super().__init__(slots=replicas, batchSize=1, serviceSeconds={1: 0.1}, **options)
-        self.failing, self.seconds, self.served_by, self.refused = set(), {}, [], []
+        self.failing, self.seconds, self.served_by, self.refused = set(failing), {}, [], []
 
     def serve(self, requests=1, interval=0.2):
         """Let requests arrive one after the other, and serve what is dispatched."""
@@ -46,8 +46,7 @@ class Fleet(SchedulerScenario):
 
 
 def test_failing_replica_is_ejected_and_no_request_fails():
-    fleet = Fleet()
-    fleet.failing = {"slot-0"}
+    fleet = Fleet(failing={"slot-0"})
     fleet.serve(10)
 
     assert fleet.refused == []
@@ -57,8 +56,7 @@ def test_failing_replica_is_ejected_and_no_request_fails():
 
 
 def test_ejected_replica_returns_after_a_good_probe():
-    fleet = Fleet()
-    fleet.failing = {"slot-0"}
+    fleet = Fleet(failing={"slot-0"})
     fleet.serve(5)
     fleet.failing = set()
     fleet.clock.run(fleet.clock.now + BASE_EJECTION_SECONDS)
@@ -69,8 +67,7 @@ def test_ejected_replica_returns_after_a_good_probe():
 
 
 def test_failed_probe_lengthens_the_ejection():
-    fleet = Fleet()
-    fleet.failing = {"slot-0"}
+    fleet = Fleet(failing={"slot-0"})
     fleet.serve(300)
 
     assert fleet.refused == []
@@ -91,8 +88,7 @@ def test_request_that_fails_everywhere_ejects_no_replica():
 
 
 def test_at_most_half_of_the_replicas_are_ejected():
-    fleet = Fleet(replicas=3)
-    fleet.failing = {"slot-0", "slot-1"}
+    fleet = Fleet(replicas=3, failing={"slot-0", "slot-1"})
     fleet.serve(30)
 
     assert len(fleet.ejected) == 1
@@ -105,8 +101,7 @@ def test_at_most_half_of_the_replicas_are_ejected():
 
 
 def test_single_replica_is_never_ejected():
-    fleet = Fleet(replicas=1)
-    fleet.failing = {"slot-0"}
+    fleet = Fleet(replicas=1, failing={"slot-0"})
     fleet.serve(5)
 
     assert len(fleet.refused) == 5
@@ -114,8 +109,7 @@ def test_single_replica_is_never_ejected():
 
 
 def test_failures_of_rows_that_may_not_repeat_count_at_once():
-    fleet = Fleet(repeatable=False)
-    fleet.failing = {"slot-0"}
+    fleet = Fleet(repeatable=False, failing={"slot-0"})
     fleet.serve(20)
 
     assert fleet.ejected == ["slot-0"]
@@ -136,8 +130,7 @@ def test_replica_that_is_much_slower_than_its_peers_is_ejected(seconds, ejected)
 
 
 def test_replica_that_restarts_is_no_longer_ejected():
-    fleet = Fleet()
-    fleet.failing = {"slot-0"}
+    fleet = Fleet(failing={"slot-0"})
     fleet.serve(5)
     fleet.slots[0].set_ready_variants(frozenset())
     fleet.scheduler.refresh_replicas()

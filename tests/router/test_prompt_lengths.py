@@ -144,9 +144,8 @@ def test_long_prompt_does_not_slow_the_latency_model():
 def test_short_prompt_is_never_predicted_below_zero():
     top = Readers(promptTokens=1005.0, serviceSeconds={1: 0.2})
 
-    assert top.chat(HELLO, deadline=10.0).prefill_seconds == pytest.approx(
-        -top.scheduler.latency_model.service_seconds(1)
-    )
+    seconds = top.scheduler.latency_model.service_seconds(1)
+    assert top.chat(HELLO, deadline=10.0).prefill_seconds == pytest.approx(-seconds)
 
 
 @pytest.mark.parametrize("unknown", [{"prefillSeconds": {}}, {"prefillSeconds": {}, "promptTokens": 0.0}])

@@ -102,12 +102,12 @@ def test_default_options_are_one_object():
 
 
 def test_numbers_may_be_sent_as_text():
-    given_wish = parse_request_options(
+    options = parse_request_options(
         {"trimtab.accuracy_floor": "0.9", "trimtab.utility": 3, "trimtab.task": "digits", "priority": "1"}
     )
 
-    assert given_wish == RequestOptions(accuracy_floor=0.9, utility=3.0, task="digits", priority=1)
-    assert not given_wish.only_latency
+    assert options == RequestOptions(accuracy_floor=0.9, utility=3.0, task="digits", priority=1)
+    assert not options.only_latency
 
 
 @pytest.mark.parametrize(

@@ -128,31 +128,21 @@ def test_simultaneous_arrivals_are_dispatched_as_one_batch():
     assert top.slots[0].free
 
 
-def test_unreachable_rows_are_dropped_at_their_drop_time():
-    top = SchedulerScenario()
+@pytest.mark.parametrize(
+    ("drop_policy", "deadline", "dropped_at", "reason"),
+    [("Predicted", 3.0, 2.0, "DeadlineUnreachable"), ("Expired", 0.3, 0.3, "DeadlineExpired")],
+)
+def test_rows_are_dropped_at_their_drop_time(drop_policy, deadline, dropped_at, reason):
+    top = SchedulerScenario(drop_policy=drop_policy)
     top.take()
     top.settle()
-    patient, work = top.take(), top.take(deadline=3.0)
-    top.clock.run(1.999)
+    patient, work = top.take(), top.take(deadline=deadline)
+    top.clock.run(dropped_at - 0.001)
     assert why(work) is None
 
-    top.clock.run(2.01)
-    assert why(work) == "DeadlineUnreachable"
-    assert why(patient) is None
+    top.clock.run(dropped_at + 0.001)
+    assert (why(work), why(patient)) == (reason, None)
     assert top.scheduler.queue.rows == 1
-
-
-def test_expired_policy_drops_rows_at_their_deadline():
-    top = SchedulerScenario(drop_policy="Expired")
-    top.take()
-    top.settle()
-    work = top.take(deadline=0.3)
-    top.clock.run(0.299)
-    assert why(work) is None
-
-    top.clock.run(0.301)
-    assert why(work) == "DeadlineExpired"
-    assert top.scheduler.queue.rows == 0
 
 
 @pytest.mark.parametrize(("policy", "reason"), [("EarliestDeadlineFirst", "DeadlineUnreachable"), ("SlackFit", None)])

@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from tests.builders import a_stage, a_variant
-from tests.router.fakes import FakeReplica, Rig, a_pipeline, a_request, a_rig
+from tests.builders import a_variant
+from tests.router.fakes import FakeReplica, Rig, a_request, a_rig
 from tests.router.test_task_names import a_tasked_pipeline
 from tests.router.test_tasks import KEY, OWN, PATH, a_file, put
 from trimtab_kubernetes import Cluster
@@ -139,10 +139,7 @@ async def test_concurrent_registrations_get_separate_numbers(cluster, namespace,
 async def test_number_taken_for_another_variant_is_given_back(cluster, namespace, tmp_path):
     """Another router registers its task between the choice of a number and the write."""
     variants = [a_variant("small"), a_variant("large", accuracy=0.95)]
-    reads = [{"name": "x", "from": "request.inputs.x"}, {"name": "task", "from": "request.inputs.task"}]
-    inputs = [{"name": "x", "datatype": "FP32", "shape": [4]}, {"name": "task", "datatype": "INT64", "shape": []}]
-    pipeline = a_pipeline([a_stage("stage-0", inputs=reads, variants=variants)], inputs=inputs)
-    pipeline = in_namespace(pipeline, namespace)
+    pipeline = in_namespace(a_tasked_pipeline(stage={"variants": variants}), namespace)
     for variant in variants:
         await create(cluster, namespace, variant["name"])
 

@@ -21,14 +21,16 @@ TASK_PARAMETER = "trimtab.stage-0.task"
 BY_TASK = {"accuracyByTask": {task: {"value": 0.5, "source": "Declared"} for task in ("crops", "faces", "gone")}}
 
 
-def a_tasked_pipeline(*, optional: bool = True, **variant: Any) -> InferencePipeline:
+def a_tasked_pipeline(
+    *, optional: bool = True, stage: Mapping[str, Any] = {}, spec: Mapping[str, Any] = {}, **variant: Any
+) -> InferencePipeline:
     """One that takes x FP32 [4] and task INT64 [] and gives y FP32 [4]."""
     may: dict[str, Any] = {"optional": True} if optional else {}
     task_input = {"name": "task", "from": "request.inputs.task", **may}
     reads = [{"name": "x", "from": "request.inputs.x"}, task_input]
-    stage = a_stage("stage-0", inputs=reads, variants=[a_variant(**variant)])
+    tasked = a_stage("stage-0", **{"inputs": reads, "variants": [a_variant(**variant)]} | dict(stage))
     given = [{"name": "x", "datatype": "FP32", "shape": [4]}, {"name": "task", "datatype": "INT64", "shape": [], **may}]
-    return a_pipeline([stage], inputs=given)
+    return a_pipeline([tasked], inputs=given, **spec)
 
 
 def echo_task_index(inputs: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:

@@ -9,11 +9,11 @@ from typing import Any
 import numpy as np
 import pytest
 
+from tests.builders import a_plan
 from tests.router.fakes import FakeReplica, a_pipeline, a_request, a_rig, plus_one
 from tests.router.test_task_names import a_tasked_pipeline
 from trimtab_pipelines.accuracy_evidence import Accuracy
 from trimtab_pipelines.router_state import RegisteredAccuracy
-from trimtab_pipelines.spec import InferencePipeline
 from trimtab_pipelines.tasks import MAX_TASK_FILE_BYTES, METADATA_KEY, parse_file_name
 from trimtab_protocol.extensions import task_metadata
 from trimtab_router.envoy.api_keys import HashedKey, format_entry, key_digest, new_key
@@ -38,15 +38,6 @@ def a_file(**card: Any) -> bytes:
 
 def measured_of(value: float, confidence: float, low: float) -> Accuracy:
     return Accuracy(value=value, source="Measured", samples=99, low=low, high=0.8, mean_confidence=confidence)
-
-
-def changed(
-    pipeline: InferencePipeline, spec: dict[str, Any], stage: dict[str, Any] | None = None
-) -> InferencePipeline:
-    document = pipeline.model_dump(mode="json", by_alias=True, exclude_none=True)
-    document["spec"] |= spec
-    document["spec"]["stages"][0] |= stage or {}
-    return InferencePipeline.model_validate(document)
 
 
 def a_replica(folder: Path, name: str = "replica-0") -> FakeReplica:
@@ -158,10 +149,7 @@ async def test_state_reports_tasks_and_deletion_is_permanent(tmp_path):
         body = (await rig.get("/trimtab/v1/state"))[1]["stages"]["stage-0"]["registered_accuracies"]
         await put(rig, method="DELETE")
         after = (await rig.get("/trimtab/v1/state"))[1]["stages"]["stage-0"]["registered_accuracies"]
-        assert rig.router.plan is not None
-        stage = rig.router.plan.spec.stages[0].model_copy(update={"accuracy_by_task": {"new": 0.75}})
-        spec = rig.router.plan.spec.model_copy(update={"stages": (stage,), "generation": 2})
-        plan = rig.router.plan.model_copy(update={"spec": spec})
+        plan = a_plan(rig.router.pipeline, 2, accuracyByTask={"new": 0.75})
         rig.router.apply_plan(plan)
         deleted = await rig.rest(a_request(parameters=wished))
 
@@ -182,18 +170,13 @@ async def test_declared_task_has_the_accuracies_of_its_record(basis, expected):
     cards = {task: {"default": judged, "elsewhere": judged} for task in ("named", "known", "letters")}
     replica = FakeReplica(facts=lambda: task_metadata([*OWN, "named", "known"], {}, cards))
     known = {"known": {"value": 0.5, "source": "Measured"}}
-    pipeline = a_tasked_pipeline(
-        tasks=[{"name": name, "storageUri": f"{name}.safetensors"} for name in ("named", "known")],
-        accuracyByTask=known,
-    )
-    pipeline = changed(pipeline, {"objective": {"accuracyBasis": basis}})
+    tasks = [{"name": name, "storageUri": f"{name}.safetensors"} for name in ("named", "known")]
+    objective = {"objective": {"accuracyBasis": basis}}
+    pipeline = a_tasked_pipeline(tasks=tasks, accuracyByTask=known, spec=objective)
     async with a_rig(pipeline, {"stage-0": [replica]}, accuracyByTask={"known": 0.5}) as rig:
         found = [(await rig.rest(a_request(parameters={"trimtab.task": task})))[1] for task in ("named", "known")]
         body = (await rig.get("/trimtab/v1/state"))[1]["stages"]["stage-0"]["registered_accuracies"]
-        assert rig.router.plan is not None
-        corrected = rig.router.plan.spec.stages[0].model_copy(update={"accuracy_by_task": {"named": 0.6}})
-        spec = rig.router.plan.spec.model_copy(update={"stages": (corrected,), "generation": 2})
-        rig.router.apply_plan(rig.router.plan.model_copy(update={"spec": spec}))
+        rig.router.apply_plan(a_plan(pipeline, 2, accuracyByTask={"named": 0.6}))
         planned = (await rig.rest(a_request(parameters={"trimtab.task": "named"})))[1]
 
     assert [answer.parameters["trimtab.expected_accuracy"] for answer in found] == [expected, 0.5]
@@ -208,7 +191,7 @@ async def test_rows_of_a_task_that_joined_are_held_against_its_card(tmp_path):
     replica = a_replica(tmp_path)
     replica.model = lambda inputs: {**plus_one(inputs), "sure": np.full(len(inputs["x"]), 0.5, np.float32)}
     outputs = [{"name": "y", "datatype": "FP32", "shape": [4]}, {"name": "sure", "datatype": "FP32"}]
-    pipeline = changed(a_tasked_pipeline(), {}, {"outputs": outputs, "confidence": "sure"})
+    pipeline = a_tasked_pipeline(stage={"outputs": outputs, "confidence": "sure"})
     judged = {"default": measured_of(0.75, 0.9, low=0.7).model_dump(by_alias=True)}
     wished = {"trimtab.task": "new"}
     async with a_rig(pipeline, {"stage-0": [replica]}, registry=kept_in(tmp_path)) as rig:

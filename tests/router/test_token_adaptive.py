@@ -16,9 +16,14 @@ from trimtab_router.scheduling.policies.split_table import split_table
 from trimtab_router.scheduling.policies.token_options import TokenOptions, candidate_batches, marginal_utility
 
 
-def left(view):
-    found = token_adaptive.decide(view)
+def dispatched(view, **changes):
+    found = token_adaptive.decide(view, **changes)
     assert isinstance(found, Dispatch)
+    return found
+
+
+def left(view):
+    found = dispatched(view)
     return found.point.name, [piece.request for piece in found.row_slices]
 
 
@@ -75,9 +80,8 @@ def test_low_confidence_rows_escalate_if_it_pays():
     rest = [point for point in POINTS if point.name != "few"]
     works = [a_work(0.09, task="") for _ in range(32)]
 
-    found = token_adaptive.decide(a_view(works, points=(*rest, first), arrivals_rps=50.0))
+    found = dispatched(a_view(works, points=(*rest, first), arrivals_rps=50.0))
 
-    assert isinstance(found, Dispatch)
     assert found.point.name == "few"
     assert found.escalation is not None
     assert (found.escalation.to, found.escalation.confidence_below, found.escalation.accuracy) == ("more", 0.5, 0.92)
@@ -92,10 +96,9 @@ def test_never_policy_dispatches_the_largest_batches():
 
 def test_large_request_is_dispatched_in_parts():
     _, batch = left(a_view([a_work(5.0, rows=100)]))
-    found = token_adaptive.decide(a_view([a_work(5.0, rows=100)]))
+    found = dispatched(a_view([a_work(5.0, rows=100)]))
 
     assert len(batch) == 1
-    assert isinstance(found, Dispatch)
     assert sum(piece.rows for piece in found.row_slices) <= 32
 
 
@@ -147,17 +150,15 @@ def test_decision_takes_milliseconds():
 
 def test_given_up_rows_stay_queued():
     works = [a_work(0.05, utility=0.01) for _ in range(32)] + [a_work(0.06) for _ in range(32)]
-    found = token_adaptive.decide(a_view(works))
+    found = dispatched(a_view(works))
 
-    assert isinstance(found, Dispatch)
     assert not found.drops
 
 
 @pytest.mark.parametrize("priced", [True, False])
 def test_rows_of_zero_utility_do_not_stop_the_policy(priced):
-    found = token_adaptive.decide(a_view([a_work(0.5, utility=0.0) for _ in range(5)]), uses_shadow_price=priced)
+    found = dispatched(a_view([a_work(0.5, utility=0.0) for _ in range(5)]), uses_shadow_price=priced)
 
-    assert isinstance(found, Dispatch)
     assert found.row_slices
 
 
@@ -180,8 +181,7 @@ def test_escalation_by_task_adds_its_profiled_gain() -> None:
 
     assert [menu.accuracy_for(twice, task) for task in ("cars", "birds")] == [0.94, 0.7]
     assert menu.accuracy_for(twice, "ships") == points[1].accuracy_for("ships"), "without a threshold"
-    found = token_adaptive.decide(a_view([a_work(0.08) for _ in range(32)], points=points))
-    assert isinstance(found, Dispatch)
+    found = dispatched(a_view([a_work(0.08) for _ in range(32)], points=points))
     assert found.escalation is not None
     assert (
         found.escalation.for_task("cars").confidence_below,

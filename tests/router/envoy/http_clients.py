@@ -22,7 +22,6 @@ from trimtab_router.ingress.listeners import EnvoyControl, Listener
 
 JSON_BODY = json.dumps({"inputs": [{"name": "x", "datatype": "FP32", "shape": [1, 4], "data": [1, 2, 3, 4]}]}).encode()
 PATH = "/v2/models/sample/infer"
-Headers = Mapping[str, str]
 
 
 @dataclass

@@ -28,9 +28,13 @@ async def connect(rig: Rig, sent: bytes) -> tuple[asyncio.StreamReader, asyncio.
     return reader, writer
 
 
-async def all_of(reader: asyncio.StreamReader) -> bytes:
+async def exchange(rig: Rig, sent: bytes) -> bytes:
+    """Send bytes, and return all that comes until the proxy closes the connection."""
+    reader, writer = await connect(rig, sent)
     async with asyncio.timeout(60):
-        return await reader.read()
+        answer = await reader.read()
+    writer.close()
+    return answer
 
 
 async def test_rate_limit_applies_to_one_client_only(tmp_path):
@@ -63,12 +67,10 @@ async def test_address_is_the_client_without_authentication():
 async def test_slow_body_is_refused_and_closed():
     edge = settings(timeouts={"body": "500ms"})
     async with a_rig(PIPELINE, {"stage-0": [FakeReplica()]}, edge=edge) as rig:
-        reader, writer = await connect(rig, HEAD + b"content-length: 1000\r\n\r\n" + b"{" * 500)
-        answer = await all_of(reader)
+        answer = await exchange(rig, HEAD + b"content-length: 1000\r\n\r\n" + b"{" * 500)
         assert answer.startswith(b"HTTP/1.1 408 ")
         assert b"x-trimtab-reason: RequestTimeout" in answer
         assert answer.endswith(b'{"error":"the request did not arrive in time"}\n')
-        writer.close()
         assert rig.router.admission.memory.bytes_in_flight == 0
         slow = (await rig.channel()).stream_unary(grpc_messages.method_path("ModelInfer"), None, None)
         refusal = await grpc_refusal(slow(timeout=60))  # type: ignore[call-arg]
@@ -79,11 +81,9 @@ async def test_a_body_over_the_limit_is_refused_before_it_is_there():
     limits = Limits(max_payload_bytes=MEBIBYTE)
     async with a_rig(PIPELINE, {"stage-0": [FakeReplica()]}, limits=limits) as rig:
         chunk = b"40000\r\n" + bytes(2**18) + b"\r\n"  # four fit
-        reader, writer = await connect(rig, HEAD + b"transfer-encoding: chunked\r\n\r\n" + 4 * chunk + chunk[:9])
-        answer = await all_of(reader)
+        answer = await exchange(rig, HEAD + b"transfer-encoding: chunked\r\n\r\n" + 4 * chunk + chunk[:9])
         assert answer.startswith(b"HTTP/1.1 413 "), answer[:200]
         assert b"x-trimtab-reason: PayloadTooLarge" in answer
-        writer.close()
         assert rig.router.admission.memory.bytes_in_flight == 0
         message = (await rig.channel()).unary_unary(grpc_messages.method_path("ModelInfer"), None, None)
         refusal = await grpc_refusal(message(bytes(2 * MEBIBYTE)))

@@ -42,9 +42,8 @@ async def test_valid_token_passes_and_forged_one_is_refused(tmp_path, algorithm)
     def signed(**changes: Any) -> str:
         return signer.token(tmp_path, claims(**changes))
 
-    async with a_rig(
-        PIPELINE, {"stage-0": [FakeReplica()]}, edge=EdgeSettings(jwt=(an_issuer(tmp_path, signer),))
-    ) as rig:
+    edge = EdgeSettings(jwt=(an_issuer(tmp_path, signer),))
+    async with a_rig(PIPELINE, {"stage-0": [FakeReplica()]}, edge=edge) as rig:
         good = signed()
         assert (await post(rig, bearer(good))).status == 200
         assert (await post(rig, ("Authorization", f"bearer {good}"))).status == 200

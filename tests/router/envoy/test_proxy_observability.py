@@ -15,7 +15,7 @@ from opentelemetry.proto.collector.trace.v1 import trace_service_pb2, trace_serv
 
 from tests.router.envoy.http_clients import call, code, post
 from tests.router.envoy.test_api_keys import line
-from tests.router.envoy.test_client_limits import HEAD, all_of, connect, settings
+from tests.router.envoy.test_client_limits import HEAD, exchange, settings
 from tests.router.envoy.test_streams import set_large_request_limit
 from tests.router.fakes import FakeReplica, Rig, a_pipeline, a_request, a_rig, grpc_refusal
 from trimtab_pipelines.edge_settings import EdgeSettings
@@ -92,20 +92,13 @@ async def test_proxy_rejections_are_counted_with_reasons(tmp_path):
         assert (await post(rig, ("x-api-key", bob))).status == 403
         assert await code(rig, ("x-api-key", bob)) == "PERMISSION_DENIED"
         shown = f"x-api-key: {alice}\r\n".encode()
-        reader, writer = await connect(rig, HEAD + shown + b"content-length: 1073741824\r\n\r\n")
-        assert (await all_of(reader)).startswith(b"HTTP/1.1 413")
-        writer.close()
+        assert (await exchange(rig, HEAD + shown + b"content-length: 1073741824\r\n\r\n")).startswith(b"HTTP/1.1 413")
         method = (await rig.channel()).unary_unary(grpc_messages.method_path("ModelInfer"), None, None)
         await grpc_refusal(method(bytes(2 * MEBIBYTE), metadata=[known]))
-        reader, writer = await connect(rig, HEAD + shown + b"content-length: 100\r\n\r\n")
-        assert (await all_of(reader)).startswith(b"HTTP/1.1 408")
-        writer.close()
-        reader, writer = await connect(rig, HEAD + b"x-large: " + b"x" * 20_000 + b"\r\ncontent-length: 0\r\n\r\n")
-        assert (await all_of(reader)).startswith(b"HTTP/1.1 431")
-        writer.close()
-        reader, writer = await connect(rig, b"POST / HTTP/1.1\r\nhost: a\r\nno header\r\n\r\n")
-        assert (await all_of(reader)).startswith(b"HTTP/1.1 400")
-        writer.close()
+        assert (await exchange(rig, HEAD + shown + b"content-length: 100\r\n\r\n")).startswith(b"HTTP/1.1 408")
+        large = HEAD + b"x-large: " + b"x" * 20_000 + b"\r\ncontent-length: 0\r\n\r\n"
+        assert (await exchange(rig, large)).startswith(b"HTTP/1.1 431")
+        assert (await exchange(rig, b"POST / HTTP/1.1\r\nhost: a\r\nno header\r\n\r\n")).startswith(b"HTTP/1.1 400")
         unknown = (await rig.channel()).unary_unary("/no.such.Service/Method", None, None)
         await grpc_refusal(unknown(b"", metadata=[known]))
         while (await post(rig, known)).status != 429:

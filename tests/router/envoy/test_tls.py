@@ -1,4 +1,4 @@
-"""TLS at a real Envoy: certificate rotation, client certificates, and termination for a third-party server."""
+"""TLS at a real Envoy, in front of a third-party server, and between a router and its replicas."""
 
 import asyncio
 import json
@@ -163,9 +163,8 @@ async def test_terminator_admits_only_the_named_certificate(tmp_path):
     served = await FakeReplica().start()
     async with guarding(served, theirs.identity("shared"), tmp_path) as port:
         endpoints = endpoints_of({"stage-0": [FakeReplica(port=port)]})
-        async with a_rig(
-            PIPELINE, {"stage-0": []}, edge=EdgeSettings(replicas=right.identity("shared")), ready=False
-        ) as rig:
+        edge = EdgeSettings(replicas=right.identity("shared"))
+        async with a_rig(PIPELINE, {"stage-0": []}, edge=edge, ready=False) as rig:
             rig.router.apply_endpoints(endpoints)
             await rig.until_ready()
             assert (await rig.rest(a_request()))[0] == 200
@@ -184,3 +183,60 @@ async def test_terminator_admits_only_the_named_certificate(tmp_path):
             await plain.exchange(request_head("GET", "/v2/models/small/ready", "x", {}, 0))
         assert (served.probes, len(served.seen)) == (probes, 2)
     await served.stop()
+
+
+@pytest.fixture
+def authority(tmp_path):
+    return Authority(tmp_path / "ca").begin()
+
+
+def showing(holder: Holder, name: str, asked: str = "") -> FakeReplica:
+    return FakeReplica(name=name, tls=MutualTls(holder.identity(asked)).server_context())
+
+
+@pytest.mark.parametrize(
+    ("kind", "reason"),
+    [
+        ("of another authority", "its certificate is refused: "),
+        ("expired", "its certificate is refused: certificate has expired"),
+        ("of another name", "elsewhere"),
+        ("plain", "TLS"),
+        ("taking others only", "closed the connection"),
+    ],
+)
+async def test_replica_with_wrong_identity_gets_no_batches(tmp_path, authority, caplog, kind, reason):
+    other = Authority(tmp_path / "other", "other").begin()
+    mine = Holder(tmp_path / "mine").take(authority, authority)
+    signer = other if kind == "of another authority" else authority
+    names = "DNS:elsewhere" if kind == "of another name" else "DNS:shared"
+    trusted = other if kind == "taking others only" else authority
+    theirs = Holder(tmp_path / "theirs").take(signer, trusted, names, expired=kind == "expired")
+    refused = FakeReplica(name="refused") if kind == "plain" else showing(theirs, "refused")
+    good = showing(mine, "good", "shared")
+    edge = EdgeSettings(replicas=mine.identity("shared"))
+    async with a_rig(PIPELINE, {"stage-0": [good, refused]}, edge=edge, ready=False) as rig:
+        await rig.until_ready()
+        await rig.until(lambda: rig.value("trimtab_unauthenticated_replicas") == 1)
+        for _ in range(8):
+            assert (await rig.rest(a_request()))[0] == 200
+        _, state = await rig.get("/trimtab/v1/state")
+        body = state["stages"]["stage-0"]["endpoints"]
+        assert (body["good"]["ready"], body["good"]["rejection"]) == (True, "")
+        assert not body["refused"]["ready"]
+        assert reason in body["refused"]["rejection"]
+        assert not refused.seen
+        assert not refused.probes
+        lines = [line for line in caplog.messages if "rejected" in line]
+        assert lines == [f"replica refused rejected: {body['refused']['rejection']}"]
+
+
+async def test_a_refused_replica_serves_once_its_certificate_is_right(tmp_path, authority):
+    mine = Holder(tmp_path / "mine").take(authority, authority)
+    theirs = Holder(tmp_path / "theirs").take(authority, authority, expired=True)
+    replica, edge = showing(theirs, "late"), EdgeSettings(replicas=mine.identity())
+    async with a_rig(PIPELINE, {"stage-0": [replica]}, edge=edge, ready=False) as rig:
+        await rig.until(lambda: rig.value("trimtab_unauthenticated_replicas") == 1)
+        theirs.take(authority, authority)
+        await rig.until_ready()
+        assert rig.value("trimtab_unauthenticated_replicas") == 0
+        assert (await rig.rest(a_request()))[0] == 200

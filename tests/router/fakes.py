@@ -334,8 +334,8 @@ async def an_envoy(
 
 @asynccontextmanager
 async def a_rig(
-    pipeline: InferencePipeline,
-    replicas: Mapping[str, Sequence[FakeReplica]],
+    pipeline: InferencePipeline | None = None,
+    replicas: Mapping[str, Sequence[FakeReplica]] | None = None,
     *,
     limits: Limits | None = None,
     tracer: Tracer | None = None,
@@ -346,6 +346,8 @@ async def a_rig(
     registry: Callable[[Router], Awaitable[TaskApi]] | None = None,
     **plan: Any,
 ) -> AsyncIterator[Rig]:
+    """Run a router; of one stage with one replica if nothing else is given."""
+    pipeline, replicas = pipeline or a_pipeline(1), {"stage-0": [FakeReplica()]} if replicas is None else replicas
     fakes = [fake for stage in replicas.values() for fake in stage]
     for fake in fakes:
         await fake.start()

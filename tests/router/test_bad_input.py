@@ -7,7 +7,7 @@ import grpc
 import numpy as np
 import pytest
 
-from tests.router.fakes import FakeReplica, a_call, a_pipeline, a_request, a_rig, grpc_refusal
+from tests.router.fakes import a_call, a_pipeline, a_request, a_rig, grpc_refusal
 from trimtab_protocol import InferRequest, RequestedOutput, Tensor
 from trimtab_router.limits import MEBIBYTE, Limits
 from trimtab_router.refusal import Refusal
@@ -89,7 +89,7 @@ async def test_unknown_models_and_versions_are_not_found(rig, model, version, me
 
 async def test_body_that_is_no_request_or_too_large_is_refused():
     bomb = gzip.compress(bytes(8 * MEBIBYTE), mtime=0)
-    async with a_rig(PIPELINE, {"stage-0": [FakeReplica()]}, limits=Limits(max_payload_bytes=MEBIBYTE)) as rig:
+    async with a_rig(limits=Limits(max_payload_bytes=MEBIBYTE)) as rig:
         for body, headers, status, message in (
             (b"not json", {}, 400, "the JSON header cannot be read"),
             (bytes(2 * MEBIBYTE), {}, 413, "the body has 2097152 bytes; at most 1048576 bytes are accepted"),

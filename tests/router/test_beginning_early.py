@@ -132,9 +132,8 @@ async def test_partial_chat_has_the_request_timeout(early, seconds):
     inputs = {name: np.array([b"[]"], dtype=object) for name in ("messages", "references")}
     work = StageRequest(cast("Any", Caller()), "text", 1, inputs, deadline=11.5, now=0.0)
     point = Point("default", 1.0, lambda _: 0.001)
-    batch = Batch(
-        ReplicaSlots("one"), "small", point, [RowSlice(work, 0, 1)], 1, 4.0, found_idle=False, early_prefill=early
-    )
+    pieces = [RowSlice(work, 0, 1)]
+    batch = Batch(ReplicaSlots("one"), "small", point, pieces, 1, 4.0, found_idle=False, early_prefill=early)
     datatypes = dict.fromkeys(inputs, "BYTES")
     transport = HttpTransport(stage, datatypes=datatypes, hang_seconds=30.0, max_response_bytes=2**20)
 

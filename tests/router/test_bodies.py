@@ -13,7 +13,7 @@ import pytest
 from opentelemetry.trace import NoOpTracer
 from yarl import URL
 
-from tests.router.fakes import FakeReplica, a_pipeline, a_request, a_rig
+from tests.router.fakes import a_request, a_rig
 from trimtab_protocol import grpc_messages, rest
 from trimtab_router.limits import MEBIBYTE, Limits
 
@@ -38,7 +38,7 @@ async def answered(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -
 
 async def test_announced_bodies_do_not_block_others():
     limits = Limits(max_bytes_in_flight=4 * MEBIBYTE, max_payload_bytes=4 * MEBIBYTE, body_seconds=3600)
-    async with a_rig(a_pipeline(1), {"stage-0": [FakeReplica()]}, limits=limits) as rig:
+    async with a_rig(limits=limits) as rig:
         announced = HEAD + b"Inference-Header-Content-Length: 9\r\nContent-Length: 4194304\r\n\r\n"
         waiting = [await send(rig, announced) for _ in range(20)]
         await rig.until(lambda: rig.router.admission.memory.requests == 20)
@@ -55,7 +55,7 @@ async def test_announced_bodies_do_not_block_others():
 @pytest.mark.parametrize("framing", [b"Content-Length: 100\r\n\r\nx", b"Transfer-Encoding: chunked\r\n\r\n1\r\nx\r\n"])
 async def test_a_body_that_does_not_come_is_given_up(framing):
     limits = Limits(body_seconds=0.2)
-    async with a_rig(a_pipeline(1), {"stage-0": [FakeReplica()]}, limits=limits) as rig:
+    async with a_rig(limits=limits) as rig:
         head = await answered(*await send(rig, HEAD + framing))
 
         assert head.startswith(b"HTTP/1.1 408 ")
@@ -66,7 +66,7 @@ async def test_a_body_that_does_not_come_is_given_up(framing):
 
 async def test_json_beyond_its_bound_is_sent_to_binary_tensors():
     limits = Limits(max_json_bytes=1000)
-    async with a_rig(a_pipeline(1), {"stage-0": [FakeReplica()]}, limits=limits) as rig:
+    async with a_rig(limits=limits) as rig:
         advice = "use binary tensors (extension binary_tensor_data)"
         for headers in ({}, {rest.HEADER_LENGTH: "1001"}):
             status, error, _ = await rig.post("sample", b" " * 2000, **headers)
@@ -114,7 +114,7 @@ async def test_empty_compressed_message_is_a_client_error(rig, encoding):
 
 async def test_unpacked_bytes_count_while_they_are_unpacked():
     limits = Limits(max_bytes_in_flight=2 * MEBIBYTE, max_payload_bytes=64 * MEBIBYTE)
-    async with a_rig(a_pipeline(1), {"stage-0": [FakeReplica()]}, limits=limits) as rig:
+    async with a_rig(limits=limits) as rig:
         headers = {"Content-Encoding": "gzip", rest.HEADER_LENGTH: "100"}
         bomb = gzip.compress(bytes(32 * MEBIBYTE), mtime=0)
         status, error, answer_headers = await rig.post("sample", bomb, **headers)
@@ -138,7 +138,7 @@ class BrokenTracer(NoOpTracer):
 
 
 async def test_internal_errors_leak_nothing_and_forge_no_log(caplog):
-    async with a_rig(a_pipeline(1), {"stage-0": [FakeReplica()]}, tracer=BrokenTracer()) as rig:
+    async with a_rig(tracer=BrokenTracer()) as rig:
         path = "/v2/models/sample/infer"
         url = URL(f"{rig.url}{path}%0A2025%20CRITICAL%20all%20is%20lost/infer", encoded=True)
         async with rig.session.post(url, data=b"{}") as answer:

@@ -22,13 +22,12 @@ async def test_requests_beyond_the_limit_are_refused():
     async with a_rig(a_pipeline(1), {"stage-0": [replica]}, batchSize=1, serviceSeconds={1: 10.0}) as rig:
         first = await rig.hold(replica)
         most = MIN_REQUESTS  # more than the 12 that one replica answers within twice the SLO
-        calls = [
-            asyncio.ensure_future(rig.rest(a_request(parameters={"timeout": 600 * SECOND}))) for _ in range(most - 1)
-        ]
+        patient = a_request(parameters={"timeout": 600 * SECOND})
+        calls = [asyncio.ensure_future(rig.rest(patient)) for _ in range(most - 1)]
         await rig.until(queued(rig, most - 1))
         await rig.until(lambda: rig.router.admission.concurrency.concurrency_limit.limit == most)
 
-        status, message, headers = await rig.rest(a_request(parameters={"timeout": 600 * SECOND}))
+        status, message, headers = await rig.rest(patient)
         assert (status, headers["x-trimtab-reason"], headers["Retry-After"]) == (429, "Overload", "1")
         assert message.startswith("the router is overloaded: 16 requests are in flight")
         replica.gate.set()

@@ -189,7 +189,7 @@ async def test_failing_policy_falls_back_and_logs_once(caplog):
     def fails(view):
         raise IndexError(view.max_batch_rows)
 
-    async with a_rig(a_pipeline(1), {"stage-0": [FakeReplica()]}, policy=Policy(fails), batchSize=4) as rig:
+    async with a_rig(policy=Policy(fails), batchSize=4) as rig:
         for n in range(3):
             answered(await rig.rest(a_request(value=float(n))), 1, n)
 

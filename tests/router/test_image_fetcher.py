@@ -7,6 +7,7 @@ from contextlib import asynccontextmanager
 
 import pytest
 from aiohttp import web
+from aiohttp.test_utils import RawTestServer
 
 from tests.router.chats import a_png
 from trimtab_pipelines.chat_settings import ImageLimits
@@ -19,13 +20,8 @@ from trimtab_router.ingress.image_fetcher import ImageFetcher
 
 @asynccontextmanager
 async def a_store(answer):
-    runner = web.ServerRunner(web.Server(answer, access_log=None), shutdown_timeout=0)
-    await runner.setup()
-    await web.TCPSite(runner, "127.0.0.1", 0).start()
-    try:
-        yield f"http://127.0.0.1:{runner.addresses[0][1]}/images/"
-    finally:
-        await runner.cleanup()
+    async with RawTestServer(answer) as server:
+        yield str(server.make_url("/images/"))
 
 
 async def fetch(store, name, budget=None, **bounds):

@@ -11,6 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from aiohttp import web
+from aiohttp.test_utils import RawTestServer
 
 from tests.builders import a_stage
 from tests.processes import held_port
@@ -43,9 +44,8 @@ async def plain_mlserver(folder: Path) -> AsyncIterator[int]:
 
 
 def at(port: int) -> Endpoints:
-    endpoint = Endpoint(
-        name="theirs", address=f"127.0.0.1:{port}", variants=("small",), model_names={"small": "their-name"}
-    )
+    names = {"small": "their-name"}
+    endpoint = Endpoint(name="theirs", address=f"127.0.0.1:{port}", variants=("small",), model_names=names)
     return Endpoints(stages={"stage-0": (endpoint,)})
 
 
@@ -83,9 +83,8 @@ class TheirServer:
         asked = rest.decode_request("their-name", await request.read(), length)
         self.binary.append(length is not None)
         outputs = (Tensor.of("y", asked.inputs[0].array + np.float32(1)),)
-        buffers, length_out = rest.encode_response(
-            InferResponse("their-name", outputs), frozenset({"y"} if length else ())
-        )
+        answer = InferResponse("their-name", outputs)
+        buffers, length_out = rest.encode_response(answer, frozenset({"y"} if length else ()))
         headers = {rest.HEADER_LENGTH: str(length_out)} if length_out else {}
         return web.Response(body=b"".join(buffers), headers=headers)
 
@@ -93,14 +92,15 @@ class TheirServer:
 @pytest.mark.parametrize("extensions", [("binary_tensor_data", "statistics"), ("model_repository_extension",), ()])
 async def test_tensors_are_binary_or_as_large_as_json_makes_them(extensions):
     theirs, width = TheirServer(*extensions), 100
-    runner = web.ServerRunner(web.Server(theirs, access_log=None))
-    await runner.setup()
-    await web.TCPSite(runner, "127.0.0.1", 0).start()
     any_row = {"datatype": "FP32", "shape": [width]}
     stage = a_stage("stage-0", outputs=[{"name": "y", **any_row}])
     pipeline = a_pipeline([stage], inputs=[{"name": "x", **any_row}])
-    async with a_rig(pipeline, {"stage-0": []}, ready=False, batchSize=64) as rig:
-        rig.router.apply_endpoints(at(runner.addresses[0][1]))
+    async with (
+        RawTestServer(theirs) as server,
+        a_rig(pipeline, {"stage-0": []}, ready=False, batchSize=64) as rig,
+    ):
+        assert server.port is not None
+        rig.router.apply_endpoints(at(server.port))
         await rig.until_ready()
         x = np.full((64, width), 0.1, np.float32)
         parameters = PATIENT | {"binary_data_output": True}
@@ -109,6 +109,5 @@ async def test_tensors_are_binary_or_as_large_as_json_makes_them(extensions):
         assert status == 200, answer
         np.testing.assert_array_equal(answer.outputs[0].array, x + np.float32(1))
         assert answer.parameters["trimtab.stage-0.operating_point"] == "default"
-    await runner.cleanup()
     assert theirs.binary == ["binary_tensor_data" in extensions]
     assert theirs.paths == {"/v2", "/v2/models/their-name/ready", "/v2/models/their-name/infer"}

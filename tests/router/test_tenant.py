@@ -123,7 +123,5 @@ async def test_naming_a_tenant_does_not_share_its_images():
 
 def test_pipelines_that_answer_no_chats_have_no_options_to_own():
     assert options_inputs(a_chat_pipeline().spec) == ("options",)
-    plain = a_pipeline(
-        inputs=[{"name": "options", "datatype": "BYTES"}, {"name": "x", "datatype": "FP32", "shape": [4]}]
-    )
-    assert options_inputs(plain.spec) == ()
+    inputs = [{"name": "options", "datatype": "BYTES"}, {"name": "x", "datatype": "FP32", "shape": [4]}]
+    assert options_inputs(a_pipeline(inputs=inputs).spec) == ()

@@ -70,9 +70,8 @@ async def test_metadata_lists_optional_inputs_and_points():
     points |= {f"trimtab.stage-0.small.{name}.modalities": modalities for name, (modalities, _) in reads.items()}
     points |= {f"trimtab.stage-0.small.{name}.accuracy": accuracy for name, (_, accuracy) in reads.items()}
     assert reply["parameters"] == points
-    assert {name: value.string_param for name, value in model.parameters.items()} == {
-        name: str(value) for name, value in points.items()
-    }
+    sent = {name: value.string_param for name, value in model.parameters.items()}
+    assert sent == {name: str(value) for name, value in points.items()}
 
 
 def test_metadata_omits_long_texts_over_grpc():
@@ -170,9 +169,8 @@ async def test_load_and_state_as_the_adapter_reads_them():
         }
     )
     reader = FakeReplica(model=lambda inputs: {"label": np.arange(len(inputs["crop"]))})
-    pipeline = a_pipeline(
-        [locate(), read()], inputs=[PAGE], outputs=[output.model_dump(by_alias=True) for output in digits().outputs]
-    )
+    outputs = [output.model_dump(by_alias=True) for output in digits().outputs]
+    pipeline = a_pipeline([locate(), read()], inputs=[PAGE], outputs=outputs)
     async with a_rig(pipeline, {"locate": [locator], "read": [reader]}, batchSize=4) as rig:
         _, answer, _ = await rig.rest(InferRequest("sample", (page,)))
         assert {tensor.name: tensor.shape for tensor in answer.outputs} == {"found": (2,), "labels": (6,)}

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import torch
 from aiohttp import web
+from aiohttp.test_utils import RawTestServer
 
 from tests.router.envoy.openssl import Authority, Holder
 from trimtab_model_servers.chat import embedding_store
@@ -215,12 +216,10 @@ async def keeping(tls: ssl.SSLContext | None, **other: str) -> AsyncIterator[str
             body=b"".join(parts), headers=headers | {f"Trimtab-{name}": value for name, value in other.items()}
         )
 
-    runner = web.ServerRunner(web.Server(give, access_log=None))
-    await runner.setup()
-    await web.TCPSite(runner, "127.0.0.1", 0, ssl_context=tls).start()
-    scheme, port = "http" if tls is None else "https", runner.addresses[0][1]
-    yield f"{scheme}://127.0.0.1:{port}/v2/models/encode/embeddings/a-0,1"
-    await runner.cleanup()
+    server = RawTestServer(give)
+    await server.start_server(ssl=tls)
+    yield str(server.make_url("/v2/models/encode/embeddings/a-0,1"))
+    await server.close()
 
 
 async def test_client_with_trusted_certificate_fetches_embeddings(tmp_path: Path) -> None:

@@ -72,9 +72,8 @@ async def test_disaggregated_model_equals_colocated_model(colocated, text):
         return InferRequest("text", (*asked, *(brought | {"image_columns": other}).values()))
 
     answer = await text.infer(turned([2, 3]), worker)
-    expected = await colocated.infer(
-        a_chat("colocated", "What?", *TALL_AND_WIDE, max_tokens=8, ignore_eos=True), worker
-    )
+    whole = a_chat("colocated", "What?", *TALL_AND_WIDE, max_tokens=8, ignore_eos=True)
+    expected = await colocated.infer(whole, worker)
     assert text_of(answer) == text_of(expected)
     assert text_of(await text.infer(turned([3, 2]), worker)) != text_of(expected)
     for wrong in ([2], [2, -1]):

@@ -89,7 +89,7 @@ async def test_only_requests_with_a_valid_key_pass(tmp_path):
 async def test_health_and_reflection_require_a_key(tmp_path):
     keys, key = tmp_path / "keys", new_key()
     keys.write_text(line("alice", key))
-    async with a_rig(PIPELINE, {"stage-0": [FakeReplica()]}, edge=settings(keys)) as rig:
+    async with a_rig(edge=settings(keys)) as rig:
         base = f"http://127.0.0.1:{(await rig.proxy()).rest_port}"
         for path in ("/v2", "/v2/health/live", "/v2/health/ready", "/v2/models/sample", "/nothing", "//v2/health/live"):
             async with rig.session.get(base + path) as answer:
@@ -142,7 +142,7 @@ async def test_a_revoked_key_is_refused_while_connections_stay(tmp_path):
     tracing = aiohttp.TraceConfig()
     tracing.on_connection_create_end.append(note)
     async with (
-        a_rig(PIPELINE, {"stage-0": [FakeReplica()]}, edge=settings(keys)) as rig,
+        a_rig(edge=settings(keys)) as rig,
         aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=1), trace_configs=[tracing]) as session,
     ):
         await until_status(rig, 200, ("x-api-key", bob))
@@ -158,7 +158,7 @@ async def test_a_revoked_key_is_refused_while_connections_stay(tmp_path):
 async def test_key_file_rewritten_in_place_is_reloaded(tmp_path):
     keys, alice, bob = tmp_path / "keys", new_key(), new_key()
     keys.write_text("nonsense\nmallory: a plain key\n" + line("alice", alice) + line("bob", bob))
-    async with a_rig(PIPELINE, {"stage-0": [FakeReplica()]}, edge=settings(keys)) as rig:
+    async with a_rig(edge=settings(keys)) as rig:
         await until_status(rig, 200, ("x-api-key", bob))
         keys.write_text("sha256:\n" + line("alice", alice) + "bob: sha256:revoked\n\0\ufffd: x\n")
         await until_status(rig, 401, ("x-api-key", bob))
@@ -178,7 +178,7 @@ async def test_keys_of_every_length_are_known_by_their_hash(tmp_path):
     too_long = "x" * 257
     hashed = (f"client{n}: sha256:{hashlib.sha256(key.encode()).hexdigest()}\n" for n, key in shown.items())
     keys.write_text("".join(hashed) + line("long", too_long))
-    async with a_rig(PIPELINE, {"stage-0": [FakeReplica()]}, edge=settings(keys)) as rig:
+    async with a_rig(edge=settings(keys)) as rig:
         url = f"http://127.0.0.1:{(await rig.proxy()).rest_port}/v2"
         for length, key in shown.items():
             async with rig.session.get(url, headers={"x-api-key": key}) as answer:
@@ -192,7 +192,7 @@ async def test_keys_of_every_length_are_known_by_their_hash(tmp_path):
 async def test_without_keys_every_request_is_refused(tmp_path):
     keys = tmp_path / "keys"
     keys.write_text(line("alice", key := new_key()))
-    async with a_rig(PIPELINE, {"stage-0": [FakeReplica()]}, edge=settings(keys)) as rig:
+    async with a_rig(edge=settings(keys)) as rig:
         await until_status(rig, 200, ("x-api-key", key))
         control = rig.control
         assert control is not None

@@ -7,14 +7,13 @@ import grpc
 
 from tests.router.envoy.http_clients import PATH, call, code, post
 from tests.router.envoy.test_api_keys import line
-from tests.router.fakes import FakeReplica, Rig, a_pipeline, a_rig, grpc_refusal
+from tests.router.fakes import Rig, a_rig, grpc_refusal
 from trimtab_pipelines.edge_settings import EdgeSettings
 from trimtab_protocol import grpc_messages
 from trimtab_router.envoy.api_keys import new_key
 from trimtab_router.envoy.bootstrap import INITIAL_MAX_IN_FLIGHT
 from trimtab_router.limits import MEBIBYTE, Limits
 
-PIPELINE = a_pipeline(1)
 HEAD = f"POST {PATH} HTTP/1.1\r\nhost: proxy\r\ncontent-type: application/json\r\n".encode()
 
 
@@ -41,7 +40,7 @@ async def test_rate_limit_applies_to_one_client_only(tmp_path):
     keys, alice, bob = tmp_path / "keys", new_key(), new_key()
     keys.write_text(line("alice", alice) + line("bob", bob))
     edge = settings(keysFile=str(keys), clients={"requestsPerSecond": 0.01, "burst": 3})
-    async with a_rig(PIPELINE, {"stage-0": [FakeReplica()]}, edge=edge) as rig:
+    async with a_rig(edge=edge) as rig:
         assert [(await post(rig, ("x-api-key", alice))).status for _ in range(3)] == [200] * 3
         refused = await post(rig, ("x-api-key", alice))
         assert (refused.status, refused.headers["retry-after"]) == (429, "1")
@@ -56,7 +55,7 @@ async def test_rate_limit_applies_to_one_client_only(tmp_path):
 
 async def test_address_is_the_client_without_authentication():
     edge = settings(clients={"requestsPerSecond": 0.01, "burst": 2})
-    async with a_rig(PIPELINE, {"stage-0": [FakeReplica()]}, edge=edge) as rig:
+    async with a_rig(edge=edge) as rig:
         statuses = []
         for number in range(4):
             own = (("x-trimtab-client", f"key:{number}"), ("x-forwarded-for", f"10.0.0.{number}"))
@@ -66,7 +65,7 @@ async def test_address_is_the_client_without_authentication():
 
 async def test_slow_body_is_refused_and_closed():
     edge = settings(timeouts={"body": "500ms"})
-    async with a_rig(PIPELINE, {"stage-0": [FakeReplica()]}, edge=edge) as rig:
+    async with a_rig(edge=edge) as rig:
         answer = await exchange(rig, HEAD + b"content-length: 1000\r\n\r\n" + b"{" * 500)
         assert answer.startswith(b"HTTP/1.1 408 ")
         assert b"x-trimtab-reason: RequestTimeout" in answer
@@ -79,7 +78,7 @@ async def test_slow_body_is_refused_and_closed():
 
 async def test_a_body_over_the_limit_is_refused_before_it_is_there():
     limits = Limits(max_payload_bytes=MEBIBYTE)
-    async with a_rig(PIPELINE, {"stage-0": [FakeReplica()]}, limits=limits) as rig:
+    async with a_rig(limits=limits) as rig:
         chunk = b"40000\r\n" + bytes(2**18) + b"\r\n"  # four fit
         answer = await exchange(rig, HEAD + b"transfer-encoding: chunked\r\n\r\n" + 4 * chunk + chunk[:9])
         assert answer.startswith(b"HTTP/1.1 413 "), answer[:200]

@@ -43,7 +43,7 @@ async def test_valid_token_passes_and_forged_one_is_refused(tmp_path, algorithm)
         return signer.token(tmp_path, claims(**changes))
 
     edge = EdgeSettings(jwt=(an_issuer(tmp_path, signer),))
-    async with a_rig(PIPELINE, {"stage-0": [FakeReplica()]}, edge=edge) as rig:
+    async with a_rig(edge=edge) as rig:
         good = signed()
         assert (await post(rig, bearer(good))).status == 200
         assert (await post(rig, ("Authorization", f"bearer {good}"))).status == 200
@@ -78,7 +78,7 @@ async def test_valid_token_passes_and_forged_one_is_refused(tmp_path, algorithm)
 async def test_a_subject_that_could_be_more_than_a_name_is_none(tmp_path):
     signer = Signer.make("good")
     settings = EdgeSettings(jwt=(an_issuer(tmp_path, signer),))
-    async with a_rig(PIPELINE, {"stage-0": [FakeReplica()]}, edge=settings) as rig:
+    async with a_rig(edge=settings) as rig:
         for subject in ("alice\r\nx-evil: 1", "älice", "alice bob", "", "a" * 129, None, "\0", "alice,bob", "%0d%0a"):
             refused = await post(rig, bearer(signer.token(tmp_path, claims(sub=subject))))
             assert (refused.status, refused.headers["x-trimtab-reason"]) == (403, "Forbidden"), repr(subject)
@@ -148,7 +148,7 @@ async def test_keys_and_tokens_are_taken_beside_each_other(tmp_path):
     keys.write_text(f"bob: {format_entry(HashedKey('bob', key_digest(key)))}\n")
     settings = EdgeSettings(jwt=(an_issuer(tmp_path, signer),), keys_file=str(keys))
     good, bad = signer.token(tmp_path, claims()), signer.token(tmp_path, claims(aud="another"))
-    async with a_rig(PIPELINE, {"stage-0": [FakeReplica()]}, edge=settings) as rig:
+    async with a_rig(edge=settings) as rig:
         for headers, status in (
             ((), 401),
             ((bearer(good),), 200),
@@ -160,7 +160,7 @@ async def test_keys_and_tokens_are_taken_beside_each_other(tmp_path):
             ((bearer(bad),), 403),
         ):
             assert (await post(rig, *headers)).status == status, headers
-    async with a_rig(PIPELINE, {"stage-0": [FakeReplica()]}, edge=EdgeSettings(keys_file=str(keys))) as rig:
+    async with a_rig(edge=EdgeSettings(keys_file=str(keys))) as rig:
         assert (await post(rig, bearer(good))).status == 401
         assert (await post(rig, ("x-api-key", key))).status == 200
 
@@ -169,7 +169,7 @@ async def test_rotated_issuer_keys_replace_the_old(tmp_path):
     old, new = Signer.make("old"), Signer.make("new")
     settings = EdgeSettings(jwt=(an_issuer(tmp_path, old),))
     first, second = bearer(old.token(tmp_path, claims())), bearer(new.token(tmp_path, claims()))
-    async with a_rig(PIPELINE, {"stage-0": [FakeReplica()]}, edge=settings) as rig:
+    async with a_rig(edge=settings) as rig:
 
         async def until_both_are(first_status: int, second_status: int) -> float:
             began = asyncio.get_running_loop().time()

@@ -17,14 +17,12 @@ from tests.router.envoy.http_clients import call, code, post
 from tests.router.envoy.test_api_keys import line
 from tests.router.envoy.test_client_limits import HEAD, exchange, settings
 from tests.router.envoy.test_streams import set_large_request_limit
-from tests.router.fakes import FakeReplica, Rig, a_pipeline, a_request, a_rig, grpc_refusal
+from tests.router.fakes import Rig, a_request, a_rig, grpc_refusal
 from trimtab_pipelines.edge_settings import EdgeSettings
 from trimtab_protocol import grpc_messages
 from trimtab_router.envoy.api_keys import new_key
 from trimtab_router.limits import MEBIBYTE, Limits
 from trimtab_router.observability.tracing import ENDPOINT_VARIABLE, collector_address, create_tracer
-
-PIPELINE = a_pipeline(1)
 
 
 def refused(rig: Rig) -> dict[tuple[str, str], int]:
@@ -83,7 +81,7 @@ async def test_proxy_rejections_are_counted_with_reasons(tmp_path):
     )
     known = ("x-api-key", alice)
     limits = Limits(max_payload_bytes=MEBIBYTE)
-    async with a_rig(PIPELINE, {"stage-0": [FakeReplica()]}, edge=edge, limits=limits) as rig:
+    async with a_rig(edge=edge, limits=limits) as rig:
         served = [(await post(rig, known)).status, await code(rig, known)]
         assert served == [200, "OK"]
         assert await scraped(rig) == {"ok": 2}
@@ -123,7 +121,7 @@ async def test_proxy_rejections_are_counted_with_reasons(tmp_path):
 async def test_rejections_are_counted_without_a_scrape(tmp_path):
     keys = tmp_path / "keys"
     keys.write_text(line("alice", new_key()))
-    async with a_rig(PIPELINE, {"stage-0": [FakeReplica()]}, edge=EdgeSettings(keys_file=str(keys))) as rig:
+    async with a_rig(edge=EdgeSettings(keys_file=str(keys))) as rig:
         assert await code(rig) == "UNAUTHENTICATED"
         await rig.until(lambda: refused(rig) == {("UNAUTHENTICATED", "Unauthenticated"): 1})
 
@@ -178,7 +176,7 @@ async def test_access_log_has_one_line_per_request_and_no_secret(tmp_path):
     keys, key, secret = tmp_path / "keys", new_key(), "s3cr3t"
     keys.write_text(line("alice", key))
     edge = settings(keysFile=str(keys), accessLog="All")
-    async with a_rig(PIPELINE, {"stage-0": [FakeReplica()]}, edge=edge) as rig:
+    async with a_rig(edge=edge) as rig:
         await post(rig, ("x-api-key", key), ("x-request-id", "mine"), path=f"/v2/models/sample/infer?key={secret}")
         await post(rig, ("authorization", f"Bearer {secret}"), ("cookie", secret), body=secret.encode())
         await call(rig, ("authorization", f"Bearer {key}"))
@@ -203,7 +201,7 @@ async def test_access_log_has_one_line_per_request_and_no_secret(tmp_path):
 
 @pytest.mark.parametrize(("which", "reply"), [("Off", 0), ("Refused", 3)])
 async def test_the_log_has_lines_of_what_was_refused_or_none(which, reply):
-    async with a_rig(PIPELINE, {"stage-0": [FakeReplica()]}, edge=settings(accessLog=which)) as rig:
+    async with a_rig(edge=settings(accessLog=which)) as rig:
         await post(rig)
         await call(rig)
         await post(rig, body=b"{")
@@ -238,7 +236,7 @@ async def test_trace_spans_envoy_and_router(monkeypatch):
     monkeypatch.setenv("OTEL_BSP_SCHEDULE_DELAY", "100")
     tracer = create_tracer("sample")
     otlp = collector_address(os.environ[ENDPOINT_VARIABLE])
-    async with a_rig(PIPELINE, {"stage-0": [FakeReplica()]}, tracer=tracer, otlp=otlp) as rig:
+    async with a_rig(tracer=tracer, otlp=otlp) as rig:
         assert (await post(rig)).status == 200
         assert await call(rig) == "OK"
         await rig.until(lambda: len(taken.spans.get("trimtab-router-sample", ())) == 4)

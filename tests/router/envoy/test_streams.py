@@ -21,7 +21,6 @@ from trimtab_router.envoy.route_discovery import MAX_BUFFERED_BYTES
 from trimtab_router.ingress.grpc_services import MAX_STREAMS
 from trimtab_router.limits import MEBIBYTE
 
-PIPELINE = a_pipeline(1)
 ANY_WIDTH = {"datatype": "FP32", "shape": [-1]}
 STAGE = a_stage("stage-0", outputs=[{"name": "y", **ANY_WIDTH}])
 WIDE = a_pipeline([STAGE], inputs=[{"name": "x", **ANY_WIDTH}])
@@ -76,7 +75,7 @@ async def test_health_check_and_watch_report_status(rig):
 
 async def test_many_streams_do_not_block_unary_checks():
     asked = health_pb2.HealthCheckRequest(service="sample")
-    async with a_rig(PIPELINE, {"stage-0": [FakeReplica()]}, edge=EdgeSettings(max_streams=1024)) as rig:
+    async with a_rig(edge=EdgeSettings(max_streams=1024)) as rig:
         health = health_pb2_grpc.HealthStub(await rig.channel())
         reflection = reflection_pb2_grpc.ServerReflectionStub(await rig.channel())
         watches = [health.Watch(asked) for _ in range(MAX_STREAMS)]

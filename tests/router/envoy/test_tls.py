@@ -65,7 +65,7 @@ async def test_certificate_rotation_fails_no_request(tmp_path, by):
 
     put(0)
     trusts = trusting(authority.file)
-    async with a_rig(PIPELINE, {"stage-0": [FakeReplica()]}, edge=EdgeSettings(tls=tls_of(folder))) as rig:
+    async with a_rig(edge=EdgeSettings(tls=tls_of(folder))) as rig:
         ports = await rig.proxy()
         async with aiohttp.ClientSession() as kept:
             for generation in (1, 2):
@@ -90,7 +90,7 @@ async def test_client_without_valid_certificate_cannot_connect(tmp_path):
         pairs[authority] = (authority.folder / "caller.crt", authority.folder / "caller.key")
         authority.issue("caller", *pairs[authority])
     settings = EdgeSettings(tls=tls_of(folder, client_ca=str(ours.file)))
-    async with a_rig(PIPELINE, {"stage-0": [FakeReplica()]}, edge=settings) as rig:
+    async with a_rig(edge=settings) as rig:
         ports = await rig.proxy()
         assert (await post(rig, tls=trusting(ours.file, *pairs[ours]))).status == 200
         async with secure_channel(ports.grpc_port, ours.file, *pairs[ours]) as channel:

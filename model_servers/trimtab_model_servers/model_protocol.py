@@ -6,6 +6,7 @@ from typing import Literal
 from trimtab_model_servers.errors import RefusalError
 from trimtab_pipelines.model_spec import InputSpec, ModelSpec
 from trimtab_pipelines.operating_point import OperatingPoint
+from trimtab_pipelines.tensors import TensorSpec
 from trimtab_protocol import Parameter, Parameters, RequestedOutput, Tensor
 from trimtab_protocol.extensions import COMPUTE_SECONDS, OPERATING_POINT
 
@@ -107,7 +108,11 @@ def metadata_of(spec: ModelSpec, facts: Mapping[str, Fact]) -> dict[str, object]
         "name": spec.name,
         "versions": [],
         "platform": PLATFORM,
-        "inputs": [{"name": i.name, "datatype": i.datatype, "shape": [-1, *i.shape]} for i in spec.inputs],
-        "outputs": [{"name": o.name, "datatype": o.datatype, "shape": [-1, *o.shape]} for o in spec.outputs],
+        "inputs": [tensor_metadata(tensor) for tensor in spec.inputs],
+        "outputs": [tensor_metadata(tensor) for tensor in spec.outputs],
         "parameters": dict(facts),
     }
+
+
+def tensor_metadata(tensor: TensorSpec) -> dict[str, object]:
+    return {"name": tensor.name, "datatype": tensor.datatype, "shape": [-1, *tensor.shape]}

@@ -206,7 +206,7 @@ class PipelineLoops:
             self._executors.threads,
         )
         if self._pools is not None:
-            wake = partial(_wake_threadsafe, asyncio.get_running_loop(), loop)
+            wake = partial(asyncio.get_running_loop().call_soon_threadsafe, loop.wake)
             loop.controller.planner = self._pools.planner("/".join(key), config.pipeline, loop.current, wake)
             loop.record_usage = partial(self._pools.record_usage, "/".join(key), wake)
         stop = asyncio.Event()
@@ -251,10 +251,6 @@ class PipelineLoops:
 
     def _check_seconds(self) -> float:
         return max(LOAD_CHECK_SECONDS, len(self._members) / LOAD_CHECKS_PER_SECOND)
-
-
-def _wake_threadsafe(running: asyncio.AbstractEventLoop, loop: ControlLoop) -> None:
-    running.call_soon_threadsafe(loop.wake)
 
 
 def tick_offset(key: Key) -> float:

@@ -30,7 +30,7 @@ class PoolMember:
     """A pipeline's allocation, a callback that triggers its next decision, and its latest demand if it decides."""
 
     allocated: ResourceAmount
-    wake: Callable[[], None]
+    wake: Callable[[], object]
     demand: PoolDemand | None = None
 
 
@@ -58,7 +58,7 @@ class PoolLedger:
         own_cores, own_gpus = self.allocated(key)
         return max(self.pool.cores - cores, own_cores), max(self.pool.gpus - gpus, own_gpus)
 
-    def record_usage(self, key: str, held: ResourceAmount, wake: Callable[[], None]) -> None:
+    def record_usage(self, key: str, held: ResourceAmount, wake: Callable[[], object]) -> None:
         """Record the allocation of a pipeline whose plans are written elsewhere; wake the others if it changed."""
         member = self.members.get(key)
         changed = member is None or member.demand is not None or member.allocated != held
@@ -115,7 +115,7 @@ class PoolPlanner:
         self._lock = threading.Lock()  # guards the ledgers; never held during a solve
 
     def planner(
-        self, key: str, pipeline: InferencePipeline, current: PipelinePlan | None, wake: Callable[[], None]
+        self, key: str, pipeline: InferencePipeline, current: PipelinePlan | None, wake: Callable[[], object]
     ) -> Planner:
         """The planner of one pipeline, whose allocation is its `current` plan; `wake` triggers its next tick."""
         with self._lock:
@@ -125,7 +125,7 @@ class PoolPlanner:
         return partial(self._plan, key, wake)
 
     def record_usage(
-        self, key: str, wake: Callable[[], None], pipeline: InferencePipeline, current: PipelinePlan | None
+        self, key: str, wake: Callable[[], object], pipeline: InferencePipeline, current: PipelinePlan | None
     ) -> None:
         """Record the allocation of a pipeline that is not in Auto mode, whose plans are written elsewhere."""
         name = pipeline.spec.budget.pool
@@ -148,7 +148,7 @@ class PoolPlanner:
     def _plan(
         self,
         key: str,
-        wake: Callable[[], None],
+        wake: Callable[[], object],
         pipeline: InferencePipeline,
         profiles: Mapping[str, ModelProfile],
         inputs: PlanningInputs,
@@ -173,7 +173,7 @@ class PoolPlanner:
         return ledger
 
     def _decide(
-        self, name: str, ledger: PoolLedger, key: str, request: PlanRequest, wake: Callable[[], None]
+        self, name: str, ledger: PoolLedger, key: str, request: PlanRequest, wake: Callable[[], object]
     ) -> PipelinePlan:
         problem, forecast = planning_problem(request.pipeline, request.profiles, request.planning_inputs)
         demand, decides = PoolDemand(problem), request.pipeline.spec.mode == "Auto"

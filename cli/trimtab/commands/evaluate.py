@@ -55,7 +55,8 @@ def command(
     count = min(max_samples or len(source), len(source))
     tasks = source.tasks(count)
     of_tasks = f" of {len(tasks)} tasks" if tasks else ""
-    console.print(f"{count} of {len(source)} samples{of_tasks}, {_count_points(document)} operating points")
+    points = sum(len(variant.points) for stage in document.spec.stages for variant in stage.variants)
+    console.print(f"{count} of {len(source)} samples{of_tasks}, {points} operating points")
     digest = source.digest()
     evaluation = Evaluation(document, pipeline_folder(pipeline), source, count)
     with RunFolder() as folder, counting_progress() as progress:
@@ -96,10 +97,6 @@ def command(
     figures |= {f"escalations_{'_'.join(point)}": len(options) for point, options in escalations_by_point.items()}
     ResultLine(name="evaluate", figures=figures).print()
     return 0
-
-
-def _count_points(pipeline: InferencePipeline) -> int:
-    return sum(len(variant.points) for stage in pipeline.spec.stages for variant in stage.variants)
 
 
 def _row(pipeline: InferencePipeline, key: PointKey, task: str, accuracy: Accuracy) -> tuple[str, ...]:

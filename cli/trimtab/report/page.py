@@ -85,7 +85,8 @@ def _plan(run: Run) -> str:
 
 def _changes(run: Run) -> str:
     rows = []
-    for at, plan in series.change_rows(run):
+    for plan in run.changes:
+        at = plan.spec.created_at - run.started_at
         stages = "; ".join(f"{stage}: {summary}" for stage, summary in stage_summaries(plan).items())
         peak = f"{plan.spec.forecast.peak_rps:.1f}" if plan.spec.forecast else ""
         reason = plan.spec.explanation.change or plan.spec.reason

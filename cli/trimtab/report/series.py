@@ -10,7 +10,6 @@ from numpy.typing import NDArray
 from trimtab.local.counters import bucket_increase, quantile_upper_bound
 from trimtab.run_samples import Run, Sample, StageSample
 from trimtab_loadtester.results import Results
-from trimtab_pipelines.plan import PipelinePlan
 from trimtab_pipelines.request_outcome import RequestOutcome
 
 Floats = NDArray[np.float64]
@@ -148,11 +147,6 @@ def cores(run: Run) -> tuple[Curve, Curve]:
     samples = [sample for sample in run.samples if -0.5 <= sample.at - run.started_at <= seconds(run) + 0.5]
     at = np.array([max(sample.at - run.started_at, 0.0) for sample in samples])
     return Curve(at, np.array([s.cores for s in samples])), Curve(at, np.array([s.cores_busy for s in samples]))
-
-
-def change_rows(run: Run) -> list[tuple[float, PipelinePlan]]:
-    """Plans that changed what a stage runs, with their times."""
-    return [(plan.spec.created_at - run.started_at, plan) for plan in run.changes]
 
 
 def _runs_same(one: StageSample, other: StageSample) -> bool:

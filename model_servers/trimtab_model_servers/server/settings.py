@@ -8,11 +8,10 @@ import json
 from collections.abc import Sequence
 from pathlib import Path
 
-from trimtab_model_servers.model_protocol import PLATFORM
+from trimtab_model_servers.model_protocol import PLATFORM, tensor_metadata
 from trimtab_pipelines.documents import write_atomically
 from trimtab_pipelines.model_spec import MAX_BODY_BYTES, ModelSpec, model_spec
 from trimtab_pipelines.spec import InferencePipeline
-from trimtab_pipelines.tensors import TensorSpec
 
 RUNTIME = "trimtab_model_servers.server.runtime.TorchRuntime"
 
@@ -54,8 +53,8 @@ def model_settings(spec: ModelSpec) -> dict[str, object]:
         "name": spec.name,
         "implementation": RUNTIME,
         "platform": PLATFORM,
-        "inputs": [_metadata(tensor) for tensor in spec.inputs],
-        "outputs": [_metadata(tensor) for tensor in spec.outputs],
+        "inputs": [tensor_metadata(tensor) for tensor in spec.inputs],
+        "outputs": [tensor_metadata(tensor) for tensor in spec.outputs],
         "parameters": {
             "uri": spec.storage_uri,
             "extra": spec.model_dump(mode="json", by_alias=True, exclude_none=True),
@@ -73,10 +72,6 @@ def server_settings() -> dict[str, object]:
         "gzip_enabled": False,
         "grpc_max_message_length": MAX_BODY_BYTES + 2**20,
     }
-
-
-def _metadata(tensor: TensorSpec) -> dict[str, object]:
-    return {"name": tensor.name, "datatype": tensor.datatype, "shape": [-1, *tensor.shape]}
 
 
 def _write(path: Path, content: object) -> None:

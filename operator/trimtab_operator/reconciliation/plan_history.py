@@ -6,7 +6,7 @@ restarted operator does not retry it at once.
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from trimtab_kubernetes.objects import Object, parse_rfc3339
@@ -22,7 +22,6 @@ from trimtab_pipelines.status import condition_of
 RETRY_SECONDS = 300.0
 """Time after which a failed plan, or missing capacity, is tried again."""
 APPLIED = "Applied"
-FAILURES = ("ReadyTimeout",)
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,10 +34,8 @@ class PlanHistory:
     """The last applied plan, if it still fits the pipeline."""
     rejected: str = ""
     """Why the published plan does not fit."""
-    failed: str = ""
-    """Reason for which the newest plan was given up."""
-    failed_message: str = ""
-    failed_at: float = 0.0
+    given_up: Mapping[str, Any] = field(default_factory=dict)
+    """Condition Applied of the newest plan if a replica's timeout ended it in the last RETRY_SECONDS; else empty."""
 
 
 def read_plan_history(
@@ -52,9 +49,10 @@ def read_plan_history(
         newest = accept_plan(parse_plan(published, f"PipelinePlan {pipeline.name}"), pipeline)
     except DocumentError as error:
         return PlanHistory(good=good, rejected=str(error))
-    reason, message, since = _failure(published)
-    if reason and now - since < RETRY_SECONDS:
-        return PlanHistory(newest, good, failed=reason, failed_message=message, failed_at=since)
+    applied, generation = condition_of(published, APPLIED), published["metadata"].get("generation")
+    given_up = applied.get("reason") == "ReadyTimeout" and applied.get("observedGeneration") == generation
+    if given_up and now - parse_rfc3339(applied["lastTransitionTime"]) < RETRY_SECONDS:
+        return PlanHistory(newest, good, given_up=applied)
     return PlanHistory(newest, good)
 
 
@@ -93,11 +91,3 @@ def _last_good(pipeline: InferencePipeline, config_map: Object | None) -> Pipeli
         return accept_plan(parse_plan(json.loads(written), PLAN_FILE), pipeline)
     except (DocumentError, ValueError):
         return None
-
-
-def _failure(published: Mapping[str, Any]) -> tuple[str, str, float]:
-    """Reason, message and time of the failure of this generation of the plan."""
-    applied, generation = condition_of(published, APPLIED), published["metadata"].get("generation")
-    if applied.get("reason") in FAILURES and applied.get("observedGeneration") == generation:
-        return applied["reason"], applied.get("message", ""), parse_rfc3339(applied["lastTransitionTime"])
-    return "", "", 0.0

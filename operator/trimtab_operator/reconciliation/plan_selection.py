@@ -69,8 +69,8 @@ def _failure(
         return None
     if schedulable is not None and not limit.fits(plan_capacity(newest, site.pipeline)):
         return Problem("Unschedulable", schedulable.message)
-    if plans.failed == "ReadyTimeout":
-        return Problem("ReadyTimeout", plans.failed_message)
+    if plans.given_up:
+        return Problem("ReadyTimeout", plans.given_up.get("message", ""))
     return None if is_applied(site, newest) else _timed_out(site, newest, now)
 
 
@@ -147,7 +147,7 @@ def _requeue_after_seconds(
             times.append(pod.waiting_since + rollout.ready_timeout_seconds)
     if schedulable is not None:
         times.append(parse_rfc3339(schedulable.since) + RETRY_SECONDS)
-    if plans.failed:
-        times.append(plans.failed_at + RETRY_SECONDS)
+    if plans.given_up:
+        times.append(parse_rfc3339(plans.given_up["lastTransitionTime"]) + RETRY_SECONDS)
     remaining = [time - now for time in times if time > now]
     return max(min(remaining), _MIN_REQUEUE_SECONDS) if remaining else None

@@ -139,10 +139,6 @@ def model_entry(name: str, created: int) -> Json:
     return {"id": name, "object": "model", "created": created, "owned_by": "trimtab"}
 
 
-def model_list(each: Sequence[Json]) -> Json:
-    return {"object": "list", "data": list(each)}
-
-
 def _logprobs(pieces: Sequence[Chunk]) -> Json:
     content = [
         {"token": piece.text, "logprob": piece.logprob, "bytes": list(piece.text.encode()), "top_logprobs": []}

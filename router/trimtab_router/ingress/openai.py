@@ -88,7 +88,7 @@ class OpenAiIngress(Ingress):
             return await self._chat(request)
         model = openai_responses.model_entry(name, self._created)
         if path == _MODELS:
-            return json_response(openai_responses.model_list([model] if self._settings is not None else []))
+            return json_response({"object": "list", "data": [model] if self._settings is not None else []})
         if path == f"{_MODELS}/{name}" and self._settings is not None:
             return json_response(model)
         if path.startswith(f"{_MODELS}/"):

@@ -38,7 +38,7 @@ BENCHMARKS: Mapping[str, Benchmark] = {
     "router": Benchmark("router.parts", "overhead, throughput, large tensors and batching against chained MLServers"),
     "router-commits": Benchmark("router.commits", "cost of a request against a checkout of another commit"),
     "overload": Benchmark("overload.__main__", "goodput at 3 and 10 times capacity, with and without a busy neighbour"),
-    "solver": Benchmark("solver", "the exact solver against HiGHS, Gurobi and brute force"),
+    "solver": Benchmark("solver", "the exact solver against HiGHS and Gurobi"),
     "schedule": Benchmark("schedule", "time of deadline schedules and scheduling decisions"),
     "simulator": Benchmark("simulator.__main__", "simulated against served latency and drops", ("--out", str(OUT))),
     "forecast": Benchmark("forecast", "every forecaster on the same windows", _FORECAST),

@@ -1,4 +1,4 @@
-"""Benchmark of the planning solvers: exact, HiGHS and Gurobi on the same problems, and brute force on small ones.
+"""Benchmark of the planning solvers: exact, HiGHS and Gurobi on the same problems.
 
 Problems are random chains of stages × variants × 7 batch sizes with α/β from 20 to 2000, the span of IPA's scaling
 figure (Gurobi there: up to 2 s at 10 × 10). The exact solver runs three times on each, and its best processor time
@@ -15,11 +15,10 @@ import numpy as np
 from rich.progress import track
 
 from benchmarks.harness.report import Report, print_table
-from tests.adapter.problems import a_large_graph, a_large_program, a_program, brute_force, with_accelerators
+from tests.adapter.problems import a_large_graph, a_large_program, with_accelerators
 from trimtab.options import console
 from trimtab_adapter.solvers import exact, gurobi, highs
 from trimtab_adapter.solvers.program import Program, Solution, SolverUnavailable, objective_weights
-from trimtab_adapter.solvers.program_arrays import to_arrays
 from trimtab_pipelines.spec import Objective
 
 LIMIT_SECONDS = 15.0
@@ -94,12 +93,6 @@ def _difference(one: float | None, other: float | None) -> float:
     return abs(one - other)
 
 
-def _search_without_enumeration(program: Program) -> Solution | None:
-    """Solve as if there were too many choices to enumerate."""
-    arrays = to_arrays(program)
-    return None if arrays is None else exact.search(program, arrays)
-
-
 MAX_ACCURACY = objective_weights(Objective(goal="MaxAccuracy"))
 MIN_COST = objective_weights(Objective(goal="MinCost", accuracy_floor=0.15))
 SIZES = (
@@ -117,12 +110,6 @@ BASELINES: dict[str, Solve] = {
     "HiGHS": partial(highs.solve, time_limit_seconds=LIMIT_SECONDS),
     "Gurobi": partial(gurobi.solve, time_limit_seconds=LIMIT_SECONDS),
 }
-SMALL_PROBLEMS: dict[str, tuple[Solve, int]] = {
-    "exact": (exact.solve, 4000),
-    "exact, search alone": (_search_without_enumeration, 4000),
-    **{name: (solve, 400) for name, solve in BASELINES.items()},
-}
-"""Solvers that are compared with brute force, and the number of problems."""
 COLUMNS = ("solver", "problems", "p50 ms", "p99 ms", "max ms", "p99 on processor", "unproven", "differs by")
 
 
@@ -142,10 +129,9 @@ def main() -> int:
             largest = max(largest, runs["exact"].difference(run))
         gap = max(gap, runs["exact"].largest_gap)
     report.add({"largest_difference": largest, "largest_gap_of_exact": gap})
-    report.add(_compare_with_brute_force(most))
     for name, bound in MAX_PROCESSOR_MS.items():
         report.hold(name, float(report.figures[name] or 0.0), "<=", bound)
-    for name in ("largest_difference", "largest_gap_of_exact", "brute_force_largest_difference"):
+    for name in ("largest_difference", "largest_gap_of_exact"):
         report.hold(name, float(report.figures[name] or 0.0), "<=", MAX_DIFFERENCE)
     return report.finish()
 
@@ -185,22 +171,6 @@ def _table_row(name: str, run: SolverRun, reference: SolverRun) -> tuple[str, ..
         str(run.unproven),
         run.unavailable or f"{reference.difference(run):.1e}",
     )
-
-
-def _compare_with_brute_force(most: int) -> dict[str, float]:
-    largest, compared = 0.0, 0
-    for name, (solve, count) in SMALL_PROBLEMS.items():
-        for seed in _tracked(min(count, most), f"brute force {name}"):
-            program = a_program(10_000 + seed)
-            best = brute_force(program)
-            try:
-                solution = solve(program)
-            except SolverUnavailable:
-                break
-            compared += 1
-            objective = None if best is None else program.objective(best)
-            largest = max(largest, _difference(objective, None if solution is None else solution.objective))
-    return {"brute_force_problems": compared, "brute_force_largest_difference": largest}
 
 
 def _tracked(count: int, what: str) -> Iterable[int]:

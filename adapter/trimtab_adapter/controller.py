@@ -58,7 +58,6 @@ class Tick:
 
 
 def actionable_fields(plan: PipelinePlan) -> tuple[object, ...]:
-    """The fields of a plan that its readers act on."""
     spec = plan.spec
     peak_rps = math.nan if spec.forecast is None else spec.forecast.peak_rps
     return spec.generation, spec.stages, spec.feasible, spec.reason, spec.planned_fraction, peak_rps

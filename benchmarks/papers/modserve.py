@@ -34,7 +34,8 @@ from benchmarks.papers.modserve_cluster import (
     sum_up,
 )
 from benchmarks.papers.modserve_day import Day, simulate_day
-from trimtab_loadtester.multimodal.rates import HourlyRates, read_hours, read_minutes, synthetic_rates, traffic_of
+from benchmarks.papers.modserve_trace import HourlyRates, read_hours, read_minutes, traffic_of
+from trimtab_loadtester.multimodal.rates import synthetic_rates
 from trimtab_loadtester.multimodal.traffic import Traffic
 from trimtab_predictor.trace import TraceError
 

@@ -57,12 +57,6 @@ class PoolProfile:
     points: tuple[CapacityPoint, ...]
     gpus: int
 
-    def __post_init__(self) -> None:
-        if not self.points:
-            raise ValueError("a pool's profile needs at least one measured point")
-        if any(after.tokens_per_second <= before.tokens_per_second for before, after in pairwise(self.points)):
-            raise ValueError("points of a pool's profile must stand in rising order of tokens a second")
-
     def capacity(self, within_seconds: float) -> float:
         """Most tokens a second offered to one replica with P99 within so many seconds; 0 where no point keeps to it.
 
@@ -178,7 +172,6 @@ class Day:
     image_gpus: tuple[float, ...]
     attainment: float
     mean_gpus: float
-    max_gpus: int
 
 
 def count_tokens(system: System, profile: Profile, requests: Sequence[Request]) -> tuple[int, int]:
@@ -296,4 +289,4 @@ def simulate_day(system: System, profile: Profile, traffic: Traffic, seed: int) 
     attainment = sum_up(cluster.run(requests)).attainment
     mean_gpus = (cluster.images.gpu_seconds + cluster.texts.gpu_seconds) / cluster.events.now
     gpus, image_gpus = (tuple(used[: traffic.rps.size]) for used in (follower.gpus, follower.image_gpus))
-    return Day(gpus, image_gpus, attainment, mean_gpus, int(max(gpus)))
+    return Day(gpus, image_gpus, attainment, mean_gpus)

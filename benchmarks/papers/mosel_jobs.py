@@ -29,13 +29,7 @@ ROUNDING = 1e-9
 OURS, MOSEL, PLAIN = "ModalityMix", "Mosel", "AllModalities"
 NO_ESCALATION = "ours, no escalation"
 METHODS = (OURS, NO_ESCALATION, MOSEL, PLAIN, "Aggressive", "Random")
-COLOURS = dict(
-    zip(
-        METHODS,
-        ("#3f7fd9", "#7fb0f0", "#cf4b4b", "#868d98", "#e08a2e", "#b0691c"),
-        strict=True,
-    )
-)
+COLOURS = dict(zip(METHODS, ("#3f7fd9", "#7fb0f0", "#cf4b4b", "#868d98", "#e08a2e", "#b0691c"), strict=True))
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -124,7 +124,6 @@ def command_name(arguments: Sequence[str]) -> str | None:
 
 
 def run(arguments: Sequence[str]) -> int:
-    """Run one command line and return its exit code."""
     return run_reporting_errors(lambda: build_app(command_name(arguments))(args=list(arguments), prog_name="trimtab"))
 
 

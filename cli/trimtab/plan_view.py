@@ -160,7 +160,6 @@ def stage_tables(pipeline: InferencePipeline, plan: PipelinePlan, title: str = "
 
 
 def plan_view_json(view: PlanView) -> dict[str, Any]:
-    """Return the plan, its sensitivities and its alternatives as JSON values."""
     return {
         "plan": view.plan.model_dump(mode="json", by_alias=True, exclude_none=True),
         "sensitivities": [_estimate_json(s.change, s.estimate, s.reason) for s in view.sensitivities],

@@ -83,7 +83,6 @@ async def _fetch(router: RouterClient) -> tuple[RouterState, Counters]:
 
 
 def sum_counters(counters: Sequence[Counters]) -> Counters:
-    """Sum the counters of several routers of one pipeline."""
     return Counters(**{name.name: _sum([getattr(c, name.name) for c in counters]) for name in fields(Counters)})
 
 

@@ -84,7 +84,6 @@ class Recorder:
             self.disk_error = ""
 
     def samples(self) -> list[Sample]:
-        """Return all samples, pending ones last."""
         return [*read_lines(self.folder / SAMPLES_FILE, _SAMPLE.validate_json), *self._pending]
 
     def plans(self) -> list[PipelinePlan]:

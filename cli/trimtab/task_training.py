@@ -108,7 +108,6 @@ def _record(heads: Mapping[str, Head], mark: str, terms: TaskTerms) -> TaskRecor
 
 
 def _register(model: ServedTransformer, path: Path, record: TaskRecord, heads: Mapping[str, Head]) -> None:
-    """Register the task as a running replica does."""
     save_task(path, record, heads)
     model.reload_tasks()
     if path.stem in model.active_tasks.rejected:

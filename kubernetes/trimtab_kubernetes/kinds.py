@@ -17,7 +17,6 @@ class Kind:
     namespaced: bool = True
 
     def path(self, namespace: str | None = None, name: str | None = None, subresource: str | None = None) -> str:
-        """Path of an object, or of the collection without a name."""
         root = f"/apis/{self.api_version}" if "/" in self.api_version else f"/api/{self.api_version}"
         within = f"/namespaces/{namespace}" if self.namespaced and namespace else ""
         parts = [part for part in (name, subresource) if part]

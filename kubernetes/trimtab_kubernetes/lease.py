@@ -70,7 +70,6 @@ class Lease:
             log.warning("%s is no longer the leader", self._identity)
 
     async def release(self) -> None:
-        """Release the lease, so that another candidate can take over at once."""
         try:
             while not await self._clear_holder():
                 log.debug("conflict with the last renewal")  # it was in flight when it was cancelled

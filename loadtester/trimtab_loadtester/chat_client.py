@@ -84,7 +84,6 @@ class ChatClient(Client):
         return json.dumps({"model": self.model, "messages": messages, "stream": True}).encode()
 
     async def send(self, encoded: bytes, request_id: str = "") -> ClientResponse:
-        """Send a chat and read its stream to the end."""
         if self._session is None:
             raise RuntimeError("ChatClient is used outside an `async with` block")
         headers = {"Content-Type": "application/json"} | ({"x-request-id": request_id} if request_id else {})

@@ -141,7 +141,6 @@ class BatchWorker:
         await self._idle.wait()
 
     def close(self) -> None:
-        """End the thread once its queue is empty."""
         if self._thread is not None:
             self._jobs.put(None)
 

@@ -96,7 +96,6 @@ class Controller:
                 await asyncio.sleep(RESYNC_SECONDS)
 
     async def resync(self) -> None:
-        """List all objects again and enqueue every pipeline."""
         optional = set[str]()
         for kind in SELECTORS:
             try:

@@ -45,7 +45,6 @@ class PipelineCache:
             self.refused[key] = current
 
     def observe(self, key: Key) -> ObservedState | None:
-        """The observed state of a pipeline; None if it does not exist."""
         pipeline = self.get(key, Ref("InferencePipeline", key[1]))
         if pipeline is None:
             return None

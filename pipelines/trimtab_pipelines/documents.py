@@ -31,7 +31,6 @@ class DocumentError(UserError):
 
 
 def pipeline_file(path: Path) -> Path:
-    """File of a pipeline that is given by its file or its folder."""
     return path / "pipeline.yaml" if path.is_dir() else path
 
 
@@ -141,7 +140,6 @@ def parse(model: type[AnyModel], content: object, where: str) -> AnyModel:
 
 
 def dump_yaml(*documents: BaseModel) -> str:
-    """Serialize documents as YAML, separated by `---`."""
     plain = [document.model_dump(mode="json", by_alias=True, exclude_none=True) for document in documents]
     return yaml.dump_all(plain, Dumper=_Dumper, sort_keys=False, allow_unicode=True, width=120)
 

@@ -23,5 +23,4 @@ def pause_seconds(failures: int, initial_seconds: float, max_seconds: float) -> 
 
 
 def backoff(initial_seconds: float, max_seconds: float) -> Iterator[float]:
-    """Yield these backoffs without end."""
     return (pause_seconds(failures, initial_seconds, max_seconds) for failures in count(1))

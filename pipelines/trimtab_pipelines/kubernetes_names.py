@@ -56,7 +56,6 @@ def router_name(pipeline: str) -> str:
 
 
 def router_admin_name(pipeline: str) -> str:
-    """Name of the Service of the routers' admin ports."""
     return _fitting(f"{pipeline}-router-admin", f"{pipeline}-router-admin")
 
 

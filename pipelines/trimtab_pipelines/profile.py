@@ -74,7 +74,6 @@ class LatencyCurve(Model):
         )
 
     def with_row_seconds(self, row_seconds: float) -> "LatencyCurve":
-        """The curve with extra seconds for each row."""
         return LatencyCurve(
             measurements=tuple(_with_row_seconds(measurement, row_seconds) for measurement in self.measurements),
             fit=self.fit.model_copy(update={"linear": self.fit.linear + row_seconds}),
@@ -312,7 +311,6 @@ class ModelProfileSpec(Model):
     """
 
     def point(self, variant: str, operating_point: str, cores: float) -> PointProfile | None:
-        """Measurements of an allocation of cores, or None."""
         for point in self.points:
             if (point.variant, point.operating_point) == (variant, operating_point) and abs(point.cores - cores) < 1e-6:
                 return point

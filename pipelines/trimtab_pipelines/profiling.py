@@ -126,7 +126,6 @@ def _profiled_fields(variant: Variant) -> dict[str, Any]:
 
 
 def _input_tensors(spec: InferencePipelineSpec, stage: Stage) -> list[tuple[str, str, list[int]]]:
-    """Name, datatype and shape of each of the stage's inputs."""
     tensors = ((read.name, source_of(spec, read.source)) for read in stage.inputs)
     return [(name, tensor.datatype, [*tensor.shape]) for name, tensor in tensors]
 

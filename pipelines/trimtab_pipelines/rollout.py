@@ -132,7 +132,6 @@ class _RolloutStep:
 
     @property
     def removed(self) -> list[ReplicaGroupState]:
-        """Replica groups of stages that were removed from the pipeline."""
         return [state for state in self.sets if state.stage not in self.targets and self.desired[state.name]]
 
     def stale(self, stage: str) -> list[ReplicaGroupState]:

@@ -125,7 +125,6 @@ class RecentRequests(StateModel):
 
     @property
     def answered(self) -> int:
-        """Requests with a result."""
         return self.ok + self.late
 
 

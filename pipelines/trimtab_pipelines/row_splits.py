@@ -71,7 +71,6 @@ def cheapest_batches(batch_seconds: Sequence[float], max_rows: int) -> BatchSpli
 
 
 def pareto_fronts(options: Sequence[SplitOption], max_rows: int) -> list[ParetoFront]:
-    """Pareto front of every job size from 0 to `max_rows`."""
     labels = [_Labels.nothing(len(options)), *(_Labels.none(len(options)) for _ in range(max_rows))]
     for index, option in enumerate(options):
         if len(option.seconds) <= max_rows:
@@ -122,7 +121,6 @@ class _Labels:
 
     @staticmethod
     def none(options: int) -> "_Labels":
-        """No split."""
         return _Labels(np.zeros(0, np.int64), np.zeros(0), np.zeros((0, options), np.int64))
 
 

@@ -95,7 +95,6 @@ def parse_task_record(content: bytes) -> TaskRecord:
 
 
 def file_name(number: int, name: str) -> str:
-    """Name of a task's file in a folder of tasks."""
     return f"{number}-{name}{_SUFFIX}"
 
 

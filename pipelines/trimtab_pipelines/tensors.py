@@ -24,7 +24,6 @@ class TensorSpec(Model):
     """Shape of one row; -1 for a dimension of any size."""
 
     def fits(self, shape: Sequence[int]) -> bool:
-        """Whether a shape, rows first, matches."""
         return len(shape) == len(self.shape) + 1 and all(
             expected in {-1, size} for expected, size in zip(self.shape, shape[1:], strict=True)
         )

@@ -31,7 +31,6 @@ def with_escalations(text: str, by_point: Escalations) -> str:
 
 
 def variant_node(text: str, stage: str, variant: str) -> yaml.MappingNode | None:
-    """A variant of a pipeline's YAML."""
     stages = _items(_at(yaml.compose(text, yaml.SafeLoader), "spec", "stages"))
     variants = [found for each in stages if _name(each) == stage for found in _items(_at(each, "variants"))]
     return next((found for found in variants if _name(found) == variant), None)
@@ -132,7 +131,6 @@ def _accuracy_edits(
 
 
 def _task_edits(text: str, tasks: yaml.MappingNode, accuracies: Mapping[str, str]) -> Iterator[_Edit]:
-    """Edit present tasks, and append the others."""
     present = {str(key.value): node for key, node in tasks.value}
     for task in present.keys() & accuracies.keys():
         yield present[task].start_mark.index, node_content_end(present[task]), accuracies[task]

@@ -36,7 +36,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 async def _run(pipeline: InferencePipeline, folder: Path, task: str) -> str:
-    """Run a task; return its error, or an empty string."""
     try:
         async with await Cluster.connect() as cluster:
             await run_task(cluster, pipeline, folder, task)

@@ -60,7 +60,6 @@ def _weights(variant: Variant, pipeline_folder: Path) -> str:
 
 
 def _digest(path: Path) -> str:
-    """SHA-256 of a file, or of a folder's files with their names."""
     if path.is_file():
         with path.open("rb") as file:
             return hashlib.file_digest(file, "sha256").hexdigest()

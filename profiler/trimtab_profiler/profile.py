@@ -237,7 +237,6 @@ async def _profile_point(
 
 
 async def _measure(run: _Run, stage: Stage, point: GridPoint, replica: Replica, rows: inputs.Rows) -> list[Measurement]:
-    """Measure all batch sizes of a point with some rows."""
     options, datatypes = run.options, inputs.datatypes(run.pipeline, stage)
 
     async def serve(batch: Batch) -> None:
@@ -294,13 +293,11 @@ def _rising(measured: Mapping[int, Measurement]) -> dict[int, float]:
 
 
 def point_profile(point: GridPoint, cores: float, measurements: Sequence[Measurement]) -> PointProfile:
-    """Profile of a point for an allocation of cores, with its latency law."""
     names = {"variant": point.variant, "operating_point": point.operating_point}
     return PointProfile(**names, cores=cores, **dict(curve(measurements, cores)))
 
 
 def curve(measurements: Sequence[Measurement], cores: float) -> LatencyCurve:
-    """Measurements scaled to an allocation of cores, with the latency law."""
     scaled = tuple(scale_to_cores(measurement, cores) for measurement in measurements)
     law = fit_latency([m.batch_size for m in scaled], [m.latency_seconds_mean for m in scaled])
     return LatencyCurve(measurements=scaled, fit=law)

@@ -113,7 +113,6 @@ class HttpConnection(asyncio.BufferedProtocol):
             self.closed.set_result(None)
 
     def get_buffer(self, sizehint: int) -> memoryview:  # noqa: ARG002 - the size is known better here
-        """The rest of the head buffer, or of the body."""
         if self._body is None:
             return memoryview(self._head)[self._head_filled :]
         return self._body[self._body_filled :]

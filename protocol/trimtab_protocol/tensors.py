@@ -194,7 +194,6 @@ def to_values(tensor: Tensor) -> list[Any]:
 
 
 def bytes_array(values: Sequence[bytes], shape: tuple[int, ...]) -> Array:
-    """Object array of `bytes` of a shape."""
     array = np.empty(len(values), dtype=object)
     array[:] = values
     return array.reshape(shape)

@@ -7,7 +7,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from trimtab_loadtester.multimodal.rates import read_hours, read_minutes, synthetic_rates, traffic_of
+from benchmarks.papers.modserve_trace import read_hours, read_minutes, traffic_of
+from trimtab_loadtester.multimodal.rates import synthetic_rates
 from trimtab_loadtester.multimodal.sizes import (
     IMAGE_CONTEXTS,
     IMAGE_OUTPUTS,

@@ -77,7 +77,6 @@ class Candidate:
         return max(speed.replica_rps(batch_size) for speed in self.allowed_speeds)
 
     def matches(self, plan: StagePlan) -> bool:
-        """Whether a stage's plan runs this candidate, whatever its batch size."""
         return (self.variant.name, self.point.name, self.escalation) == (
             plan.variant,
             plan.operating_point,

@@ -136,7 +136,6 @@ class PoolPlanner:
                 ledger.record_usage(key, plan_resources(current, pipeline), wake)
 
     def remove(self, key: str) -> None:
-        """Release the allocation of a deleted pipeline."""
         with self._lock:
             self._remove(key, except_pool=None)
 

@@ -43,7 +43,6 @@ class SimulatedReplicaSet:
         self.step()
 
     def step(self) -> None:
-        """Take the next rollout steps for the current state."""
         kinds: dict[str, list[SimulatedReplica]] = {}
         for replica in chain.from_iterable(self._members.values()):
             kinds.setdefault(_kind(replica.stage, replica.group), []).append(replica)

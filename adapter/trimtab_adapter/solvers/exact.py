@@ -201,7 +201,6 @@ class _Search:
         return time.monotonic() > self.until
 
     def _room(self, stage: int) -> int:
-        """How many labels a stage may extend."""
         columns = self.arrays.columns
         return self.width if stage == len(columns) else min(self.width, MAX_EXTENSIONS // columns[stage].index.size)
 

@@ -42,7 +42,6 @@ class Option:
 
     @property
     def model(self) -> tuple[str, str]:
-        """Variant and operating point, with its escalation."""
         again = "" if self.planned_escalation is None else f" > {self.planned_escalation}"
         return self.variant, self.operating_point + again
 

@@ -70,7 +70,6 @@ class LocalSite:
 
     @property
     def tasks(self) -> Path:
-        """Folder of the tasks that are registered at run time."""
         return self.folder / "tasks"
 
 

@@ -38,7 +38,6 @@ class VariantSpan:
 
 
 def seconds(run: Run) -> float:
-    """Length of the run's curves."""
     if run.results is not None:
         return run.results.facts.duration_seconds
     return run.samples[-1].at - run.started_at if run.samples else 0.0
@@ -52,7 +51,6 @@ def _bins(run: Run) -> tuple[Floats, Floats]:
 
 
 def observed_load(run: Run) -> Curve:
-    """Requests received in each second."""
     if run.results is None:
         return _growth(run, lambda sample: sample.counters.received)
     edges = np.arange(0.0, np.ceil(seconds(run)) + 1.0)
@@ -129,7 +127,6 @@ def loss_reasons(results: Results) -> list[str]:
 
 
 def accuracies(run: Run) -> tuple[Curve, Curve]:
-    """Expected and measured accuracy, per bin."""
     if run.results is None:
         return _expected_by_counters(run), _measured_by_samples(run)
     edges, middles = _bins(run)

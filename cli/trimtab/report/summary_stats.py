@@ -57,7 +57,6 @@ class RunStats:
         return abs(self.measured_accuracy - self.expected_accuracy)
 
     def figures(self) -> dict[str, float | int | str | None]:
-        """Return the figures of a result line."""
         return {
             "received_requests": self.received,
             **{f"{name}_requests": count for name, count in self.outcomes.items()},

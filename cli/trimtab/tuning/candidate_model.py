@@ -90,7 +90,6 @@ class CandidateModel:
         return "Elsewhere" if self._device == CPU else "Here"
 
     def rows(self, payloads: Sequence[Payload]) -> Inputs:
-        """Stack samples into a batch of the stage's inputs."""
         payload_inputs = [{tensor.name: tensor for tensor in payload.inputs} for payload in payloads]
         return {
             name: torch.cat([to_torch(tensors[source]) for tensors in payload_inputs])
@@ -105,7 +104,6 @@ class CandidateModel:
         return {name: outputs[source].cpu() for name, source in self._outputs.items()}, confidences
 
     def labels(self, inputs: Inputs, point: OperatingPoint) -> torch.Tensor:
-        """Class of each row, int64 [B]."""
         return self._compute(inputs, point)["label"].cpu()
 
     def _compute(self, inputs: Inputs, point: OperatingPoint) -> dict[str, torch.Tensor]:

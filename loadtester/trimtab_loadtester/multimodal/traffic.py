@@ -82,7 +82,6 @@ class Traffic:
 
     @property
     def rps(self) -> Floats:
-        """Rate of all requests, [N]."""
         return self.text_rps + self.image_rps
 
     def scaled(self, mean_rps: float) -> Self:

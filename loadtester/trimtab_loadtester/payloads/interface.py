@@ -24,7 +24,6 @@ class Payload:
 
     @property
     def images(self) -> int:
-        """Number of images of a chat."""
         return sum(tensor.array.size for tensor in self.inputs if tensor.name == IMAGES_INPUT)
 
 
@@ -41,9 +40,7 @@ class Score:
 class PayloadSource(Protocol):
     """Unbounded sequence of payloads, deterministic in seed and index."""
 
-    def payload(self, index: int) -> Payload:
-        """Return payload `index`, counted from 0."""
-        ...
+    def payload(self, index: int) -> Payload: ...
 
     def score(self, truth: object, outputs: Outputs) -> Score:
         """Compare outputs, by name, with the payload's truth; total is 0 without truth."""

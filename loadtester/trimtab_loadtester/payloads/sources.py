@@ -39,7 +39,6 @@ class SyntheticPayloads:
         self._distributions = synthetic_inputs.parse_distributions(distributions, specs) if distributions else {}
 
     def payload(self, index: int) -> Payload:
-        """Draw one row of each input."""
         drawn = synthetic_inputs.draw_inputs(self._distributions, self._specs, 1, (self._seed, index))
         random = np.random.default_rng([self._seed, index])
         tensors = (

@@ -142,7 +142,6 @@ class ModelRunner:
         return DecodeLogits(tuple(chunk.request_id for chunk in chunks if chunk.samples), logits)
 
     def _is_generated(self, chunk: ScheduledChunk) -> bool:
-        """Whether a chunk follows the prompt, so that it holds no image placeholder."""
         return chunk.start >= len(self._requests[chunk.request_id].request.tokens)
 
     def _decode_row(self, chunk: ScheduledChunk) -> DecodeRow:

@@ -66,7 +66,6 @@ class Image:
 
     @property
     def rows(self) -> int:
-        """Rows of its embeddings."""
         return self.tokens + self.padding
 
     @property

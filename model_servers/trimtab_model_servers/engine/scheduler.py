@@ -179,7 +179,6 @@ class Scheduler:
         return entry.generated, entry.reused
 
     def slot_of(self, request_id: str) -> int | None:
-        """The slot of a request; None while it waits."""
         entry = self._running.get(request_id)
         return entry.lease.slot if entry is not None and entry.lease is not None else None
 

@@ -57,7 +57,6 @@ BLOCKS = (
 
 
 def convolution(inputs: int, outputs: int, kernel: int, stride: int = 1) -> nn.Sequential:
-    """Convolution, batch norm, ReLU."""
     return nn.Sequential(
         nn.Conv2d(inputs, outputs, kernel, stride, padding=kernel // 2), nn.BatchNorm2d(outputs), nn.ReLU(inplace=True)
     )

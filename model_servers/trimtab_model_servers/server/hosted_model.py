@@ -54,7 +54,6 @@ log = logging.getLogger(__name__)
 
 
 def torch_dtype(tensor: str, datatype: str) -> torch.dtype:
-    """The torch dtype of a datatype; raises ModelError if torch has none."""
     dtype = TORCH_DTYPES.get(datatype)
     if dtype is None:
         raise ModelError(f"tensor {tensor!r}: torch has no {datatype}; use one of {', '.join(TORCH_DTYPES)}")

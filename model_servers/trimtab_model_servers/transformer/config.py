@@ -51,7 +51,6 @@ class ViTConfig(Model):
 
     @property
     def patches(self) -> int:
-        """Tokens of an image."""
         return (self.side // self.patch) ** 2
 
     @property

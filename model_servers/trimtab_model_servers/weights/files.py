@@ -55,7 +55,6 @@ def require_size(size_bytes: int, limits: FetchLimits, name: str) -> None:
 
 
 def sha256(path: Path) -> str:
-    """The digest of a file, as `sha256:…`."""
     with path.open("rb") as file:
         return f"sha256:{hashlib.file_digest(file, 'sha256').hexdigest()}"
 

@@ -82,7 +82,6 @@ def _repository(address: str, limits: FetchLimits, name: str) -> "_Repository":
 
 @contextlib.contextmanager
 def _errors(name: str, limits: FetchLimits) -> Iterator[None]:
-    """Convert the client's exceptions to ModelError."""
     try:
         yield
     except ModelError:

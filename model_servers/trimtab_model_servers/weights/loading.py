@@ -78,7 +78,6 @@ def load_weights(module: torch.nn.Module, path: Path) -> None:
 
 
 def read_tensors(path: Path) -> dict[str, torch.Tensor]:
-    """Read every tensor of a safetensors file; raises ModelError if it is invalid."""
     return read_file(path)[1]
 
 

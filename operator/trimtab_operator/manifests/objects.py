@@ -31,7 +31,6 @@ def ref_of(found: Mapping[str, Any]) -> Ref:
 
 
 def pipeline_labels(pipeline: InferencePipeline, component: str, **more: str) -> dict[str, str]:
-    """Labels of every object and pod of a pipeline."""
     return {MANAGED_BY: OPERATOR_MANAGER, PIPELINE_LABEL: pipeline.name, COMPONENT: component, **more}
 
 

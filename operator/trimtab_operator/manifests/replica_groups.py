@@ -155,7 +155,6 @@ def replica_group_budget(pipeline: InferencePipeline, stage: Stage, group: Repli
 
 
 def data_port(group: ReplicaGroup, settings: Settings) -> int:
-    """The port to which routers send batches."""
     container = group.variants[0].container
     return routed_port(container, settings) if container else DATA_PORT
 

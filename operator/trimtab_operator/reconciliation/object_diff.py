@@ -19,14 +19,12 @@ _AMOUNTS = ("requests", "limits")
 
 
 def with_fingerprint(manifest: Object) -> Object:
-    """The manifest with its own hash in an annotation."""
     metadata = manifest["metadata"]
     annotations = {**metadata.get("annotations", {}), APPLIED_HASH: fingerprint(manifest)}
     return {**manifest, "metadata": {**metadata, "annotations": annotations}}
 
 
 def differs(live: Object | None, manifest: Object) -> bool:
-    """Whether a manifest with fingerprint must be applied."""
     return live is None or not contains(live, manifest)
 
 

@@ -29,7 +29,6 @@ class ProfilingState:
 def profiling(
     pipeline: InferencePipeline, found: Sequence[Object], owned: Mapping[Ref, Object], settings: Settings
 ) -> ProfilingState:
-    """Compare existing profiles with the required ones."""
     profiles = _parse_profiles(found)
     missing, unknown = missing_profile_tasks(pipeline, profiles), unprofiled_containers(pipeline, profiles)
     jobs = [profile_job(pipeline, task, settings) for task in missing]

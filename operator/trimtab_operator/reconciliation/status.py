@@ -101,7 +101,6 @@ def plan_status(inputs: StatusInputs) -> Object | None:
 
 
 def events(inputs: StatusInputs) -> tuple[Object, ...]:
-    """Events for reasons that are new."""
     created = []
     good = inputs.selection.good
     if good is not None and inputs.before.get("planGeneration") != good.spec.generation:

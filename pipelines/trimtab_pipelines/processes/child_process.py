@@ -149,7 +149,6 @@ class ChildProcess:
 
 
 def last_log_lines(log: Path) -> str:
-    """Quote the end of a log for an error message."""
     try:
         with log.open("rb") as file:
             file.seek(max(log.stat().st_size - LOG_TAIL_BYTES, 0))

@@ -115,12 +115,10 @@ def blank_image(image: EncodedImage) -> EmbeddingRef:
 
 
 def dump_refs(images: Iterable[EmbeddingRef]) -> bytes:
-    """The images of a chat, as a row of the tensor `references`."""
     return join_refs(image.json_bytes() for image in images)
 
 
 def join_refs(images: Iterable[bytes]) -> bytes:
-    """`dump_refs` of serialized images."""
     return b"[" + b",".join(images) + b"]"
 
 

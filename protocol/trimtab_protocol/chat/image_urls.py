@@ -42,7 +42,6 @@ def parse_target(address: str, field: str, bounds: ImageLimits) -> UrlTarget:
 
 
 def is_public(address: str) -> bool:
-    """Whether an IP address is globally reachable."""
     ip: IPv4Address | IPv6Address | None = ip_address(address)
     if isinstance(ip, IPv6Address):
         if ip.sixtofour is not None or ip.teredo is not None or any(ip in net for net in _TRANSLATED):

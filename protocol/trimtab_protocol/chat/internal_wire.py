@@ -42,11 +42,9 @@ class Usage:
 
     @classmethod
     def of(cls, counts: Sequence[int]) -> "Usage":
-        """From a row of the output `usage`."""
         return cls(*map(int, counts))
 
     def row(self) -> list[int]:
-        """As a row of the output `usage`."""
         return [self.prompt, self.completion, self.image, self.cached, self.text]
 
 
@@ -166,7 +164,6 @@ def outputs_from_responses(responses: Sequence[tuple[str, LastChunk]]) -> dict[s
 
 
 def bytes_tensor(elements: Sequence[bytes]) -> Array:
-    """A tensor of BYTES [elements]."""
     return bytes_array(elements, (len(elements),))
 
 

@@ -64,11 +64,9 @@ class TaskRegistry:
         }
 
     def terms(self, task: str) -> TaskTerms | None:
-        """Utility and latency of a task, None if unknown."""
         return self._terms.get(task)
 
     def names(self) -> list[str]:
-        """Tasks of the current plan."""
         return sorted({task for scheduler in self._schedulers.values() for task in scheduler.latency_model.tasks()})
 
     def register(self, stage: str, variant: str, task: str, record: TaskRecord) -> None:

@@ -148,7 +148,6 @@ class OutlierDetector(Feature):
         return int(MAX_EJECTED_SHARE * sum(bool(replica.ready_variants) for replica in self._records))
 
     def _eject(self, replica: ReplicaSlots, reason: str) -> None:
-        """Eject a replica, or extend its ejection."""
         if not replica.ejection:
             if len(self.ejected) >= self._max_ejected():
                 return
@@ -161,7 +160,6 @@ class OutlierDetector(Feature):
         self._clock.call_at(self._clock.now + pause_seconds, partial(self._probe, replica))
 
     def _probe(self, replica: ReplicaSlots) -> None:
-        """Let one batch probe an ejected replica."""
         if replica.ejection:
             replica.set_ejection(replica.ejection, probing=True)
             self._wake()

@@ -1,6 +1,7 @@
-"""Solvers against brute force and against each other, and the fallback to the exact one."""
+"""Solvers and their bounds against brute force and against each other, and the fallback to the exact one."""
 
 import functools
+import itertools
 import re
 import sys
 from dataclasses import replace
@@ -15,9 +16,11 @@ from tests.adapter.scenes import a_ladder, plan_for
 from trimtab_adapter.planning.relaxation import solve
 from trimtab_adapter.solvers import exact, gurobi, highs
 from trimtab_adapter.solvers.dominance import undominated
+from trimtab_adapter.solvers.lagrangian_bound import LagrangianBounds, optimize_multipliers
 from trimtab_adapter.solvers.milp import build_milp
 from trimtab_adapter.solvers.program import Program, Solver, SolverUnavailable, objective_weights
-from trimtab_adapter.solvers.program_arrays import to_arrays
+from trimtab_adapter.solvers.program_arrays import Labels, ProgramArrays, Resource, to_arrays
+from trimtab_adapter.solvers.resource_bound import ResourceBound, resource_bound
 from trimtab_adapter.solvers.time_limit import time_limit
 from trimtab_pipelines.spec import Objective
 
@@ -208,12 +211,16 @@ def test_program_beyond_gurobis_licence_is_solved_by_exact():
         assert "free licence allows 2000 columns and 2000 rows; this program has" in found.note
 
 
-@pytest.mark.parametrize(("name", "package"), [("HiGHS", "highspy"), ("Gurobi", "gurobipy")])
-def test_missing_solver_falls_back_to_exact_with_a_note(monkeypatch, name, package):
+@pytest.mark.parametrize(
+    ("name", "package", "extra"), [("HiGHS", "highspy", "solvers"), ("Gurobi", "gurobipy", "gurobi")]
+)
+def test_missing_solver_falls_back_to_exact_with_a_note(monkeypatch, name, package, extra):
     monkeypatch.setitem(sys.modules, package, None)
     plan = plan_for(a_ladder(adaptation={"solver": name}), 20.0)
 
-    assert plan.spec.explanation.solver.startswith(f"Exact ({name} is not installed: pip install")
+    assert plan.spec.explanation.solver.startswith(
+        f"Exact ({name} is not installed: pip install '.[{extra}]' in a clone"
+    )
     assert plan.spec.stages == plan_for(a_ladder(), 20.0).spec.stages
 
 
@@ -227,3 +234,69 @@ def test_pipeline_chooses_its_solver(name):
     assert plan.spec.explanation.gap <= 1e-6
     assert plan.spec.stages == plan_for(a_ladder(), 20.0).spec.stages
     assert overload.spec.reason.startswith("overload: 2 cores carry")
+
+
+COUNTED: tuple[tuple[Resource, ...], ...] = (
+    ("second",),
+    ("core",),
+    ("floor",),
+    ("second", "core"),
+    ("second", "floor"),
+    ("core", "floor"),
+    ("gpu",),
+    ("second", "gpu"),
+)
+
+
+def labels_of(program: Program, table: ProgramArrays, picks: np.ndarray) -> Labels:
+    """The partial choices of these options, of shape [labels, stages so far]."""
+    chosen = list(zip(table.columns, picks.T, table.flow, strict=False))
+    nothing = np.zeros(len(picks))
+    values = [column.value[pick] for column, pick, _ in chosen]
+    return Labels(
+        value=np.prod(values, axis=0) if table.is_product else np.sum(values, axis=0),
+        cost=np.sum([column.cost[pick] for column, pick, _ in chosen], axis=0),
+        cores=np.sum([column.cores[pick] for column, pick, _ in chosen], axis=0),
+        gpus=np.sum([column.gpus[pick] for column, pick, _ in chosen], axis=0),
+        flow_seconds=np.sum([share * column.seconds[pick] for column, pick, share in chosen], axis=0),
+        same=nothing.astype(np.bool_),
+        disaggregated=np.full(len(picks), -1, dtype=np.int8),
+        finish=np.zeros((0, len(picks))),
+        parent=nothing.astype(np.intp),
+        option=nothing.astype(np.intp),
+    )
+
+
+def feasible_choices(program: Program, table: ProgramArrays) -> tuple[np.ndarray, np.ndarray]:
+    """All choices within the constraints, of shape [choices, stages], and what they reach."""
+    picks, objectives = [], []
+    for pick in itertools.product(*(range(column.index.size) for column in table.columns)):
+        choice = [
+            stage.options[column.index[n]] for stage, column, n in zip(program.stages, table.columns, pick, strict=True)
+        ]
+        if program.is_feasible(choice):
+            picks.append(pick)
+            objectives.append(program.objective(choice))
+    return np.array(picks, dtype=np.intp), np.array(objectives)
+
+
+def test_no_completion_reaches_more_than_was_promised():
+    promised = 0
+    for seed in range(400):
+        program = a_program(seed)
+        table = to_arrays(program)
+        picks, objectives = feasible_choices(program, table) if table is not None else (np.empty(0), np.empty(0))
+        if table is None or not picks.size:
+            continue
+        envelopes = optimize_multipliers(program, table).bounds
+        counted = [each for each in COUNTED if program.accuracy_floor or "floor" not in each]
+        bounds: list[LagrangianBounds | ResourceBound] = [
+            *envelopes,
+            *(resource_bound(program, table, envelopes[0].prices, resources) for resources in counted),
+        ]
+        for stages in range(1, len(table.columns) + 1):
+            labels = labels_of(program, table, picks[:, :stages])
+            for bound in bounds:
+                assert (bound.bound(stages, labels) >= objectives - 1e-9).all(), (seed, stages)
+                promised += len(picks)
+    assert promised > 10_000

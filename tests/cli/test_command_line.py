@@ -2,7 +2,6 @@
 
 import json
 import re
-import sys
 from pathlib import Path
 
 import pytest
@@ -203,16 +202,6 @@ def test_explain_figures_are_consistent(tmp_path: Path, capsys: Captured) -> Non
     assert rows == [latency] * 3
     assert int(stages[0]) > 1  # where latency is free, batches are larger than the load asks for
     assert output.count(f"first: slow ×1 batch {stages[0]}; second: slow ×1 batch {stages[1]}") == 2
-
-
-def test_missing_solver_error_names_the_extra(
-    tmp_path: Path, capsys: Captured, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setitem(sys.modules, "highspy", None)
-    path, profiles = write_echo_pipeline(tmp_path), a_profile_file(tmp_path)
-    path.write_text(path.read_text().replace("\nspec:\n", "\nspec:\n  adaptation: {solver: HiGHS}\n"))
-    assert run(["plan", str(path), "--load", "5", "--profiles", str(profiles)]) == 0
-    assert "pip install '.[solvers]' in a clone, else 'trimtab[solvers]'" in capsys.readouterr().out
 
 
 def test_plan_explains_encoder_placement() -> None:

@@ -23,8 +23,15 @@ from trimtab_model_servers.chat.interfaces import EmbeddingShape
 from trimtab_model_servers.families.hf_vlm.configs import CONFIGS, VlmConfig
 from trimtab_model_servers.families.lmm_digits import models
 from trimtab_model_servers.families.lmm_digits.family import PageEncoder
-from trimtab_pipelines.image_tokens import RULES, ImageTokenRule, ImageTokens
+from trimtab_pipelines.image_tokens import RULES, Canvas, ImageTokenRule, ImageTokens, NearestGrid
 
+EDGES = [
+    *((1, 1), (1, 2999), (2999, 1), (7, 5000), (900, 451)),
+    *((side, side) for side in (336, 384, 448, 560, 896, 1120, 2304)),
+    *((672, 336), (448, 896), (1120, 560)),
+]
+SIZES = [(int(height), int(width)) for height, width in np.random.default_rng(3).integers(1, 3000, (985, 2))] + EDGES
+"""(height, width), 1,000 of them, for the parts of processors that count without an image."""
 LEAST_PX, MOST_PX = 8, 3000
 SEED: Final = 7
 _PATCHES: Final = {"patch_size": 14, "vision_feature_select_strategy": "default", "num_additional_image_tokens": 1}
@@ -203,3 +210,53 @@ def test_predicted_tokens_equal_those_of_our_encoder(
     architecture: models.Architecture, prompts: list[Sequence[Size]]
 ) -> None:
     assert differences(encoder_counter(architecture), [PageEncoder.token_rule], prompts) == []
+
+
+def placeholders(processor: Any, size: tuple[int, int], edge: int) -> int:
+    """Image tokens that a processor puts in a prompt for one image, from tiles of `edge` x `edge` pixels."""
+    tiles = np.zeros((1, 1, 3, edge, edge), dtype=np.uint8)
+    inputs = {"batch_num_images": [1], "image_sizes": [size], "pixel_values": tiles}
+    return int(processor.replace_image_token(inputs, 0).count("<image>"))
+
+
+@pytest.mark.parametrize(
+    ("family", "encoded"), [("llama-3.2-vision", 6404), ("llava-onevision", 7290), ("internvl", 1280)]
+)
+def test_token_counts_match_the_paper(family, encoded):
+    assert RULES[family].count(896, 896).encoded == encoded
+
+
+def test_mllama_canvas_matches_its_processor():
+    _transformers()
+    module = import_module("transformers.models.mllama.image_processing_mllama")
+    for most, tile, sizes in ((4, 560, SIZES), (6, 224, SIZES[:100])):
+        rule = Canvas(tile, 100, most)
+        for height, width in sizes:
+            canvas = module.get_optimal_tiled_canvas(height, width, most, tile)
+            counted = rule.count(width, height)
+            assert (counted.rows * tile, counted.columns * tile) == tuple(map(int, canvas)), (height, width)
+            assert (counted.encoded, counted.placeholders) == (100 * counted.tiles, 1)
+
+
+def test_internvl_tiles_match_its_processor():
+    processor = _processor("internvl")[0].image_processor
+    for height, width in SIZES:
+        tiles = processor.get_number_of_image_patches(height, width, {})
+        assert RULES["internvl"].count(width, height).placeholders == 256 * tiles, (height, width)
+        few = processor.get_number_of_image_patches(height, width, {"min_patches": 2, "max_patches": 6})
+        assert NearestGrid(448, 256, max_tiles=6, min_tiles=2).count(width, height).tiles == few, (height, width)
+
+
+@pytest.mark.parametrize(("family", "edge"), [("llava-onevision", 384), ("llava-next", 336)])
+def test_llava_placeholders_match_their_processor(family, edge):
+    processor, _ = _processor(family)
+    wanted = [placeholders(processor, size, edge) for size in SIZES]
+    assert [RULES[family].count(width, height).placeholders for height, width in SIZES] == wanted
+
+
+def test_image_without_area_is_rejected():
+    for rule in RULES.values():
+        with pytest.raises(ValueError, match="both sides must be at least 1"):
+            rule.count(0, 5)
+        with pytest.raises(ValueError, match="0 images"):
+            rule.count(5, 5, images=0)

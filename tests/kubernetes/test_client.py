@@ -35,13 +35,6 @@ async def test_missing_object_is_none(cluster: Cluster, namespace: str):
     assert not await cluster.delete("ConfigMap", namespace, "nothing")
 
 
-async def test_unknown_field_is_rejected_and_not_retried(cluster: Cluster, namespace: str):
-    body = {**a_config_map(namespace), "colour": "red"}
-
-    with pytest.raises(Rejected, match="colour"):
-        await cluster.apply(body, manager="one")
-
-
 class Busy:
     """An API server that has no room for the first requests."""
 

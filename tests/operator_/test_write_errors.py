@@ -239,9 +239,8 @@ async def test_normalized_quantities_are_written_once(cluster: Cluster, namespac
     assert (await site.conditions())["ObjectsWritten"] == ("True", "AllWritten")
 
 
-async def test_field_removed_by_a_webhook_is_retried_and_reported(cluster: Cluster, namespace: str) -> None:
-    changing = LifecycleRemover(cluster)
-    site = Site(cluster, namespace, a_pipeline_document([a_stage(variants=[a_variant("small")])]))
+async def test_field_removed_by_a_webhook_is_retried_and_reported(site: Site) -> None:
+    changing = LifecycleRemover(site.cluster)
     site.restart(changing)
     await site.serve()
 
@@ -251,7 +250,7 @@ async def test_field_removed_by_a_webhook_is_retried_and_reported(cluster: Clust
     assert f"Deployment {SERVER}" in said
     assert "spec.template.spec.containers[model-server].lifecycle" in said
     assert await site.replicas() == {"small": 1}
-    outcome = await site.controller.reconcile((namespace, "sample"))
+    outcome = await site.controller.reconcile((site.namespace, "sample"))
     assert outcome.writes == 0
     assert outcome.requeue_after_seconds is not None
     assert 0 < outcome.requeue_after_seconds <= INITIAL_BACKOFF_SECONDS
@@ -276,9 +275,8 @@ class OlderDefinition(AlteringCluster):
         return await self._cluster.apply(body, **options)
 
 
-async def test_altered_status_is_written_once_per_change(cluster: Cluster, namespace: str) -> None:
-    older = OlderDefinition(cluster)
-    site = Site(cluster, namespace, a_pipeline_document([a_stage(variants=[a_variant("small")])]))
+async def test_altered_status_is_written_once_per_change(site: Site) -> None:
+    older = OlderDefinition(site.cluster)
     site.restart(older)
     await site.serve()
     before = older.written
@@ -292,35 +290,31 @@ async def test_altered_status_is_written_once_per_change(cluster: Cluster, names
 
 
 @pytest.mark.parametrize(("cores", "since"), [("many", "2026-01-01T00:00:00Z"), ("2", "soon")])
-async def test_invalid_schedulable_capacity_is_recomputed(
-    cluster: Cluster, namespace: str, cores: str, since: str
-) -> None:
-    site = Site(cluster, namespace, a_pipeline_document([a_stage(variants=[a_variant("small")])]))
+async def test_invalid_schedulable_capacity_is_recomputed(site: Site, cores: str, since: str) -> None:
     await site.serve()
     status: dict[str, Any] = {"apiVersion": "trimtab.dev/v1alpha1", "kind": "InferencePipeline"}
-    status |= {"metadata": {"name": "sample", "namespace": namespace}}
+    status |= {"metadata": {"name": "sample", "namespace": site.namespace}}
     status |= {"status": {"schedulable": {"cores": cores, "since": since}}}
-    await cluster.apply(status, manager="other", subresource="status")
+    await site.cluster.apply(status, manager="other", subresource="status")
     await site.settle()
 
     assert (await site.conditions())["PlanApplied"][0] == "True"
 
 
-async def test_field_restored_by_a_client_is_no_longer_reported(cluster: Cluster, namespace: str) -> None:
+async def test_field_restored_by_a_client_is_no_longer_reported(site: Site) -> None:
     """Nothing has to be written then, and nothing is to be tried again at once, for ever."""
-    changing = LifecycleRemover(cluster)
-    site = Site(cluster, namespace, a_pipeline_document([a_stage(variants=[a_variant("small")])]))
+    changing = LifecycleRemover(site.cluster)
     site.restart(changing)
     await site.serve()
     lifecycle = {"preStop": {"sleep": {"seconds": 5}}}
     containers = [{"name": "model-server", "lifecycle": lifecycle}]
     patch: dict[str, Any] = {"apiVersion": "apps/v1", "kind": "Deployment"}
-    patch["metadata"] = {"name": SERVER, "namespace": namespace}
-    await cluster.apply({**patch, "spec": {"template": {"spec": {"containers": containers}}}}, manager="other")
+    patch["metadata"] = {"name": SERVER, "namespace": site.namespace}
+    await site.cluster.apply({**patch, "spec": {"template": {"spec": {"containers": containers}}}}, manager="other")
     await site.settle()
 
     assert (await site.conditions())["ObjectsWritten"] == ("True", "AllWritten")
-    outcome = await site.controller.reconcile((namespace, "sample"))
+    outcome = await site.controller.reconcile((site.namespace, "sample"))
     assert outcome.requeue_after_seconds is None
 
 

@@ -155,13 +155,16 @@ def test_incomplete_window_is_not_evaluated():
         compare_weights(shipped, shipped, [np.full(100, 1.0)])
 
 
-async def test_training_replaces_only_bad_weights(cluster: Cluster, namespace: str):
-    bad = worse(LstmWeights.load())
-    encoded = base64.b64encode(bad.to_bytes()).decode()
+async def write_weights(cluster: Cluster, namespace: str, content: bytes) -> None:
     metadata = {"name": "trimtab-forecaster", "namespace": namespace}
-    before = {"apiVersion": "v1", "kind": "ConfigMap", "metadata": metadata, "binaryData": {WEIGHTS_KEY: encoded}}
-    await cluster.apply(before, manager="trimtab-trainer")
-    load = a_load(3600)
+    data = {WEIGHTS_KEY: base64.b64encode(content).decode()}
+    body = {"apiVersion": "v1", "kind": "ConfigMap", "metadata": metadata, "binaryData": data}
+    await cluster.apply(body, manager="trimtab-trainer")
+
+
+async def test_training_replaces_only_bad_weights(cluster: Cluster, namespace: str):
+    bad, load = worse(LstmWeights.load()), a_load(3600)
+    await write_weights(cluster, namespace, bad.to_bytes())
 
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # TensorFlow's own, on import
@@ -174,10 +177,7 @@ async def test_training_replaces_only_bad_weights(cluster: Cluster, namespace: s
 
 
 async def test_damaged_weights_in_the_cluster_are_skipped(cluster: Cluster, namespace: str):
-    metadata = {"name": "trimtab-forecaster", "namespace": namespace}
-    encoded = base64.b64encode(b"not an archive").decode()
-    damaged = {"apiVersion": "v1", "kind": "ConfigMap", "metadata": metadata, "binaryData": {WEIGHTS_KEY: encoded}}
-    await cluster.apply(damaged, manager="trimtab-trainer")
+    await write_weights(cluster, namespace, b"not an archive")
 
     used = await weights_in_use(cluster, namespace, "trimtab-forecaster")
 

@@ -21,12 +21,10 @@ BATCH_SIZES = (1, 2, 4, 8, 16, 32, 64)
 
 
 def a_variant(name: str = "small", **changes: Any) -> dict[str, Any]:
-    """A variant of the echo family."""
     return {"name": name, "family": "echo", "storageUri": "random://?seed=1", "accuracy": 0.9} | changes
 
 
 def a_stage(name: str = "first", source: str = "request.inputs.x", **changes: Any) -> dict[str, Any]:
-    """A stage that maps x to y."""
     return {
         "name": name,
         "inputs": [{"name": "x", "from": source}],
@@ -61,7 +59,6 @@ def a_pipeline_document(stages: Sequence[dict[str, Any]] | int = 1, **changes: A
 
 
 def a_pipeline(stages: Sequence[dict[str, Any]] | int = 1, **changes: Any) -> InferencePipeline:
-    """A valid pipeline."""
     return InferencePipeline.model_validate(a_pipeline_document(stages, **changes))
 
 
@@ -116,7 +113,6 @@ def a_measured_profile(seconds_by_size: dict[int, float], variant: str = "small"
 
 
 def a_profile(stage: str, points: Sequence[PointProfile], pipeline: str = "sample") -> ModelProfile:
-    """The profile of one stage."""
     return ModelProfile.model_validate(
         {
             "metadata": {"name": f"{pipeline}-{stage}"},

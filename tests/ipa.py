@@ -71,5 +71,4 @@ WEIGHTS = {"video": (2, 1), "audio-qa": (10, 0.5), "audio-sent": (30, 0.5), "sum
 
 
 def ipa_pipeline(name: str) -> InferencePipeline:
-    """One of the five as it stands in its folder."""
     return load_pipeline(FOLDER / name)

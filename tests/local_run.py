@@ -84,7 +84,6 @@ class Up:
         raise LookupError(f"no process writes {log}")
 
     def log(self) -> str:
-        """The log of the local runtime."""
         return (self.folder / "logs" / "supervisor.log").read_text()
 
     def stop(self, number: signal.Signals = signal.SIGINT) -> Completed:

@@ -22,7 +22,6 @@ class Relay:
         self._passing: set[asyncio.Task[None]] = set()
 
     async def open(self) -> None:
-        """Take connections from now on."""
         self._server = await asyncio.start_server(self._pass, LOOPBACK, self._port)
 
     async def close(self) -> None:

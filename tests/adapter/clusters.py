@@ -44,7 +44,6 @@ def profile_bodies(pipeline: InferencePipeline) -> list[Objects]:
 
 
 async def put(cluster: Cluster, pipeline: InferencePipeline, *, profiled: bool = True) -> None:
-    """Apply a pipeline, with its profiles."""
     await cluster.apply(a_body(pipeline), manager="user")
     for body in profile_bodies(pipeline) if profiled else []:
         await cluster.apply(body, manager="trimtab-profiler")

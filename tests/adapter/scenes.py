@@ -75,14 +75,12 @@ def plan_for(
     recent_rps: Sequence[tuple[float, float]] = (),
     **measured: Any,
 ) -> PipelinePlan:
-    """Decide for a forecast peak."""
     forecast = ForecastRecord(peak_rps=peak_rps, source="reactive")
     inputs = PlanningInputs(forecast, now_seconds, current, tuple(recent_rps), **measured)
     return decide(pipeline, profiles_of(pipeline), inputs)
 
 
 def expected(plan: PipelinePlan) -> Expectation:
-    """What a plan is expected to give."""
     assert plan.spec.expected is not None
     return plan.spec.expected
 

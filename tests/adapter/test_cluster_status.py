@@ -8,6 +8,7 @@ import pytest
 
 from tests.adapter.scenes import a_ladder, plan_for
 from tests.builders import a_pipeline, a_plan
+from tests.kubernetes.test_objects import PIPELINE as BODY
 from trimtab_adapter.cluster.config_source import ClusterCache, limit_to_schedulable
 from trimtab_adapter.cluster.status import MAX_HISTORY, build_status, plan_changed_event, significant_fields
 from trimtab_adapter.cluster.status_writer import MAX_QUEUED_EVENTS, StatusWriter
@@ -22,11 +23,6 @@ from trimtab_pipelines.status import Schedulable
 
 PIPELINE = a_ladder()
 NOW = 1_700_000_000.0
-BODY: dict[str, Any] = {
-    "apiVersion": "trimtab.dev/v1alpha1",
-    "kind": "InferencePipeline",
-    "metadata": {"name": "sample", "namespace": "here", "uid": "u1"},
-}
 
 
 def a_tick(**changes) -> Tick:

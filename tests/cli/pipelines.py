@@ -6,10 +6,19 @@ from typing import Any
 
 import yaml
 
-from tests.builders import a_pipeline, a_pipeline_document, a_plan, a_stage, a_variant
+from tests.builders import (
+    a_pipeline,
+    a_pipeline_document,
+    a_plan,
+    a_point_profile,
+    a_profile,
+    a_stage,
+    a_variant,
+)
 from tests.model_servers.transformer.test_family import IMAGE, OUTPUTS
 from trimtab_pipelines.documents import write_json
 from trimtab_pipelines.plan import PipelinePlan
+from trimtab_pipelines.profile import ModelProfile
 from trimtab_pipelines.spec import InferencePipeline
 
 TASK_INPUT = {"name": "task", "datatype": "INT64", "shape": []}
@@ -46,6 +55,12 @@ def write_echo_pipeline(folder: Path, **changes: Any) -> Path:
 
 def echo_pipeline() -> InferencePipeline:
     return a_pipeline(echo_stages(), budget={"cores": "2"}, slo={"latency": "2s"})
+
+
+def echo_profiles() -> dict[str, ModelProfile]:
+    """Profiles by stage, `slow` four times slower than `fast`."""
+    points = [a_point_profile("fast", 0.01, 0.002, cores=0.5), a_point_profile("slow", 0.04, 0.008, cores=0.5)]
+    return {stage: a_profile(stage, points) for stage in ("first", "second")}
 
 
 def echo_plan(variant: str = "fast", replicas: int = 1, generation: int = 1) -> PipelinePlan:

@@ -3,13 +3,14 @@
 import json
 import re
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from tests.adapter.test_layouts import planned
 from tests.adapter.test_prompts import PIPELINE, READ
-from tests.builders import a_pipeline, a_point_profile, a_profile, a_stage, a_variant, point_profiles
-from tests.cli.pipelines import echo_pipeline, echo_plan, write_echo_pipeline, write_plan
+from tests.builders import a_pipeline, a_profile, a_stage, a_variant, point_profiles
+from tests.cli.pipelines import echo_pipeline, echo_plan, echo_profiles, write_echo_pipeline, write_plan
 from trimtab import run_record
 from trimtab.app import run
 from trimtab.commands.loadtest import loadtest_result
@@ -38,10 +39,8 @@ def said(capsys: Captured, code: int, *arguments: str) -> str:
 
 
 def a_profile_file(folder: Path) -> Path:
-    """Profiles of the echo pipeline's stages, `slow` four times slower than `fast`."""
-    points = [a_point_profile("fast", 0.01, 0.002, cores=0.5), a_point_profile("slow", 0.04, 0.008, cores=0.5)]
     path = folder / "measured.yaml"
-    path.write_text(dump_yaml(*(a_profile(stage, points) for stage in ("first", "second"))))
+    path.write_text(dump_yaml(*echo_profiles().values()))
     return path
 
 
@@ -123,10 +122,8 @@ def test_loadtest_without_responses_fails(tmp_path: Path, capsys: Captured) -> N
     assert '"ok":0' in capsys.readouterr().out
 
 
-def test_changing_load_makes_every_stage_change(tmp_path: Path) -> None:
-    points = [a_point_profile("fast", 0.01, 0.002, cores=0.5), a_point_profile("slow", 0.04, 0.008, cores=0.5)]
-    pipeline = echo_pipeline()
-    demand = changing_load(pipeline, {stage: a_profile(stage, points) for stage in ("first", "second")})
+def test_changing_load_makes_every_stage_change() -> None:
+    demand = changing_load(echo_pipeline(), echo_profiles())
     assert demand.high_rps >= 8 * demand.low_rps
     assert 100 < demand.high_rps < 2 * 2 * 500
     assert demand.spec().startswith("generated:low=")
@@ -211,13 +208,16 @@ def test_plan_explains_encoder_placement() -> None:
     assert any(line.startswith("image encoding: disaggregated; colocated") for line in many)
 
 
-def test_simulation_is_recorded_and_reported(tmp_path: Path, capsys: Captured) -> None:
-    pipeline = write_echo_pipeline(tmp_path)
-    profiles = str(a_profile_file(tmp_path))
-    arguments = ("simulate", str(pipeline), "--profiles", profiles, "--load", "constant:20", "--duration", "20")
-    assert run((*arguments, "--fail", "first@10", "--out", str(tmp_path / "out"))) == 0
+def simulated(folder: Path, capsys: Captured, *options: str) -> dict[str, Any]:
+    """Simulate the echo pipeline; return the result line."""
+    arguments = ["simulate", str(write_echo_pipeline(folder)), "--profiles", str(a_profile_file(folder))]
+    assert run([*arguments, "--out", str(folder / "out"), *options]) == 0
+    return dict(json.loads(capsys.readouterr().out.splitlines()[-1]))
 
-    outcome = json.loads(capsys.readouterr().out.splitlines()[-1])
+
+def test_simulation_is_recorded_and_reported(tmp_path: Path, capsys: Captured) -> None:
+    outcome = simulated(tmp_path, capsys, "--load", "constant:20", "--duration", "20", "--fail", "first@10")
+
     assert outcome["name"] == "simulate"
     assert all(bar["holds"] for bar in outcome["bars"])
     assert outcome["figures"]["received_requests"] == pytest.approx(400, abs=80)
@@ -229,26 +229,17 @@ def test_simulation_is_recorded_and_reported(tmp_path: Path, capsys: Captured) -
 
 
 def test_fixed_plan_does_not_change(tmp_path: Path, capsys: Captured) -> None:
-    pipeline, plan = write_echo_pipeline(tmp_path), write_plan(tmp_path / "plan.json", echo_plan())
-    profiles = str(a_profile_file(tmp_path))
-    arguments = ("simulate", str(pipeline), "--profiles", profiles, "--plan", str(plan), "--out", str(tmp_path / "out"))
-    assert run((*arguments, "--load", "constant:5", "--duration", "5")) == 0
+    plan = write_plan(tmp_path / "plan.json", echo_plan())
+    outcome = simulated(tmp_path, capsys, "--plan", str(plan), "--load", "constant:5", "--duration", "5")
 
-    assert json.loads(capsys.readouterr().out.splitlines()[-1])["figures"]["plan_changes"] == 0
+    assert outcome["figures"]["plan_changes"] == 0
 
 
 def test_simulated_latency_includes_prefill_of_text(tmp_path: Path, capsys: Captured) -> None:
     (tmp_path / "pipeline.yaml").write_text(dump_yaml(PIPELINE))
     (tmp_path / "profile.yaml").write_text(dump_yaml(*READ.values()))
-    arguments = [
-        "simulate",
-        str(tmp_path),
-        "--profiles",
-        str(tmp_path / "profile.yaml"),
-        "--out",
-        str(tmp_path / "out"),
-    ]
-    arguments += ["--load", "constant:2", "--duration", "20", "--images", "0"]
+    arguments = ["simulate", str(tmp_path), "--profiles", str(tmp_path / "profile.yaml")]
+    arguments += ["--out", str(tmp_path / "out"), "--load", "constant:2", "--duration", "20", "--images", "0"]
     medians = []
     for tokens in ("20", "120"):
         assert run([*arguments, "--text-tokens", tokens]) == 0

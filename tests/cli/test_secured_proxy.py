@@ -33,6 +33,7 @@ def test_new_key_is_printed_with_its_hash(capsys):
     output = capsys.readouterr().out
     key = output.split("\n", 1)[0]
     assert output.count(key) == 1
+    assert re.fullmatch(r"tt_\S{43}", key)
     line = next(line for line in output.splitlines() if line.startswith("    alice:"))
     (found,) = read_file(line).keys
     assert (found.client, found.digest, found.pipelines) == ("alice", key_digest(key), frozenset({"sample", "other"}))

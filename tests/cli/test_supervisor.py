@@ -18,8 +18,15 @@ import numpy as np
 import psutil
 import pytest
 
-from tests.builders import a_plan, a_point_profile, a_profile
-from tests.cli.pipelines import TASK_INPUT, a_transformer_pipeline, echo_plan, write_echo_pipeline, write_plan
+from tests.builders import a_plan
+from tests.cli.pipelines import (
+    TASK_INPUT,
+    a_transformer_pipeline,
+    echo_plan,
+    echo_profiles,
+    write_echo_pipeline,
+    write_plan,
+)
 from tests.loadtester.fake_pipeline import FakePipeline, a_pipeline, rest_server
 from tests.model_servers.transformer.test_family import IMAGE, SHAPE
 from tests.model_servers.transformer.test_family import weights as weights  # noqa: PLC0414  (a fixture)
@@ -397,11 +404,11 @@ async def test_loadtest_reports_and_exits_with_the_signal_code(
 
 def write_trusted_profile(folder: Path) -> None:
     """Write profiles of this machine next to the echo pipeline, so that none is measured."""
-    points = [a_point_profile(variant, 0.01, 0.002, cores=0.5) for variant in ("fast", "slow")]
-    profiles = [a_profile(stage, points) for stage in ("first", "second")]
-    here = [each.spec.model_copy(update={"hardware": this_machine(), "pipeline": "sample"}) for each in profiles]
-    documents = [each.model_copy(update={"spec": spec}) for each, spec in zip(profiles, here, strict=True)]
-    (folder / "profile.yaml").write_text(dump_yaml(*documents))
+    profiles = [
+        each.model_copy(update={"spec": each.spec.model_copy(update={"hardware": this_machine()})})
+        for each in echo_profiles().values()
+    ]
+    (folder / "profile.yaml").write_text(dump_yaml(*profiles))
 
 
 INPUTS = (IMAGE, TASK_INPUT)

@@ -55,7 +55,6 @@ def rest_request() -> str:
 
 
 def grpc_request(model: str) -> dict[str, Any]:
-    """A ModelInferRequest in protobuf's JSON."""
     contents = {"fp32_contents": list(ROW)}
     tensor = {"name": "x", "datatype": "FP32", "shape": [1, len(ROW)], "contents": contents}
     timeout = {"int64_param": TIMEOUT_MICROSECONDS}

@@ -42,7 +42,6 @@ LANGCHAIN_OPTIONS = (
 
 
 def page_url() -> str:
-    """A page of noise as a data URL."""
     file = BytesIO()
     pixels = np.random.default_rng(1).integers(256, size=(PAGE_SIDE_PX, PAGE_SIDE_PX), dtype=np.uint8)
     Image.fromarray(pixels).save(file, "PNG")

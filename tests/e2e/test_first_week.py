@@ -136,7 +136,6 @@ def test_full_disk_costs_no_request(tmp_path: Path, figures: Figures) -> None:
 
 @contextmanager
 def a_small_disk(folder: Path) -> Iterator[Path]:
-    """Mount a small file system of its own."""
     folder.mkdir(parents=True)
     options = ["-t", "tmpfs", "-o", f"size={DISK_MEBIBYTES}m", "tmpfs", str(folder)]
     if os.geteuid() != 0 or subprocess.run(["mount", *options], capture_output=True, check=False).returncode:

@@ -27,7 +27,6 @@ class Hub(ObjectStore):
 
 @contextmanager
 def hub() -> Iterator[Hub]:
-    """Run a hub on a free port."""
     with serving(Hub(), _HubHandler) as running:
         yield running
 

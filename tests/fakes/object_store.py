@@ -33,7 +33,6 @@ class ObjectStore:
 
 @contextmanager
 def object_store() -> Iterator[ObjectStore]:
-    """Run an object store on a free port."""
     with serving(ObjectStore(), StoreHandler) as store:
         yield store
 
@@ -43,7 +42,6 @@ Store = TypeVar("Store", bound=ObjectStore)
 
 @contextmanager
 def serving(store: Store, handler: type["StoreHandler"]) -> Iterator[Store]:
-    """Answer for a store on a free port."""
 
     class Handler(handler):  # type: ignore[misc, valid-type]
         state = store

@@ -9,7 +9,8 @@ from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).parents[2]
+from tests.house.test_language import ROOT, module_of
+
 OURS = sorted(path for path in ROOT.glob("*/trimtab*/**/*.py") if path.relative_to(ROOT).parts[0] != "build")
 SOURCES = [*OURS, *(path for folder in ("benchmarks", "hack") for path in sorted((ROOT / folder).rglob("*.py")))]
 OTHERS = [ROOT / "pyproject.toml", ROOT / "Makefile", ROOT / "Dockerfile", *sorted((ROOT / "hack").rglob("*.sh"))]
@@ -17,11 +18,6 @@ OTHERS = [ROOT / "pyproject.toml", ROOT / "Makefile", ROOT / "Dockerfile", *sort
 PAGES = [*sorted((ROOT / "docs").rglob("*.md")), *sorted((ROOT / "pipelines").glob("*/README.md"))]
 """Where users are told of names that they may write themselves, as `module:Class`."""
 Function = ast.FunctionDef | ast.AsyncFunctionDef
-
-
-@cache
-def module_of(path: Path) -> ast.Module:
-    return ast.parse(path.read_text())
 
 
 def said_in(module: ast.Module) -> Iterator[str]:

@@ -7,7 +7,8 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from tests.builders import a_pipeline, a_pipeline_document, a_stage
+from tests.builders import a_pipeline, a_stage
+from tests.loadtester import fake_pipeline
 from tests.training.digits_av.test_dataset import SPEAKERS, a_recording_file
 from trimtab_loadtester.load_spec import LoadError
 from trimtab_loadtester.multimodal.traffic import Request
@@ -51,9 +52,7 @@ def test_only_the_exact_answer_is_correct():
 
 
 def test_page_count_comes_from_the_annotation():
-    pipeline = a_pipeline()
-    pipeline.metadata.annotations["trimtab.dev/payloads"] = "lmm-digits: pages=2"
-    payload = payload_source(pipeline).payload(0)
+    payload = payload_source(fake_pipeline.a_pipeline("lmm-digits: pages=2")).payload(0)
 
     assert {tensor.name: tensor.shape for tensor in payload.inputs} == {"messages": (1,), "images": (1, 2)}
 
@@ -98,11 +97,8 @@ def test_sampled_chats_have_the_images_of_their_requests():
 
 @pytest.mark.parametrize(("annotation", "given"), [("random", None), ("lmm-digits", "mine")])
 def test_multimodal_load_without_chats_is_rejected(annotation, given):
-    pipeline = a_pipeline()
-    pipeline.metadata.annotations["trimtab.dev/payloads"] = annotation
-
     with pytest.raises(LoadError, match=r"load 'multimodal:rps=5' sets the images of each chat"):
-        require_chats(pipeline, "multimodal:rps=5", given)
+        require_chats(fake_pipeline.a_pipeline(annotation), "multimodal:rps=5", given)
     require_chats(load_pipeline(LMM_DIGITS), "multimodal:rps=5", None)
 
 
@@ -150,14 +146,13 @@ def test_digit_payloads_have_the_labels_of_the_page() -> None:
 
 
 def test_synthetic_payloads_follow_their_distribution() -> None:
-    specs = (
-        TensorSpec(name="question", datatype="INT64", shape=(-1,)),
-        TensorSpec(name="threshold", datatype="FP32", shape=(2,)),
-    )
-    inputs = [spec.model_dump(mode="json") for spec in specs]
-    document = a_pipeline_document([a_stage(source="request.inputs.threshold")], inputs=inputs)
-    document["metadata"]["annotations"] = {"trimtab.dev/payloads": "question=squad-question"}
-    source = payload_source(InferencePipeline.model_validate(document), seed=2)
+    inputs = [
+        {"name": "question", "datatype": "INT64", "shape": [-1]},
+        {"name": "threshold", "datatype": "FP32", "shape": [2]},
+    ]
+    pipeline = a_pipeline([a_stage(source="request.inputs.threshold")], inputs=inputs)
+    pipeline.metadata.annotations["trimtab.dev/payloads"] = "question=squad-question"
+    source = payload_source(pipeline, seed=2)
 
     lengths = set()
     for index in range(20):
@@ -267,19 +262,14 @@ def test_invalid_options_are_reported_by_name(written, words):
 
 
 def test_pipeline_annotation_selects_these_payloads():
-    document = a_pipeline_document()
-    document["metadata"]["annotations"] = {"trimtab.dev/payloads": "digits-av: rows=3..3"}
-    source = payload_source(InferencePipeline.model_validate(document), seed=2)
+    source = payload_source(fake_pipeline.a_pipeline("digits-av: rows=3..3"), seed=2)
 
     assert rows_of(source.payload(0)) == 3
 
 
 def pipeline_of(datatype: str = "FP32", shape: tuple[int, ...] = (2,), gives: str = "INT64") -> InferencePipeline:
-    given = {"name": "y", "datatype": gives, "shape": []}
-    document = a_pipeline_document([a_stage("first", "request.inputs.x", outputs=[given])])
-    document["spec"]["inputs"] = [{"name": "x", "datatype": datatype, "shape": [*shape]}]
-    document["spec"]["outputs"] = [{"name": "y", "from": "first.outputs.y"}]
-    return InferencePipeline.model_validate(document)
+    stage = a_stage(outputs=[{"name": "y", "datatype": gives, "shape": []}])
+    return a_pipeline([stage], inputs=[{"name": "x", "datatype": datatype, "shape": [*shape]}])
 
 
 def json_lines(folder: Path, *samples: object) -> str:

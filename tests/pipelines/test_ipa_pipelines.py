@@ -2,18 +2,16 @@
 
 from pathlib import Path
 
-import aiohttp
 import pytest
 import yaml
 
 from tests.builders import a_plan
 from tests.ipa import ACCURACY_OF_THE_PLOTS, BESIDE_THE_TABLES, FOLDER, STAGE_SECONDS, VARIANTS, WEIGHTS, ipa_pipeline
 from trimtab.local.supervisor import Setup, Supervisor
+from trimtab_loadtester.clients import RestClient
 from trimtab_loadtester.payloads.sources import payload_source
 from trimtab_pipelines.documents import load_pipeline
-from trimtab_pipelines.spec import InferencePipeline
 from trimtab_pipelines.synthetic_inputs import parse_distributions
-from trimtab_protocol import InferRequest, InferResponse, rest
 
 NAMES = sorted(STAGE_SECONDS)
 
@@ -56,7 +54,8 @@ def test_every_open_input_has_a_length_distribution(name):
     assert {tensor.name for tensor in pipeline.spec.inputs if -1 in tensor.shape} <= laws.keys()
 
 
-DEADLINE_MICROSECONDS = 60_000_000  # generous, since the machine may be busy
+PARAMETERS = {"timeout": 60_000_000, "binary_data_output": True}
+"""The timeout is generous, since the machine may be busy."""
 
 
 def light_pipeline(name: str, variants: tuple[str, ...], folder: Path) -> Path:
@@ -70,20 +69,6 @@ def light_pipeline(name: str, variants: tuple[str, ...], folder: Path) -> Path:
     path = folder / "pipeline.yaml"
     path.write_text(yaml.safe_dump(document))
     return path
-
-
-async def ask(pipeline: InferencePipeline, url: str, index: int) -> InferResponse:
-    inputs = payload_source(pipeline, seed=3).payload(index).inputs
-    parameters = {"timeout": DEADLINE_MICROSECONDS, "binary_data_output": True}
-    buffers, header_length = rest.encode_request(InferRequest(pipeline.name, inputs, parameters=parameters))
-    headers = {rest.HEADER_LENGTH: str(header_length), "Content-Type": rest.BINARY_CONTENT_TYPE}
-    async with (
-        aiohttp.ClientSession() as session,
-        session.post(f"{url}/v2/models/{pipeline.name}/infer", data=b"".join(buffers), headers=headers) as reply,
-    ):
-        body = await reply.read()
-        assert reply.status == 200, body[:500]
-        return rest.decode_response(body, reply.headers.get(rest.HEADER_LENGTH))
 
 
 @pytest.mark.slow
@@ -104,6 +89,9 @@ async def test_pipeline_is_served(tmp_path: Path, name, variants, shapes) -> Non
     pipeline = load_pipeline(path)
     async with Supervisor(Setup(path, tmp_path / "run", plan=a_plan(pipeline, batchSize=1))) as local:
         await local.ready()
-        for index in range(2):
-            reply = await ask(pipeline, f"http://127.0.0.1:{local.rest_port}", index)
-            assert {tensor.name: tensor.shape for tensor in reply.outputs} == shapes
+        async with RestClient(f"127.0.0.1:{local.rest_port}", pipeline.name) as client:
+            for index in range(2):
+                inputs = payload_source(pipeline, seed=3).payload(index).inputs
+                reply = await client.send(client.encode(inputs, (), PARAMETERS))
+                assert reply.message is not None, reply.detail
+                assert {tensor.name: tensor.shape for tensor in reply.message.outputs} == shapes

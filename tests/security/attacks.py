@@ -45,7 +45,6 @@ def chat(ground: Ground, text: str, images: Sequence[bytes | str] = (), **fields
 
 
 def data_url(file: bytes, kind: str = "image/png") -> str:
-    """A file as a data URL."""
     return f"data:{kind};base64,{base64.b64encode(file).decode()}"
 
 

@@ -54,7 +54,6 @@ async def connection(place: Place) -> AsyncIterator[tuple[asyncio.StreamReader, 
 
 
 def reset(writer: asyncio.StreamWriter) -> None:
-    """End a connection with a TCP reset."""
     peer: socket.socket = writer.get_extra_info("socket")
     peer.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
     writer.transport.abort()

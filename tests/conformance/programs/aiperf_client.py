@@ -17,7 +17,6 @@ NO_HUB = "http://127.0.0.1:9"
 
 
 def measure(order: dict[str, Any], folder: Path) -> dict[str, Any]:
-    """Send the load, and read the report."""
     tokenizer = folder / "tokenizer"
     tokenizer.mkdir()
     (tokenizer / "tokenizer.json").write_text(order["tokenizer"])

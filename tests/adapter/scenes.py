@@ -89,11 +89,16 @@ class FakeRouter:
     """Serves `/trimtab/v1/arrivals` and `/trimtab/v1/state` from its attributes; arrivals of the requested time."""
 
     def __init__(self) -> None:
-        self.load: Any = {"now": 1000.0, "rps": [5.0] * 600}
+        self.load: Any = {}
         self.state: Any = {"plan_generation": 1, "stages": {}}
         self.status = 200
         self.asked = asyncio.Semaphore(0)  # one permit for each time the load was asked for
         self.url = ""
+        self.offer(5.0)
+
+    def offer(self, rps: float) -> None:
+        """Report this load for ten minutes."""
+        self.load = {"now": 1000.0, "rps": [rps] * 600}
 
     async def _answer(self, request: web.Request) -> web.StreamResponse:
         if request.path.endswith("arrivals"):

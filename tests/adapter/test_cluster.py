@@ -2,7 +2,8 @@
 
 import asyncio
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from functools import partial, reduce
 
 import httpx
 
@@ -25,33 +26,22 @@ from trimtab_adapter.forecasting import TrainedWeights
 from trimtab_adapter.metrics import AdapterMetrics
 from trimtab_adapter.planning.decide import initial_plan
 from trimtab_kubernetes import list_and_watch
-from trimtab_kubernetes.objects import Key
+from trimtab_kubernetes.objects import Key, Object
 from trimtab_pipelines.kubernetes_names import ADAPTER_MANAGER, ADVISORY_LABEL, advisory_name
 from trimtab_predictor.metrics_client import open_session
 
 PLAN, PIPELINE = "PipelinePlan", "InferencePipeline"
 
 
-def offer(router: FakeRouter, rps: float) -> None:
-    router.load = {"now": 1000.0, "rps": [rps] * 600}
+def having(path: Sequence[str], value: object) -> Callable[[Object], bool]:
+    """Whether a field of an object has a value."""
+    return lambda found: reduce(lambda part, name: part.get(name, {}), path, found) == value
 
 
-def a_router() -> FakeRouter:
-    router = FakeRouter()
-    offer(router, 5.0)
-    return router
-
-
-def generation(wanted: int):
-    return lambda plan: plan["spec"]["generation"] == wanted
-
-
-def planned_for(rps: float):
-    return lambda plan: plan["spec"]["forecast"]["peakRps"] == rps
-
-
-def forecasting(rps: str):
-    return lambda pipeline: pipeline.get("status", {}).get("forecastRps") == rps
+generation = partial(having, ("spec", "generation"))
+planned_for = partial(having, ("spec", "forecast", "peakRps"))
+forecasting = partial(having, ("status", "forecastRps"))
+held_by = partial(having, ("spec", "holderIdentity"))
 
 
 def owned_by(uid: str):
@@ -80,11 +70,11 @@ def variants(plan) -> list[str]:
 
 async def test_a_pipeline_is_planned_watched_and_reported(cluster, namespace, kubeconfig):
     await put(cluster, a_pipeline_of(namespace))
-    async with a_router().serve(host="0.0.0.0") as router, an_adapter(kubeconfig, namespace) as adapter:
+    async with FakeRouter().serve(host="0.0.0.0") as router, an_adapter(kubeconfig, namespace) as adapter:
         first = await seen(cluster, PLAN, namespace, "sample", lambda _: True)
         served = {"received": 60, "ok": 59, "late": 1, "p99_seconds": 0.1234, "accuracy": 0.64321}
         router.state = {"plan_generation": 1, "stages": {}, "served": served}
-        offer(router, 400.0)
+        router.offer(400.0)
         await routed(cluster, namespace, "sample", router)
         await seen(cluster, PLAN, namespace, "sample", generation(2))
         found = await seen(cluster, PIPELINE, namespace, "sample", forecasting("400"))
@@ -113,7 +103,7 @@ async def test_a_pipeline_is_planned_watched_and_reported(cluster, namespace, ku
 async def test_what_users_do_to_plans(cluster, namespace, kubeconfig):
     """A broken plan is replaced, a missing one is written again, from a good one it continues; no pipeline, no loop."""
     await put(cluster, a_pipeline_of(namespace))
-    async with a_router().serve(host="0.0.0.0") as router, an_adapter(kubeconfig, namespace) as adapter:
+    async with FakeRouter().serve(host="0.0.0.0") as router, an_adapter(kubeconfig, namespace) as adapter:
         await routed(cluster, namespace, "sample", router)
         plan = await seen(cluster, PLAN, namespace, "sample", lambda _: True)
         mine = {key: plan[key] for key in ("apiVersion", "kind", "spec")}
@@ -131,7 +121,7 @@ async def test_what_users_do_to_plans(cluster, namespace, kubeconfig):
         by_hand = {**mine, "spec": {**mine["spec"], "generation": 41}}
         await cluster.apply(by_hand, manager="user")
         await wait_for_metrics(adapter, router, lambda metrics: planned_generation(metrics) >= 41)
-        offer(router, 400.0)
+        router.offer(400.0)
         changed = await seen(cluster, PLAN, namespace, "sample", planned_for(400))
         assert changed["spec"]["generation"] >= 42
 
@@ -151,7 +141,7 @@ async def test_what_users_do_to_plans(cluster, namespace, kubeconfig):
 async def test_advice_is_given_beside_the_plan_and_taken_back(cluster, namespace, kubeconfig):
     name = advisory_name("sample")
     await put(cluster, a_pipeline_of(namespace, mode="Advisory"))
-    async with a_router().serve(host="0.0.0.0") as router, an_adapter(kubeconfig, namespace):
+    async with FakeRouter().serve(host="0.0.0.0") as router, an_adapter(kubeconfig, namespace):
         await routed(cluster, namespace, "sample", router)
         advice = await seen(cluster, PLAN, namespace, name, lambda _: True)
         assert ADVISORY_LABEL in advice["metadata"]["labels"]
@@ -170,7 +160,7 @@ async def test_advice_does_not_overwrite_a_foreign_plan(cluster, namespace, kube
     await put(cluster, pipeline)
     body = a_body(initial_plan(pipeline, profiles_of(pipeline)), advisory_name("sample"), namespace)
     before = await cluster.apply(body, manager="another-manager")
-    async with a_router().serve(host="0.0.0.0") as router, an_adapter(kubeconfig, namespace):
+    async with FakeRouter().serve(host="0.0.0.0") as router, an_adapter(kubeconfig, namespace):
         await routed(cluster, namespace, "sample", router)
         await seen(cluster, PIPELINE, namespace, "sample", planned_as("Advisory"))
     assert await cluster.get(PLAN, namespace, advisory_name("sample")) == before
@@ -179,7 +169,7 @@ async def test_advice_does_not_overwrite_a_foreign_plan(cluster, namespace, kube
 async def test_paused_and_unprofiled_pipelines_are_reported(cluster, namespace, kubeconfig):
     await put(cluster, a_pipeline_of(namespace, "paused", mode="Paused"))
     await put(cluster, a_pipeline_of(namespace, "new"), profiled=False)
-    async with a_router().serve(host="0.0.0.0") as router, an_adapter(kubeconfig, namespace):
+    async with FakeRouter().serve(host="0.0.0.0") as router, an_adapter(kubeconfig, namespace):
         for name in ("paused", "new"):
             await routed(cluster, namespace, name, router)
         await seen(cluster, PIPELINE, namespace, "paused", planned_as("Paused"))
@@ -197,9 +187,9 @@ async def test_paused_pipeline_keeps_its_handwritten_pool_allocation(cluster, na
     hand = a_body(initial_plan(paused, profiles_of(paused)), namespace=namespace)
     await put(cluster, paused)
     busy = FakeRouter()
-    offer(busy, 1500.0)
+    busy.offer(1500.0)
     async with (
-        a_router().serve(host="0.0.0.0") as calm,
+        FakeRouter().serve(host="0.0.0.0") as calm,
         busy.serve(host="0.0.0.0"),
         an_adapter(kubeconfig, namespace, "--pools", str(tmp_path / "pools.yaml")),
     ):
@@ -243,8 +233,8 @@ async def test_a_loop_that_a_fault_ended_is_started_again(cluster, namespace, ca
 async def test_it_plans_within_what_found_room(cluster, namespace, kubeconfig):
     pipeline = a_pipeline_of(namespace)
     await put(cluster, pipeline)
-    async with a_router().serve(host="0.0.0.0") as router, an_adapter(kubeconfig, namespace):
-        offer(router, 150.0)
+    async with FakeRouter().serve(host="0.0.0.0") as router, an_adapter(kubeconfig, namespace):
+        router.offer(150.0)
         await routed(cluster, namespace, "sample", router)
         whole = await seen(cluster, PLAN, namespace, "sample", planned_for(150))
         room = {"cores": "2", "since": "2026-01-01T00:00:00Z"}
@@ -259,7 +249,7 @@ async def test_it_plans_within_what_found_room(cluster, namespace, kubeconfig):
 
 async def test_one_of_two_adapters_plans_and_the_other_takes_over(cluster, namespace, kubeconfig):
     await put(cluster, a_pipeline_of(namespace))
-    async with a_router().serve(host="0.0.0.0") as router:
+    async with FakeRouter().serve(host="0.0.0.0") as router:
         await routed(cluster, namespace, "sample", router)
         async with an_adapter(kubeconfig, namespace, name="first"):
             await seen(cluster, "Lease", namespace, "trimtab-adapter", held_by("first"))
@@ -269,7 +259,7 @@ async def test_one_of_two_adapters_plans_and_the_other_takes_over(cluster, names
                     assert (await client.get(second.health)).status_code == 200
                     assert "trimtab_planned_generation{" not in (await client.get(second.metrics)).text
         async with an_adapter(kubeconfig, namespace, name="third"):
-            offer(router, 400.0)
+            router.offer(400.0)
             await seen(cluster, "Lease", namespace, "trimtab-adapter", held_by("third"))
             await seen(cluster, PLAN, namespace, "sample", planned_for(400))
 
@@ -289,22 +279,18 @@ def planned_as(reason: str):
     return lambda pipeline: condition(pipeline, "OptimizationReady").get("reason") == reason
 
 
-def held_by(name: str):
-    return lambda lease: lease["spec"]["holderIdentity"] == name
-
-
 async def test_adapter_runs_through_an_api_server_outage(cluster, namespace, kubeconfig, tmp_path):
     await put(cluster, a_pipeline_of(namespace))
     async with (
         before_the_api_server(kubeconfig, tmp_path) as (relay, through),
-        a_router().serve(host="0.0.0.0") as router,
+        FakeRouter().serve(host="0.0.0.0") as router,
     ):
         await relay.open()
         await routed(cluster, namespace, "sample", router)
         async with an_adapter(through, namespace) as adapter, httpx.AsyncClient() as client:
             before = await seen(cluster, PLAN, namespace, "sample", planned_for(5))
             await relay.close()
-            offer(router, 400.0)
+            router.offer(400.0)
             await wait_for_metrics(adapter, router, lambda metrics: planned_generation(metrics) == 2.0)
             assert (await client.get(adapter.health)).status_code == 200
             still = await cluster.get(PLAN, namespace, "sample")

@@ -82,14 +82,10 @@ async def site(tmp_path):
         yield Site(tmp_path, router, client)
 
 
-def offer(router: FakeRouter, rps: float, now: float = 1000.0) -> None:
-    router.load = {"now": now, "rps": [rps] * 600}
-
-
 async def test_load_changes_the_plan_and_every_decision_is_journalled(site):
     loop = site.loop()
     for n, rps in enumerate((5.0, 5.0, 400.0, 5.0)):
-        offer(site.router, rps)
+        site.router.offer(rps)
         await loop.tick(1000.0 + 100 * n)
 
     assert [spec["generation"] for spec in site.decisions()] == [1, 1, 2, 3]
@@ -101,10 +97,10 @@ async def test_load_changes_the_plan_and_every_decision_is_journalled(site):
 
 async def test_a_restarted_adapter_goes_on_from_the_plan_in_force(site):
     first = site.loop()
-    offer(site.router, 400.0)
+    site.router.offer(400.0)
     await first.tick(1000.0)
     second = site.loop()
-    offer(site.router, 5.0)
+    site.router.offer(5.0)
     await second.tick(1005.0)  # within the hold: the peak before the restart still counts
     assert site.plan().generation == 1
     await second.tick(1100.0)
@@ -155,7 +151,7 @@ async def test_router_outage_costs_only_its_ticks(site, caplog):
         f"sample: plan 1 held: {site.router.url}/trimtab/v1/arrivals returned 503: the router is not well"
     ]
     site.router.status = 200
-    offer(site.router, 400.0)
+    site.router.offer(400.0)
     await loop.tick(1020.0)
     assert site.plan().generation == 2
 
@@ -231,7 +227,7 @@ async def test_killed_adapter_leaves_a_whole_plan_and_continues(site):
             async with asyncio.timeout(30):
                 written = 0
                 while written < 3 + generations[-1]:
-                    offer(site.router, 500.0 if written % 2 else 5.0)
+                    site.router.offer(500.0 if written % 2 else 5.0)
                     await site.router.asked.acquire()
                     with contextlib.suppress(Exception):
                         written = site.plan().generation
@@ -271,7 +267,7 @@ async def test_a_load_that_outgrows_the_plan_is_not_waited_out(site):
     loop, stop = site.loop(), asyncio.Event()
     running = asyncio.create_task(loop.run(stop))
     await site.router.asked.acquire()
-    offer(site.router, 300.0)
+    site.router.offer(300.0)
     async for changes in awatch(site.folder, stop_event=stop):
         if any(Path(path).name == "plan.json" for _, path in changes) and site.plan().forecast.peak_rps == 300.0:
             stop.set()
@@ -283,7 +279,7 @@ async def test_a_load_that_outgrows_the_plan_is_not_waited_out(site):
 async def test_long_decision_is_followed_by_an_uninterrupted_rest(site):
     """A pipeline with long decisions leaves the solvers to other pipelines in between, despite wake-ups."""
     site.write(adaptation={"interval": "1s"})
-    offer(site.router, 5.0)
+    site.router.offer(5.0)
     loop, stop, decided = site.loop(), asyncio.Event(), []
 
     def laborious(*asked):
@@ -315,7 +311,7 @@ async def test_whatever_goes_wrong_with_a_look_ends_no_loop(site, caplog):
     site.write(adaptation={"interval": "1h"})
     good, odd = RouterSource(site.client, site.router.url), Odd(site.client, site.router.url)
     loop, stop = site.loop(sources=LoadSources(good, odd, lambda: 0.01)), asyncio.Event()
-    offer(site.router, 5.0)
+    site.router.offer(5.0)
     await loop.tick(1000.0)
     running = asyncio.create_task(loop.run(stop))
     for _ in range(3):
@@ -329,7 +325,7 @@ async def test_whatever_goes_wrong_with_a_look_ends_no_loop(site, caplog):
 async def test_usage_outside_auto_mode_is_recorded_without_routers(site):
     loop, noted = site.loop(), []
     loop.record_usage = lambda pipeline, plan: noted.append((pipeline.spec.mode, plan))
-    offer(site.router, 5.0)
+    site.router.offer(5.0)
     await loop.tick(1000.0)
     assert noted == []
     in_force, site.router.status = loop.current, 503

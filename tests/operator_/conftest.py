@@ -118,11 +118,13 @@ class Site:
                 return
         raise AssertionError("operator and cluster never come to rest")
 
+    async def get(self, kind: str, name: str) -> dict[str, Any]:
+        found = await self.cluster.get(kind, self.namespace, name)
+        assert found is not None, f"{kind} {name}"
+        return found
+
     async def status(self) -> dict[str, Any]:
-        found = await self.cluster.get("InferencePipeline", self.namespace, self.name)
-        assert found is not None
-        status: dict[str, Any] = found.get("status", {})
-        return status
+        return dict((await self.get("InferencePipeline", self.name)).get("status", {}))
 
     async def conditions(self) -> dict[str, tuple[str, str]]:
         return {c["type"]: (c["status"], c["reason"]) for c in (await self.status()).get("conditions", [])}
@@ -136,9 +138,7 @@ class Site:
         return {labels[by]: replicas for labels, replicas in labelled if REPLICA_GROUP_LABEL in labels}
 
     async def good_plan(self) -> int | None:
-        found = await self.cluster.get("ConfigMap", self.namespace, router_name(self.name))
-        assert found is not None
-        written = found["data"].get("plan.json")
+        written = (await self.get("ConfigMap", router_name(self.name)))["data"].get("plan.json")
         return None if written is None else int(json.loads(written)["spec"]["generation"])
 
     async def names(self, kind: str) -> set[str]:

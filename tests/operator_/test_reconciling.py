@@ -30,7 +30,7 @@ async def test_pipeline_without_profile_is_profiled_first(site) -> None:
 
 async def test_plan_is_applied(serving) -> None:
     name = replica_group_name("sample", "first", "small")
-    service = await serving.cluster.get("Service", serving.namespace, name)
+    service = await serving.get("Service", name)
     status = await serving.status()
 
     assert (await serving.names("Job"), await serving.names("ServiceAccount")) == (set(), {"sample-router"})
@@ -46,13 +46,13 @@ async def test_plan_is_applied(serving) -> None:
     assert status["cores"] == "1"
     assert status["stages"][0]["readyReplicas"] == 1
     assert await serving.events() == [("PlanApplied", "why plan 1")]
-    plan = await serving.cluster.get("PipelinePlan", serving.namespace, "sample")
+    plan = await serving.get("PipelinePlan", "sample")
     assert plan["status"]["appliedGeneration"] == 1
     assert plan["status"]["conditions"][0]["reason"] == "Applied"
 
 
 async def test_objects_are_owned_by_the_pipeline(serving) -> None:
-    pipeline = await serving.cluster.get("InferencePipeline", serving.namespace, "sample")
+    pipeline = await serving.get("InferencePipeline", "sample")
     kinds = [
         "Deployment",
         "Service",
@@ -102,7 +102,7 @@ async def test_changed_budget_and_batch_size_restart_no_pod(serving) -> None:
     names = (replica_group_name("sample", "first", "small"), router_name("sample"))
 
     async def generations() -> list[int]:
-        found = [await serving.cluster.get("Deployment", serving.namespace, name) for name in names]
+        found = [await serving.get("Deployment", name) for name in names]
         return [each["metadata"]["generation"] for each in found]
 
     before = await generations()
@@ -154,7 +154,7 @@ async def test_capacity_is_free_only_after_a_pod_ends(serving) -> None:
 
 async def test_manual_edits_and_deletions_are_reverted(serving) -> None:
     name, router = replica_group_name("sample", "first", "small"), router_name("sample")
-    deployment = await serving.cluster.get("Deployment", serving.namespace, name)
+    deployment = await serving.get("Deployment", name)
     deployment["spec"]["replicas"] = 7
     deployment["spec"]["template"]["spec"]["containers"][0]["image"] = "other/image:1"
     del deployment["metadata"]["labels"]["variant.trimtab.dev/small"]
@@ -169,7 +169,7 @@ async def test_manual_edits_and_deletions_are_reverted(serving) -> None:
     ):
         assert await serving.cluster.delete(kind, serving.namespace, gone)
     await serving.settle()
-    after = await serving.cluster.get("Deployment", serving.namespace, name)
+    after = await serving.get("Deployment", name)
 
     assert after["spec"]["replicas"] == 1
     assert after["spec"]["template"]["spec"]["containers"][0]["image"] == "model-server:1"
@@ -186,7 +186,7 @@ async def test_fields_of_other_managers_are_kept(serving) -> None:
     await serving.cluster.apply(body, manager="other")
 
     assert await serving.look() == 0
-    found = await serving.cluster.get("Deployment", serving.namespace, name)
+    found = await serving.get("Deployment", name)
     assert found["metadata"]["labels"]["team"] == "vision"
 
 
@@ -209,7 +209,7 @@ async def test_rejected_plan_leaves_the_last_good_one_serving(serving, changes, 
 async def test_advisory_plan_is_ignored(site) -> None:
     await site.apply_profiled()
     await site.apply_plan(1)
-    plan = await site.cluster.get("PipelinePlan", site.namespace, "sample")
+    plan = await site.get("PipelinePlan", "sample")
     plan["metadata"]["labels"] = {"trimtab.dev/advisory": "true"}
     await site.cluster.replace(plan, manager="tests")
     await site.settle()
@@ -311,7 +311,7 @@ async def test_paused_pipeline_keeps_its_plan(serving) -> None:
 
 async def test_changed_pipeline_rolls_its_router_and_prunes_objects(serving) -> None:
     name = replica_group_name("sample", "first", "small")
-    before = await serving.cluster.get("Deployment", serving.namespace, "sample-router")
+    before = await serving.get("Deployment", "sample-router")
     del serving.document["spec"]["stages"][0]["variants"][0]
     await serving.apply_profiled()
     await serving.settle()
@@ -321,7 +321,7 @@ async def test_changed_pipeline_rolls_its_router_and_prunes_objects(serving) -> 
 
     await serving.apply_plan(2)
     await serving.settle()
-    after = await serving.cluster.get("Deployment", serving.namespace, "sample-router")
+    after = await serving.get("Deployment", "sample-router")
 
     assert await serving.replicas() == {"large": 1}
     assert name not in await serving.names("Service") | await serving.names("PodDisruptionBudget")
@@ -365,7 +365,7 @@ async def test_recreated_pipeline_starts_from_an_empty_state(serving) -> None:
     await serving.cluster.delete("InferencePipeline", serving.namespace, "sample")
     await serving.apply_pipeline()
     await serving.look()
-    pipeline = await serving.cluster.get("InferencePipeline", serving.namespace, "sample")
-    deployment = await serving.cluster.get("Deployment", serving.namespace, "sample-router")
+    pipeline = await serving.get("InferencePipeline", "sample")
+    deployment = await serving.get("Deployment", "sample-router")
 
     assert {owner["uid"] for owner in deployment["metadata"]["ownerReferences"]} >= {pipeline["metadata"]["uid"]}

@@ -60,8 +60,7 @@ async def test_operator_keeps_the_tasks_that_routers_write(site: Site) -> None:
     assert await site.versions() == before
     site.restart()
     await site.settle()
-    found = await site.cluster.get("ConfigMap", site.namespace, name)
-    assert found is not None
+    found = await site.get("ConfigMap", name)
     assert found["binaryData"] == CONTENT
 
 

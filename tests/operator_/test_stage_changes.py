@@ -98,8 +98,7 @@ async def test_renamed_stage_serves_until_its_successor_is_ready(cluster: Cluste
 
 
 async def a_router_of_before(scene: Site) -> dict[str, Any]:
-    deployment = await scene.cluster.get("Deployment", scene.namespace, "sample-router")
-    assert deployment is not None
+    deployment = await scene.get("Deployment", "sample-router")
     template = deployment["spec"]["template"]
     metadata = {"name": "sample-router-z", "namespace": scene.namespace, "labels": template["metadata"]["labels"]}
     pod = {"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": template["spec"] | {"nodeName": "node"}}

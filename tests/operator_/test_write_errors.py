@@ -57,8 +57,7 @@ async def test_foreign_objects_are_not_overwritten(site: Site, kind: str, metada
     before = await a_foreign_object(site, kind, "sample-router", **metadata)
     await site.serve()
 
-    after = await site.cluster.get(kind, site.namespace, "sample-router")
-    assert after is not None
+    after = await site.get(kind, "sample-router")
     assert _by_its_owner(after) == _by_its_owner(before)
     assert (await site.conditions())["ObjectsWritten"] == ("False", "NotOwned")
     said = await site.message("ObjectsWritten")
@@ -82,8 +81,7 @@ async def test_object_is_created_once_the_foreign_one_is_gone(site: Site) -> Non
     site.ahead_seconds += MAX_BACKOFF_SECONDS
     await site.settle()
 
-    found = await site.cluster.get("Service", site.namespace, "sample-router")
-    assert found is not None
+    found = await site.get("Service", "sample-router")
     assert found["spec"]["selector"]["trimtab.dev/pipeline"] == "sample"
     assert (await site.conditions())["ObjectsWritten"] == ("True", "AllWritten")
 
@@ -93,9 +91,8 @@ async def test_orphans_of_an_earlier_pipeline_are_adopted(site: Site) -> None:
     await a_foreign_object(site, "ConfigMap", "sample-router", labels=marks)
     await site.apply_pipeline()
     await site.settle()
-    found = await site.cluster.get("ConfigMap", site.namespace, "sample-router")
+    found = await site.get("ConfigMap", "sample-router")
 
-    assert found is not None
     assert [owner["name"] for owner in found["metadata"]["ownerReferences"]] == ["sample"]
     assert (await site.conditions())["ObjectsWritten"] == ("True", "AllWritten")
 
@@ -108,13 +105,12 @@ async def test_object_recreated_by_another_owner_is_not_overwritten(site: Site) 
     before = await a_foreign_object(site, "ConfigMap", "sample-router")
     await site.apply_profiles()
     await site.apply_plan(1)
-    found = await site.cluster.get("PipelinePlan", site.namespace, "sample")
-    assert found is not None
+    found = await site.get("PipelinePlan", "sample")
     site.controller.store.objects.put(found)
     await site.controller.reconcile((site.namespace, "sample"))
     await site.settle()
 
-    assert await site.cluster.get("ConfigMap", site.namespace, "sample-router") == before
+    assert await site.get("ConfigMap", "sample-router") == before
     assert (await site.conditions())["ObjectsWritten"] == ("False", "NotOwned")
 
 
@@ -145,14 +141,12 @@ async def test_scaling_a_removed_variant_keeps_its_other_fields(site: Site) -> N
     del site.document["spec"]["stages"][0]["variants"][0]
     await site.apply_profiled()
     name = replica_group_name("sample", "first", "small")
-    before = await site.cluster.get("Deployment", site.namespace, name)
-    assert before is not None
+    before = await site.get("Deployment", name)
     await site.apply_plan(2)
     site.machinery.drains = False  # so that it is still there once it is scaled to nothing
     await site.settle()
-    after = await site.cluster.get("Deployment", site.namespace, name)
+    after = await site.get("Deployment", name)
 
-    assert after is not None
     assert after["spec"] == before["spec"] | {"replicas": 0}
     owned = {entry["manager"]: entry["fieldsV1"] for entry in after["metadata"]["managedFields"]}
     assert owned[SCALE_MANAGER] == {"f:spec": {"f:replicas": {}}}

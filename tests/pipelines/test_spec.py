@@ -184,39 +184,10 @@ def test_embeddings_cannot_be_pipeline_outputs() -> None:
         a_chat_pipeline([an_encoder(), a_writer()], outputs=[{"name": "r", "from": "encode.outputs.references"}])
 
 
-def two_writers() -> list[dict[str, Any]]:
-    second = a_choosing_writer() | {"name": "second", "variants": [a_variant()]}
-    return [an_encoder(), a_choosing_writer(), second]
-
-
-def other_images() -> list[dict[str, Any]]:
-    writer = a_choosing_writer()
-    writer["inputs"][2]["from"] = "request.inputs.others"
-    return [an_encoder(), writer]
-
-
-def required_images() -> list[dict[str, Any]]:
-    writer = a_choosing_writer()
-    writer["inputs"][2]["optional"] = False
-    return [an_encoder(), writer]
-
-
-def read_elsewhere() -> list[dict[str, Any]]:
-    follower = an_encoder() | {"name": "second", "role": "Predict"}
-    follower["inputs"] = [{"name": "x", "from": "encode.outputs.references"}]
-    return [an_encoder(), follower, a_writer()]
-
-
-def without_images() -> list[dict[str, Any]]:
-    stage = an_encoder()
-    stage["inputs"] = [{"name": "files", "from": "request.inputs.images"}]
-    return [stage, a_writer()]
-
-
-def without_messages() -> dict[str, Any]:
-    writer = a_writer(variants=[a_served()])
-    writer["inputs"][0]["name"] = "said"
-    return writer
+def with_input(stage: dict[str, Any], index: int, **fields: Any) -> dict[str, Any]:
+    """A stage that reads one of its inputs differently."""
+    stage["inputs"][index] |= fields
+    return stage
 
 
 WRONG = {
@@ -225,11 +196,28 @@ WRONG = {
         [an_encoder() | {"variants": [a_variant(encoder="Colocated")]}, a_writer()],
         "role Generate",
     ),
-    "required images": (required_images(), "optional inputs images"),
-    "another reader of the encoder": (two_writers(), "stage second reads it too"),
-    "other images": (other_images(), "read the same images"),
-    "another reader": (read_elsewhere(), "Only a generation stage may read"),
-    "images by another name": (without_images(), "requires an input images"),
+    "required images": ([an_encoder(), with_input(a_choosing_writer(), 2, optional=False)], "optional inputs images"),
+    "another reader of the encoder": (
+        [an_encoder(), a_choosing_writer(), a_choosing_writer() | {"name": "second", "variants": [a_variant()]}],
+        "stage second reads it too",
+    ),
+    "other images": (
+        [an_encoder(), with_input(a_choosing_writer(), 2, **{"from": "request.inputs.others"})],
+        "read the same images",
+    ),
+    "another reader": (
+        [
+            an_encoder(),
+            an_encoder()
+            | {"name": "second", "role": "Predict", "inputs": [{"name": "x", "from": "encode.outputs.references"}]},
+            a_writer(),
+        ],
+        "Only a generation stage may read",
+    ),
+    "images by another name": (
+        [an_encoder() | {"inputs": [{"name": "files", "from": "request.inputs.images"}]}, a_writer()],
+        "requires an input images",
+    ),
     "text instead of images": (
         [an_encoder() | {"inputs": [{"name": "images", "from": "request.inputs.messages"}]}, a_writer()],
         r"to be BYTES \[-1\]",
@@ -238,7 +226,10 @@ WRONG = {
         [an_encoder(), a_choosing_writer() | {"variants": [a_served(PULLS), a_variant(WHOLE, encoder="Colocated")]}],
         f"variant {PULLS} .* its own encoder",
     ),
-    "container without messages": ([without_messages()], "requires an input messages"),
+    "container without messages": (
+        [with_input(a_writer(variants=[a_served()]), 0, name="said")],
+        "requires an input messages",
+    ),
     "container with several operating points": (
         [a_writer(variants=[a_served() | {"operatingPoints": POINTS}])],
         "one operating point",

@@ -99,6 +99,7 @@ def a_scenario(
     pipeline = a_pipeline(chain, inputs=inputs, schedulingPolicy=policy, slo={"latency": f"{slo * 1000:g}ms"})
     profiles = point_profiles({name.lower(): thought.law(name) for name in senses.accuracy})
     arrivals = _arrivals(rng, rate, seconds, bursts)
+    count, (lowest, highest) = max(arrivals.size, 1), floors or (0.0, 0.0)
     return Scenario(
         pipeline=pipeline,
         profiles={"stage-0": a_profile("stage-0", profiles)},
@@ -106,8 +107,8 @@ def a_scenario(
         duration_seconds=seconds,
         plan=_plan(pipeline, thought, rate * sum(sizes) / 2 if price else 0.0),
         environment=Environment(spread=0.0, service_ratios={("stage-0", "small"): 1.0 / misjudged}),
-        rows=tuple(rng.integers(sizes[0], sizes[1] + 1, max(arrivals.size, 1)).tolist()),
-        options=_wishes(rng, max(arrivals.size, 1), *(floors or (0.0, 0.0))),
+        rows=tuple(rng.integers(sizes[0], sizes[1] + 1, count).tolist()),
+        options=tuple(RequestOptions(accuracy_floor=n) for n in rng.uniform(lowest, highest, count).tolist()),
         **changes,
     )
 
@@ -119,10 +120,6 @@ def _arrivals(rng, rate, seconds, bursts):
     at = np.sort(rng.uniform(0, seconds, count))
     wanted = np.where(at % 4.0 < 2.0, bursts, 1.0) / max(bursts, 1.0)
     return at[rng.random(count) < wanted]
-
-
-def _wishes(rng, count, low, high):
-    return tuple(RequestOptions(accuracy_floor=floor) for floor in rng.uniform(low, high, count).tolist())
 
 
 def _plan(pipeline, senses, rows_rps):

@@ -13,11 +13,6 @@ from trimtab_pipelines.plan import ForecastRecord
 from trimtab_predictor.forecaster import ReactiveForecaster
 
 
-def the_pipeline():
-    one = a_stage("only", variants=[a_variant(operatingPoints=POINTS)], batchSizes=[1, 8]) | STAGE
-    return a_pipeline([one], schedulingPolicy="ModalityMix", objective={"goal": "MaxAccuracy"})
-
-
 def inputs_after(state, current=None):
     """The planning inputs after a router reported this state."""
     controller = Controller(ReactiveForecaster())
@@ -28,7 +23,9 @@ def inputs_after(state, current=None):
 def plan_after(reported):
     """The plan after a router reported these accuracies."""
     state = read_state({"stages": {"only": {"variant": "small", "drifted_accuracies": reported}}})
-    return decide(the_pipeline(), {"only": a_profile("only", point_profiles(SECONDS))}, inputs_after(state)).spec
+    one = a_stage("only", variants=[a_variant(operatingPoints=POINTS)], batchSizes=[1, 8]) | STAGE
+    pipeline = a_pipeline([one], schedulingPolicy="ModalityMix", objective={"goal": "MaxAccuracy"})
+    return decide(pipeline, {"only": a_profile("only", point_profiles(SECONDS))}, inputs_after(state)).spec
 
 
 def test_drifted_point_is_no_longer_planned():

@@ -9,8 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.builders import a_point_profile, a_profile
-from tests.cli.pipelines import echo_pipeline, write_echo_pipeline
+from tests.cli.pipelines import echo_pipeline, echo_profiles, write_echo_pipeline
 from trimtab.local import profile_cache
 from trimtab.local.process_upkeep import trim_logs, wait_for_exit
 from trimtab.local.profile_cache import find_profile
@@ -92,10 +91,9 @@ def test_cached_profile_of_another_version_is_not_used(
     pipeline = load_pipeline(path)
 
     async def at_once(*_: object) -> dict[str, ModelProfile]:
-        of = {"pipeline": pipeline.name, "hardware": this_machine()}
-        points = [a_point_profile(name, 0.01, 0.002) for name in ("fast", "slow")]
-        found = {stage.name: a_profile(stage.name, points) for stage in pipeline.spec.stages}
-        return {name: one.model_copy(update={"spec": one.spec.model_copy(update=of)}) for name, one in found.items()}
+        here = {"hardware": this_machine()}
+        found = echo_profiles().items()
+        return {name: one.model_copy(update={"spec": one.spec.model_copy(update=here)}) for name, one in found}
 
     monkeypatch.setattr(profile_cache, "profile", at_once)
     assert find_profile(path, pipeline, None) is None
@@ -118,14 +116,12 @@ def test_cached_profile_of_another_version_is_not_used(
 )
 def test_profile_of_another_model_is_not_used(tmp_path: Path, before: str, after: str, reason: str) -> None:
     path = write_echo_pipeline(tmp_path)
-    pipeline = load_pipeline(path)
-    profiles = {}
-    for stage in pipeline.spec.stages:
-        found = a_profile(stage.name, [a_point_profile("fast", cores=0.5), a_point_profile("slow", cores=0.5)])
-        of = {"models": {v.name: model_identity(v, tmp_path) for v in stage.variants}, "hardware": this_machine()}
-        spec = found.spec.model_copy(update={**of, "pipeline": pipeline.name})
-        profiles[stage.name] = found.model_copy(update={"spec": spec})
-    (tmp_path / "profile.yaml").write_text(dump_yaml(*profiles.values()))
+    pipeline, profiles = load_pipeline(path), []
+    for name, profile in echo_profiles().items():
+        models = {one.name: model_identity(one, tmp_path) for one in pipeline.spec.stage(name).variants}
+        spec = profile.spec.model_copy(update={"models": models, "hardware": this_machine()})
+        profiles.append(profile.model_copy(update={"spec": spec}))
+    (tmp_path / "profile.yaml").write_text(dump_yaml(*profiles))
     assert find_profile(path, pipeline, None) is not None
 
     assert before in path.read_text()

@@ -172,11 +172,9 @@ def test_openai_container_may_be_a_colocated_variant():
 
 
 def test_default_container_protocol_is_omitted():
-    assert "protocol" not in a_stage_of(container={"image": "triton:1"}).variants[0].model_dump()["container"]
-
-
-def a_stage_of(**changes: Any) -> Any:
-    return a_pipeline([a_stage(variants=[a_variant(family="", storageUri="", **changes)])]).spec.stages[0]
+    variant = a_variant(family="", storageUri="", container={"image": "triton:1"})
+    (stage,) = a_pipeline([a_stage(variants=[variant])]).spec.stages
+    assert "protocol" not in stage.variants[0].model_dump()["container"]
 
 
 def test_embeddings_cannot_be_pipeline_outputs() -> None:

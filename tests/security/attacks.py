@@ -81,14 +81,6 @@ def _webp(side: int) -> bytes:
     return b"RIFF" + struct.pack("<I", len(canvas)) + canvas
 
 
-def _bomb() -> bytes:
-    return png(10_000, _zeros_packed(10**8))
-
-
-def _unpacking() -> bytes:
-    return png(8, _zeros_packed(10**8))
-
-
 def _commented() -> bytes:
     return png(8, zlib.compress(bytes(8 * 9)), (b"zTXt", b"a\0\0" + _zeros_packed(10**8)))
 
@@ -119,20 +111,15 @@ def _turns(count: int) -> Callable[[Ground], bytes]:
     return lambda ground: json.dumps({"model": ground.model, "messages": turns}).encode()
 
 
-def _small_parts(turns: int) -> Callable[[Ground], bytes]:
-    messages = [{"role": "user", "content": [{"type": "text", "text": ""}] * 200}] * turns
-    return lambda ground: json.dumps({"model": ground.model, "messages": messages}, separators=(",", ":")).encode()
-
-
-def _parts_that_are_none(turns: int) -> Callable[[Ground], bytes]:
-    messages = [{"role": "user", "content": [1] * 4096}] * turns
+def _parts(turns: int, part: object, count: int) -> Callable[[Ground], bytes]:
+    messages = [{"role": "user", "content": [part] * count}] * turns
     return lambda ground: json.dumps({"model": ground.model, "messages": messages}, separators=(",", ":")).encode()
 
 
 _INVALID, _LARGE, _NONE, _ADDRESS = "InvalidArgument", "image_too_large", "invalid_image", "invalid_image_url"
 _BEGUN = b'{"x": "data:image/png;base64,'
 READ: Final = (
-    Attack("a PNG of a hundred megapixels", _showing(_bomb), 400, _LARGE),
+    Attack("a PNG of a hundred megapixels", _showing(lambda: png(10_000, _zeros_packed(10**8))), 400, _LARGE),
     Attack("a JPEG of 65,535 pixels a side", _showing(_jpeg(65_535)), 400, _LARGE),
     Attack("a GIF of 65,535 pixels a side", _showing(_gif(65_535)), 400, _LARGE),
     Attack("a WebP of 65,535 pixels a side", _showing(_webp(65_535)), 400, _LARGE),
@@ -157,8 +144,8 @@ READ: Final = (
     Attack(
         "many quotes behind backslashes", _raw(_BEGUN + b"A" * 300 + b'\\"' * (2 * MEBIBYTE) + b'"}'), 400, _INVALID
     ),
-    Attack("a hundred turns of invalid parts", _parts_that_are_none(100), 400, _INVALID),
-    Attack("a hundred turns of empty parts", _small_parts(100), 400, _INVALID),
+    Attack("a hundred turns of invalid parts", _parts(100, 1, 4096), 400, _INVALID),
+    Attack("a hundred turns of empty parts", _parts(100, {"type": "text", "text": ""}, 200), 400, _INVALID),
     Attack("invalid stop strings", _asking(stop=[1] * 300_000), 400, _INVALID),
     Attack("twenty thousand turns", _turns(20_000), 400, _INVALID),
     Attack("a billion choices", _asking(n=10**9), 400, _INVALID),
@@ -181,7 +168,7 @@ FETCHED: Final = (
 """Rejected because of where an address leads, or of the response from there."""
 SHOWN: Final = (
     Attack("pixels that cannot be decompressed", _showing(png(8, b"no pixels at all")), 400, _INVALID),
-    Attack("pixels that unpack to 100 MB", _showing(_unpacking), 200),
+    Attack("pixels that unpack to 100 MB", _showing(lambda: png(8, _zeros_packed(10**8))), 200),
     Attack("a comment that unpacks to 100 MB", _showing(_commented), 400, _INVALID),
     Attack("a GIF of 100,000 frames", _showing(_gif(1, 100_000)), 200),
     Attack("placeholders spelled in text", lambda ground: chat(ground, SPELLED), 200),

@@ -26,12 +26,6 @@ def test_capacity_ends_at_the_first_failing_point():
     assert profile.replicas(1, 0.5) == inf
 
 
-@pytest.mark.parametrize("points", [(), ((100, 1.0), (100, 2.0))])
-def test_a_profile_that_cannot_be_read_is_refused(points):
-    with pytest.raises(ValueError, match="a pool's profile"):
-        a_profile(*points)
-
-
 @pytest.mark.parametrize("seed", range(40))
 def test_split_is_as_cheap_as_any_of_a_fine_grid(seed):
     random = np.random.default_rng(seed)

@@ -1,13 +1,17 @@
 """Properties of every plan: chains and branches, CPU and GPU, pins, any budget, any solver."""
 
+from dataclasses import replace
+
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.adapter.scenes import solve_together
 from tests.builders import a_chain, a_pipeline, a_point_profile, a_profile, a_variant
 from trimtab_adapter.planning.decide import initial_plan
 from trimtab_adapter.planning.planning_problem import PlanningError, PlanningProblem
 from trimtab_adapter.planning.program_builder import Relaxation, build_program
 from trimtab_adapter.planning.relaxation import SOLVERS
+from trimtab_pipelines.spec import Pool
 
 VARIANTS = ("light", "middle", "heavy", "on-gpu")
 PROFILES = [
@@ -50,6 +54,10 @@ def pipelines(draw):
     )
 
 
+def problem(pipeline, load_rps):
+    return PlanningProblem(pipeline.spec, profiles(pipeline), load_rps)
+
+
 def profiles(pipeline):
     return {stage.name: a_profile(stage.name, PROFILES) for stage in pipeline.spec.stages}
 
@@ -57,11 +65,14 @@ def profiles(pipeline):
 def answerless(pipeline):
     """Tell whether nothing fits the budget even at no load, with neither SLO nor floor nor pins to keep."""
     relaxed = Relaxation(fraction=0.0, slo_seconds=float("inf"), floor=True, pins=True)
-    return SOLVERS["Exact"](build_program(PlanningProblem(pipeline.spec, profiles(pipeline), 0.0), relaxed)) is None
+    return SOLVERS["Exact"](build_program(problem(pipeline, 0.0), relaxed)) is None
+
+
+LOADS = st.floats(0, 800)
 
 
 @settings(max_examples=80, deadline=None)
-@given(pipelines(), st.floats(0, 800))
+@given(pipelines(), LOADS)
 def test_a_plan_keeps_its_budget_its_pins_and_its_word(pipeline, load_rps):
     try:
         plan = initial_plan(pipeline, profiles(pipeline), load_rps)
@@ -82,3 +93,28 @@ def test_a_plan_keeps_its_budget_its_pins_and_its_word(pipeline, load_rps):
             assert pin.variant in {None, planned.variant}
             assert pin.replicas in {None, planned.replicas}
             assert planned.throughput_rps >= load_rps
+
+
+@settings(max_examples=25, deadline=None)
+@given(pipelines(), pipelines(), LOADS, LOADS, st.floats(0.1, 0.9))
+def test_planned_together_is_never_worse_than_any_split(one, other, one_rps, other_rps, part):
+    asked = {"one": problem(one, one_rps), "other": problem(other, other_rps)}
+    cores, gpus = 20.0, 4
+    shares = {"one": part * cores, "other": (1 - part) * cores}
+    try:
+        together = solve_together(Pool(cores=cores, gpus=gpus), asked)
+    except PlanningError:
+        return
+    used = [option for found in together.values() for option in found.solution.choice]
+
+    assert sum(option.cores for option in used) <= cores + 1e-9
+    assert sum(option.gpus for option in used) <= gpus
+    disaggregated = [
+        SOLVERS["Exact"](replace(build_program(q), cores=min(shares[k], q.spec.budget.cores), gpus=2))
+        for k, q in asked.items()
+    ]
+    feasible = [found for found in disaggregated if found is not None]
+    if len(feasible) == 2 and all(q.spec.budget.gpus >= 2 for q in asked.values()):
+        assert all(found.feasible for found in together.values())
+        total = sum(found.solution.objective for found in together.values())
+        assert total >= sum(found.objective for found in feasible) - 1e-9

@@ -160,6 +160,7 @@ class Router:
             self.accounting.count_outcome(outcome)
             self._pending.discard(ended)
             if state is not None:
+                self.accounting.record_prompt(state, outcome)
                 self.accounting.record_stream(state.stream)
                 self._finish(state, outcome, refusal)
 
@@ -234,8 +235,6 @@ class Router:
             raise draining()
         state = self._resolver.resolve(call, partial(_complete, ended))
         self.arrivals.record(time.time())
-        if state.prompt_tokens:
-            self.accounting.prompt_tokens.record(self._clock.now, state.prompt_tokens)
         self._executor.advance(state)
         return state
 

@@ -52,13 +52,15 @@ async def test_complete_response_and_its_upstream_request():
         assert rig.value("trimtab_tokens_total", modality="image", direction="in") == 14
 
 
-async def test_prompt_lengths_are_reported_after_first_usage():
-    chat = a_chat("one two", a_png())
-    async with chatting(ChatReplica()) as rig:
+async def test_prompt_lengths_are_those_of_admitted_requests():
+    chat, replica = a_chat("one two", a_png()), ChatReplica()
+    async with chatting(replica) as rig:
         for known in (None, None, pytest.approx(14.0, rel=0.05)):  # ten of words and four of the image
             assert rig.router.state().stages["text"].prompt_tokens == known
             assert (await ask(rig, chat))[0] == 200
 
+        replica.refusing = (400, "the prompt is too long")
+        assert (await ask(rig, a_chat("word " * 25_000)))[0] == 400
         assert rig.router.state().stages["text"].prompt_tokens == pytest.approx(14.0, rel=0.05)
 
 

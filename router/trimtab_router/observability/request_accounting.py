@@ -44,7 +44,7 @@ class RequestAccounting:
         self._clock = clock
         self._overloaded = overloaded
         self.rows_per_request = PerRequestMean()  # rows per request and stage, of answered requests
-        self.prompt_tokens = PerRequestMean()  # prompt tokens per row and stage, as known at arrival
+        self.prompt_tokens = PerRequestMean()  # prompt tokens per row and stage, of admitted requests
         self.recent = RecentOutcomes()
 
     def count_received(self, now: float, requests: int = 1) -> None:
@@ -64,6 +64,11 @@ class RequestAccounting:
         self.recent.record_response(now, latency_seconds, accuracy)
         self.rows_per_request.record(now, state.rows_by_stage)
         return OK if state.met_slo(now, self._slo) else LATE
+
+    def record_prompt(self, state: RequestState, outcome: RequestOutcome) -> None:
+        """Record the prompt of an admitted request. A refused one, such as a prompt that is too long, is no load."""
+        if state.prompt_tokens and outcome in {OK, LATE, DROPPED}:
+            self.prompt_tokens.record(self._clock.now, state.prompt_tokens)
 
     def record_stream(self, stream: StreamTiming) -> None:
         """Record the timing of a streamed response, complete or not, and its token counts if it is complete."""

@@ -73,7 +73,7 @@ class JwtIssuer(Model):
 class ClientLimits(Model):
     """Limits of one client at one router; 0 disables a limit.
 
-    A client is the name of its key, the subject of its token, or else its address.
+    A client is the name of its key, the subject of its token, or else its address (over IPv6 its /64 network).
     """
 
     requests_per_second: float = Field(default=0.0, ge=0, le=1e6)

@@ -40,8 +40,6 @@ from trimtab_router.scheduling.policies.interface import Policy
 from trimtab_router.scheduling.stage_scheduler import StageScheduler
 from trimtab_router.transport.token_counts import fetch_token_counts
 
-BODY_SECONDS = 10.0
-
 
 class Router:
     """Serves one pipeline, by default with its own policy, the event loop's clock and HTTP to the applied endpoints."""
@@ -97,10 +95,6 @@ class Router:
         self.metrics.bytes_in_flight.set_function(lambda: self.admission.memory.bytes_in_flight)
         self.metrics.requests_in_flight.set_function(lambda: self.admission.memory.requests)
         self.metrics.concurrency_limit.set_function(lambda: self.admission.concurrency.concurrency_limit.limit)
-
-    @property
-    def body_seconds(self) -> float:
-        return self.limits.body_seconds or max(BODY_SECONDS, self.pipeline.spec.slo.latency_seconds)
 
     @property
     def plan_generation(self) -> int:

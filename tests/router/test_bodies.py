@@ -15,7 +15,10 @@ from yarl import URL
 
 from tests.router.fakes import a_request, a_rig
 from trimtab_protocol import grpc_messages, rest
+from trimtab_router.admission.memory_budget import MemoryBudget
+from trimtab_router.admission.uploads import Upload, Uploads
 from trimtab_router.limits import MEBIBYTE, Limits
+from trimtab_router.refusal import Refusal
 
 HEAD = b"POST /v2/models/sample/infer HTTP/1.1\r\nHost: x\r\n"
 ROW = {"inputs": [{"name": "x", "shape": [1, 4], "datatype": "FP32", "data": [1, 2, 3, 4]}]}
@@ -62,6 +65,55 @@ async def test_a_body_that_does_not_come_is_given_up(framing):
         assert b"x-trimtab-reason: BodyTimeout" in head
         await rig.until(lambda: rig.value("trimtab_bytes_in_flight") == 0)
         assert await rig.outcomes() == {"refused": 1}
+
+
+async def test_a_body_slower_than_the_minimum_rate_is_refused(monkeypatch):
+    monkeypatch.setattr("trimtab_router.admission.uploads.GRACE_SECONDS", 0.3)
+    async with a_rig() as rig:
+        reader, writer = await send(rig, HEAD + b"Content-Length: 1000\r\n\r\n")
+        head = asyncio.create_task(reader.readuntil(b"\r\n\r\n"))
+        while not head.done():
+            writer.write(b" ")
+            await asyncio.sleep(0.02)
+        assert (await head).startswith(b"HTTP/1.1 408 ")
+        assert "slower than 8192 bytes per second" in (await reader.read()).decode()
+        writer.close()
+
+
+async def test_slowest_upload_of_the_largest_client_is_cut_first():
+    """Of eight places six may be taken, of which a client may have two before its own uploads are cut first."""
+    memory = MemoryBudget(MEBIBYTE)
+    uploads = Uploads(memory, seconds=60.0)
+    uploads.max_requests = lambda: 8
+    arriving: dict[str, Upload] = {}
+    cut: dict[str, str] = {}
+
+    async def receive(name: str) -> None:
+        try:
+            with memory.reservation(name.partition("-")[0]) as reservation:
+                async with uploads.receive(reservation) as upload:
+                    arriving[name] = upload
+                    await asyncio.Event().wait()
+        except Refusal as refusal:
+            cut[name] = refusal.reason
+
+    async def start(*names: str) -> None:
+        for name in names:
+            tasks.append(asyncio.create_task(receive(name)))
+            await asyncio.sleep(0.01)
+
+    tasks: list[asyncio.Task[None]] = []
+    await start("slow-0", "many-0", "many-1", "many-2", "other-0")
+    assert cut == {}
+    arriving["many-0"].note_bytes(1000)
+    await start("other-1")
+    assert list(cut) == ["many-1"]
+    await start("other-2")
+    assert cut == {"many-1": "BodyTimeout", "slow-0": "BodyTimeout"}
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)
+    assert memory.requests == 0
 
 
 async def test_json_beyond_its_bound_is_sent_to_binary_tensors():

@@ -21,6 +21,7 @@ from trimtab_router.admission.request_parsing import (
     set_tenant,
     validate_header,
 )
+from trimtab_router.admission.uploads import Uploads
 from trimtab_router.limits import Limits
 from trimtab_router.refusal import draining, overload
 from trimtab_router.request import Call
@@ -136,6 +137,7 @@ class EntryGate:
             self._schedule()
 
 
+BODY_SECONDS = 10.0  # time for a body to arrive, or the SLO if that is longer
 PATIENCE_SHARE = 0.2  # longest wait for admission, as a share of the SLO: the rest must suffice to serve
 COLLECTION_SECONDS = 0.1  # delay: the request's task ends first, and requests that end meanwhile are covered too
 
@@ -149,6 +151,7 @@ class Admission:
         self.memory = MemoryBudget(
             limits.max_bytes_in_flight, limits.max_client_requests, limits.max_client_bytes, self._collect_soon
         )
+        self.uploads = Uploads(self.memory, limits.body_seconds or max(BODY_SECONDS, slo.latency_seconds))
         self.concurrency = ConcurrencyController(ConcurrencyLimit(slo.latency_seconds), self.memory, bounds)
         self._pipeline = pipeline
         self._entry_gate = EntryGate(PATIENCE_SHARE * slo.first_response_seconds)

@@ -90,13 +90,14 @@ def circuit_breaker_limits(max_in_flight: int) -> dict[str, int]:
 
 
 def large_request_limits(max_in_flight: int, heap: int) -> dict[str, int]:
-    """Circuit breaker limits of large requests, such as chats; an excess one is rejected instead of queued.
-
-    Below the concurrency limit replicas would idle. While the router does not read, requests fill Envoy's bounded heap.
-    """
-    affordable = int(LARGE_HEAP_SHARE * heap / LARGE_REQUEST_BYTES)
-    maximum = max(MIN_LARGE_IN_FLIGHT, min(max_in_flight, affordable))
+    """Circuit breaker limits of large requests, such as chats; an excess one is rejected instead of queued."""
+    maximum = max_large_requests(max_in_flight, heap)
     return circuit_breaker_limits(maximum) | {"max_connections": 2 * maximum}
+
+
+def max_large_requests(max_in_flight: int, heap: int) -> int:
+    """Below the concurrency limit replicas would idle. While the router does not read, requests fill Envoy's heap."""
+    return max(MIN_LARGE_IN_FLIGHT, min(max_in_flight, int(LARGE_HEAP_SHARE * heap / LARGE_REQUEST_BYTES)))
 
 
 def _listener(settings: EdgeSettings, socket_folder: SocketFolder, manager: Json) -> Json:

@@ -78,8 +78,11 @@ def issuer_name(number: int) -> str:
 
 
 def _own_headers() -> Json:
-    """Set the client header to the client's address, and remove headers that only the proxy may set."""
-    client = {"key": CLIENT_HEADER, "value": "%DOWNSTREAM_REMOTE_ADDRESS_WITHOUT_PORT%"}
+    """Set the client header to the client's address, and remove headers that only the proxy may set.
+
+    An IPv6 client is a /64 network: one machine has as many addresses as it likes. An IPv4 client is an address, a /32.
+    """
+    client = {"key": CLIENT_HEADER, "value": "%DOWNSTREAM_REMOTE_ADDRESS_WITHOUT_PORT(64)%"}
     mutations = [
         {"remove": STAGE_HEADER},
         {"remove": REASON_HEADER},

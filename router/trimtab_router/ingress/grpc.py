@@ -147,7 +147,7 @@ class GrpcIngress(V2Ingress):
         return reply
 
     async def _message(self, request: web.BaseRequest, reservation: Reservation, max_bytes: int) -> Buffer:
-        body = await read_body(request, reservation, max_bytes + MESSAGE_PREFIX_BYTES, self._router.body_seconds)
+        body = await read_body(request, reservation, max_bytes + MESSAGE_PREFIX_BYTES, self._router.admission.uploads)
         message = body[MESSAGE_PREFIX_BYTES:]
         if len(body) < MESSAGE_PREFIX_BYTES or len(message) != int.from_bytes(body[1:MESSAGE_PREFIX_BYTES], "big"):
             raise invalid("a unary call has exactly one message, preceded by its length")

@@ -12,6 +12,7 @@ from aiohttp import web
 from trimtab_pipelines.edge_settings import EdgeSettings
 from trimtab_protocol.event_loop import start_service
 from trimtab_router.envoy.api_keys import HashedKey
+from trimtab_router.envoy.bootstrap import max_large_requests
 from trimtab_router.envoy.overload_controller import EnvoyAdmin, OverloadController
 from trimtab_router.envoy.route_discovery import envoy_routes, route_discovery_response
 from trimtab_router.envoy.sockets import Sockets
@@ -172,8 +173,12 @@ class Listeners:
         )
         self._others.append(await Listener(control.server()).on_socket(sockets.control))
         count_rejections = self._router.accounting.count_proxy_rejections
-        self.envoy = EnvoyAdmin(sockets.envoy_admin, sockets.counters_file, count_rejections, heap_bytes(settings))
-        controller = OverloadController(self.envoy, sockets.pressure, self._router.admission.concurrency)
+        concurrency, heap = self._router.admission.concurrency, heap_bytes(settings)
+        self.envoy = EnvoyAdmin(sockets.envoy_admin, sockets.counters_file, count_rejections, heap)
+        self._router.admission.uploads.max_requests = lambda: max_large_requests(
+            concurrency.concurrency_limit.limit, heap
+        )
+        controller = OverloadController(self.envoy, sockets.pressure, concurrency)
         self.overload_task = start_service("Envoy's overload control", controller.run)
         return control
 

@@ -132,7 +132,7 @@ class OpenAiIngress(Ingress):
         router, settings = self._router, self._settings
         if settings is None:
             raise Refusal("NoChats", f"{router.pipeline.name} serves no chats; use /v2")
-        body = await read_body(request, reservation, router.limits.max_payload_bytes, router.body_seconds)
+        body = await read_body(request, reservation, router.limits.max_payload_bytes, router.admission.uploads)
         chat = parse_chat(body, router.limits.json_bytes, settings.images)
         if chat.request.model != router.pipeline.name:
             raise unknown_model(chat.request.model, router.pipeline.name)

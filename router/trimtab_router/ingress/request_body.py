@@ -14,6 +14,7 @@ from aiohttp.http_exceptions import HttpProcessingError
 
 from trimtab_protocol import Buffer
 from trimtab_router.admission.memory_budget import Reservation
+from trimtab_router.admission.uploads import Upload, Uploads
 from trimtab_router.refusal import Refusal, invalid
 
 _CHUNK_BYTES = 256 * 1024  # bytes decompressed before other requests get a turn
@@ -22,7 +23,7 @@ _IDENTITY = frozenset({"", "identity"})
 
 
 async def read_body(
-    request: web.BaseRequest, reservation: Reservation, max_bytes: int, seconds: float, advice: str = ""
+    request: web.BaseRequest, reservation: Reservation, max_bytes: int, uploads: Uploads, advice: str = ""
 ) -> memoryview:
     """Read a body, read-only. Raises Refusal: 413 too large, 408 too slow, 429 memory is short, 400 unreadable."""
     length = request.content_length
@@ -34,19 +35,14 @@ async def read_body(
         if length is not None and encoding in _IDENTITY and request.content.is_eof():  # a small body that has arrived
             reservation.grow(length)
             return memoryview(request.content.read_nowait())
-        async with asyncio.timeout(seconds):
-            with reservation.receiving():
-                if encoding not in _IDENTITY:
-                    body = await _decompress(
-                        request, Decompression(encoding, "the body", reservation, max_bytes, advice)
-                    )
-                elif length is None:
-                    body = await _read_without_length(request, reservation, max_bytes, advice)
-                else:
-                    body = await _read_with_length(request, reservation, length)
-    except TimeoutError as error:
-        message = f"the body did not arrive within {seconds:.0f} s; send it faster, or in smaller requests"
-        raise Refusal("BodyTimeout", message) from error
+        async with uploads.receive(reservation) as upload:
+            if encoding not in _IDENTITY:
+                decompression = Decompression(encoding, "the body", reservation, max_bytes, advice)
+                body = await _decompress(request, upload, decompression)
+            elif length is None:
+                body = await _read_without_length(request, upload, reservation, max_bytes, advice)
+            else:
+                body = await _read_with_length(request, upload, reservation, length)
     except (web.RequestPayloadError, HttpProcessingError) as error:
         raise invalid(f"the body cannot be read: {error}") from error
     return memoryview(body).toreadonly()
@@ -117,14 +113,16 @@ async def _send_continue(request: web.BaseRequest) -> None:
         request.writer.output_size = 0
 
 
-async def _decompress(request: web.BaseRequest, decompression: "Decompression") -> Buffer:
+async def _decompress(request: web.BaseRequest, upload: Upload, decompression: "Decompression") -> Buffer:
     while chunk := await request.content.readany():
+        upload.note_bytes(len(chunk))
         await decompression.feed(chunk)
     return decompression.finished()
 
 
-async def _read_with_length(request: web.BaseRequest, reservation: Reservation, length: int) -> Buffer:
+async def _read_with_length(request: web.BaseRequest, upload: Upload, reservation: Reservation, length: int) -> Buffer:
     first = await request.content.readany()
+    upload.note_bytes(len(first))
     reservation.grow(len(first))
     if len(first) == length:
         return first
@@ -132,6 +130,7 @@ async def _read_with_length(request: web.BaseRequest, reservation: Reservation, 
     body[: len(first)] = first
     position = len(first)
     while chunk := await request.content.readany():
+        upload.note_bytes(len(chunk))
         reservation.grow(len(chunk))
         body[position : position + len(chunk)] = chunk
         position += len(chunk)
@@ -141,10 +140,11 @@ async def _read_with_length(request: web.BaseRequest, reservation: Reservation, 
 
 
 async def _read_without_length(
-    request: web.BaseRequest, reservation: Reservation, max_bytes: int, advice: str
+    request: web.BaseRequest, upload: Upload, reservation: Reservation, max_bytes: int, advice: str
 ) -> Buffer:
     body = bytearray()
     while chunk := await request.content.readany():
+        upload.note_bytes(len(chunk))
         if len(body) + len(chunk) > max_bytes:
             raise too_large(f"the body has more than {max_bytes} bytes", max_bytes, advice)
         reservation.grow(len(chunk))

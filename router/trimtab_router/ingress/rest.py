@@ -78,15 +78,15 @@ class RestIngress(V2Ingress):
         self, request: web.BaseRequest, name: str, version: str, reservation: Reservation
     ) -> PendingRequest:
         check_model(self._router.pipeline.name, name, version)
-        limits, seconds = self._router.limits, self._router.body_seconds
+        limits, uploads = self._router.limits, self._router.admission.uploads
         header_length = request.headers.get(rest.HEADER_LENGTH)
         if header_length is None:
-            body = await read_body(request, reservation, limits.json_bytes, seconds, _USE_BINARY)
+            body = await read_body(request, reservation, limits.json_bytes, uploads, _USE_BINARY)
         else:
             json_bytes = rest.json_bytes(header_length, limits.max_payload_bytes)
             if json_bytes > limits.json_bytes:
                 raise too_large(f"{json_bytes} bytes of the body are JSON", limits.json_bytes, _USE_BINARY)
-            body = await read_body(request, reservation, limits.max_payload_bytes, seconds)
+            body = await read_body(request, reservation, limits.max_payload_bytes, uploads)
         return rest.read_request(name, body, header_length, model_version=version)
 
     def encode(self, call: Call, response: InferResponse) -> tuple[list[Buffer], dict[str, str]]:

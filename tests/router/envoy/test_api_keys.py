@@ -125,7 +125,7 @@ async def test_secrets_and_forged_client_names_are_removed(asked):
                 assert answered.status == 200
     assert len(heads) == 3
     for head in heads:
-        assert head.getall("x-trimtab-client") == ["key:alice" if asked else "127.0.0.1"]
+        assert head.getall("x-trimtab-client") == ["key:alice" if asked else "127.0.0.1/32"]
         assert head["x-request-id"] == "mine"
         assert not {"authorization", "x-api-key", "cookie", "proxy-authorization"} & {name.lower() for name in head}
         assert key not in str(head)

@@ -1,17 +1,18 @@
 """Limits per client at a real Envoy, and its timeouts."""
 
 import asyncio
+import contextlib
 from typing import Any
 
 import grpc
 
-from tests.router.envoy.http_clients import PATH, call, code, post
+from tests.router.envoy.http_clients import JSON_BODY, PATH, call, code, post
 from tests.router.envoy.test_api_keys import line
 from tests.router.fakes import Rig, a_rig, grpc_refusal
 from trimtab_pipelines.edge_settings import EdgeSettings
 from trimtab_protocol import grpc_messages
 from trimtab_router.envoy.api_keys import new_key
-from trimtab_router.envoy.bootstrap import INITIAL_MAX_IN_FLIGHT
+from trimtab_router.envoy.route_discovery import MAX_BUFFERED_BYTES
 from trimtab_router.limits import MEBIBYTE, Limits
 
 HEAD = f"POST {PATH} HTTP/1.1\r\nhost: proxy\r\ncontent-type: application/json\r\n".encode()
@@ -90,13 +91,35 @@ async def test_a_body_over_the_limit_is_refused_before_it_is_there():
         assert refusal == (grpc.StatusCode.RESOURCE_EXHAUSTED, too_large)
 
 
-async def test_slow_large_uploads_do_not_displace_small_requests(rig):
-    begun = HEAD + b"content-length: 10000000\r\n\r\n" + bytes(1000)
-    slow = [await connect(rig, begun) for _ in range(2 * INITIAL_MAX_IN_FLIGHT)]
-    for _ in range(5):
-        assert (await post(rig)).status == 200
-    for _, writer in slow:
-        writer.close()
+async def keep_uploading_slowly(rig: Rig) -> None:
+    """Send large bodies a byte at a time; each time one is cut, begin again."""
+    while True:
+        reader, writer = await connect(rig, HEAD + b"content-length: 1000000\r\n\r\n")
+        with contextlib.closing(writer), contextlib.suppress(ConnectionError):
+            while not reader.at_eof():
+                writer.write(b" ")
+                with contextlib.suppress(TimeoutError):
+                    await asyncio.wait_for(reader.read(1000), 0.5)
+
+
+async def test_slow_uploads_displace_no_other_requests(rig):
+    """Although all come from one address."""
+    await rig.proxy()
+    large = JSON_BODY + b" " * MAX_BUFFERED_BYTES
+    statuses = []
+    attackers = [asyncio.create_task(keep_uploading_slowly(rig)) for _ in range(250)]
+    try:
+        await rig.until(lambda: rig.value("trimtab_requests_in_flight") > 100)
+        for _ in range(20):
+            statuses.append((await post(rig, body=large)).status)
+            statuses.append((await post(rig)).status)
+            await asyncio.sleep(0.05)
+    finally:
+        for attacker in attackers:
+            attacker.cancel()
+        await asyncio.gather(*attackers, return_exceptions=True)
+
+    assert statuses == [200] * 40
 
 
 async def test_grpc_over_http1_is_refused_at_once(rig):

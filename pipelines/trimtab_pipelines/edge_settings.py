@@ -10,11 +10,12 @@ from typing import Annotated, Literal, Self, get_args
 from pydantic import Field, model_validator
 
 from trimtab_pipelines.quantity import Bytes, Seconds
-from trimtab_pipelines.resource import Model, Name
+from trimtab_pipelines.resource import Model, Name, is_empty
 
 AccessLogField = Literal["user_agent", "authority", "forwarded_for", "tls_version", "certificate_subject"]
 """Access log fields that are off by default."""
 Path = Annotated[str, Field(min_length=1, max_length=4096)]
+HostName = Annotated[str, Field(max_length=253, pattern=r"^[a-z0-9]([-a-z0-9.]*[a-z0-9])?$")]
 
 
 class EdgeTls(Model):
@@ -108,6 +109,8 @@ class EdgeSettings(Model):
     keys_secret: Name | None = None
     """Secret in the pipeline's namespace whose entries are hashed API keys; in a cluster."""
     jwt: tuple[JwtIssuer, ...] = Field(default=(), max_length=8)
+    hosts: tuple[HostName, ...] = Field(default=(), max_length=16, exclude_if=is_empty)
+    """Host names, besides those of loopback, that requests to loopback without keys and TLS may name."""
     clients: ClientLimits = ClientLimits()
     timeouts: Timeouts = Timeouts()
     max_connections: int = Field(default=4096, ge=16, le=1_000_000)

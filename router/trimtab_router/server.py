@@ -18,6 +18,7 @@ from trimtab_protocol.http_client import Tls
 from trimtab_protocol.mutual_tls import InvalidIdentity, MutualTls
 from trimtab_router.envoy.key_watcher import key_watch
 from trimtab_router.envoy.sockets import Sockets
+from trimtab_router.host_check import HostCheck
 from trimtab_router.ingress.listeners import Listeners
 from trimtab_router.ingress.task_api import TaskApi
 from trimtab_router.ingress.task_store import TaskFolder, TaskStore
@@ -71,7 +72,7 @@ async def serve(options: RouterOptions) -> None:
         cluster = None if options.endpoints else await _connect(stack)
         watch = files.watch if cluster is None else partial(_watch_cluster, router, cluster)
         watchers: dict[str, Service] = {"plan and endpoints": watch}
-        listeners = Listeners(router)
+        listeners = Listeners(router, HostCheck.at(options.host, options.edge.hosts))
         if options.sockets is not None:
             control = await listeners.listen_behind_envoy(options.sockets, options.edge)
             keys = key_watch(options.edge, cluster, pipeline.metadata.namespace, control.use_keys)

@@ -30,6 +30,7 @@ from trimtab_router.admission.request_parsing import parse_request
 from trimtab_router.envoy.key_watcher import key_watch
 from trimtab_router.envoy.process import command, find_binary, write_config
 from trimtab_router.envoy.sockets import SocketFolder, Sockets
+from trimtab_router.host_check import HostCheck
 from trimtab_router.ingress.listeners import EnvoyControl, Listeners
 from trimtab_router.ingress.task_api import TaskApi
 from trimtab_router.limits import Limits
@@ -344,6 +345,7 @@ async def a_rig(
     otlp: str | None = None,
     policy: Policy | None = None,
     registry: Callable[[Router], Awaitable[TaskApi]] | None = None,
+    host_check: HostCheck | None = None,
     **plan: Any,
 ) -> AsyncIterator[Rig]:
     """Run a router; of one stage with one replica if nothing else is given."""
@@ -356,7 +358,7 @@ async def a_rig(
     tls = MutualTls(edge.replicas).client_context if edge.replicas else lambda: None
     router = Router(pipeline, a_plan(pipeline, **plan), limits=limits, policy=policy, tracer=tracer, tls=tls)
     router.apply_endpoints(endpoints_of(replicas))
-    listeners = Listeners(router)
+    listeners = Listeners(router, host_check)
     await listeners.listen_without_proxy("127.0.0.1", 0)
     await listeners.listen_admin("127.0.0.1", 0, await registry(router) if registry else None)
     async with aiohttp.ClientSession() as session:

@@ -13,8 +13,10 @@ from aiohttp import web
 from trimtab import run_record
 from trimtab.run_samples import Run
 from trimtab_pipelines.documents import DocumentError
+from trimtab_router.host_check import HostCheck
 
 HOST = "127.0.0.1"
+_HOST_CHECK = HostCheck.at(HOST)
 MAX_SAMPLES = 300
 """Maximum of samples on the page: half of them the newest, the others thinned."""
 MAX_PLANS = 60
@@ -103,9 +105,7 @@ class LivePage:
 
 @web.middleware
 async def _require_local_host(request: web.Request, handler: Any) -> web.StreamResponse:
-    """Reject requests for another host name: DNS rebinding by a foreign page."""
-    name = request.host.rpartition(":")[0] or request.host
-    if name not in {HOST, "localhost"}:
+    if not _HOST_CHECK.accepts(request.headers):
         return web.Response(status=403, text=f"this page is only served as {HOST} or localhost", headers=HEADERS)
     response: web.StreamResponse = await handler(request)
     return response

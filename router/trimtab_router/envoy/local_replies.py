@@ -5,6 +5,7 @@ from trimtab_protocol import grpc_messages
 from trimtab_protocol.chat import openai_responses
 from trimtab_protocol.extensions import REASON_HEADER
 from trimtab_router.envoy.http_filters import Json
+from trimtab_router.host_check import FORBIDDEN
 
 OVERLOAD = "the router is overloaded: as many requests are in flight as can be served in time; try again later"
 ROUTER_UNAVAILABLE = "the router is unavailable; try again"
@@ -18,6 +19,8 @@ GRPC_STATUS = {
 }
 """gRPC statuses that differ from those that Envoy derives from the HTTP status."""
 UNAUTHENTICATED = "no valid API key or token; send it as Authorization: Bearer, or a key as X-API-Key"
+FOREIGN_HOST_STATUS = 421
+"""Status (Misdirected Request) by which the routes mark a request that becomes 403."""
 NOT_FOUND = (
     f"unknown path; over gRPC this server has the unary methods of {grpc_messages.SERVICE}, health and reflection"
 )
@@ -120,6 +123,7 @@ _MAPPERS = (
     _mapper(_status(401), "Unauthenticated", text=UNAUTHENTICATED),
     _mapper(_status(403), "Forbidden", text="this client may not call this pipeline"),
     _mapper(_status(404), "NotFound", text=NOT_FOUND),
+    _mapper(_status(FOREIGN_HOST_STATUS), "Forbidden", text=FORBIDDEN, status=403),
     _mapper(_status(505), "Malformed", status=400, text="gRPC requires HTTP/2"),
     _mapper(_status(408), "RequestTimeout", text="the request did not arrive in time"),
     _mapper(

@@ -12,6 +12,8 @@ from trimtab_protocol import grpc_messages
 from trimtab_router.envoy.api_keys import HashedKey
 from trimtab_router.envoy.bootstrap import LARGE, REQUESTS, ROUTES, SERVICES
 from trimtab_router.envoy.http_filters import API, BUFFER_FILTER, KEYS_FILTER, NAMES_FILTER, VERSION_HEADER, Json
+from trimtab_router.envoy.local_replies import FOREIGN_HOST_STATUS
+from trimtab_router.host_check import HostCheck
 
 KIND = API + "envoy.config.route.v3.RouteConfiguration"
 OWN_SERVICES = (
@@ -41,7 +43,13 @@ def route_discovery_response(routes: Json) -> bytes:
 
 
 def envoy_routes(
-    settings: EdgeSettings, keys: Iterable[HashedKey], *, namespace: str, pipeline: str, max_seconds: float
+    settings: EdgeSettings,
+    keys: Iterable[HashedKey],
+    *,
+    namespace: str,
+    pipeline: str,
+    max_seconds: float,
+    host_check: HostCheck | None = None,
 ) -> Json:
     """Envoy's route configuration. Requests end within `max_seconds`: the router answers or refuses them earlier."""
     timeout = f"{max_seconds:.3f}s"
@@ -94,7 +102,24 @@ def envoy_routes(
             "filter_context": _lookup_table(settings, keys, namespace, pipeline),
         }
         host["typed_per_filter_config"] = {KEYS_FILTER: table, NAMES_FILTER: table}
-    return {"@type": KIND, "name": ROUTES, "virtual_hosts": [host]}
+    routes: Json = {"@type": KIND, "name": ROUTES, "virtual_hosts": [host]}
+    if host_check is not None and host_check.hosts:
+        _refuse_other_hosts(routes, host, host_check)
+    return routes
+
+
+def _refuse_other_hosts(routes: Json, host: Json, host_check: HostCheck) -> None:
+    refusal: Json = {
+        "direct_response": {"status": FOREIGN_HOST_STATUS},
+        "typed_per_filter_config": {BUFFER_FILTER: _UNBUFFERED},
+    }
+    own_origin = {"safe_regex": {"regex": host_check.origin_pattern}}
+    foreign_origin = {"name": "origin", "string_match": own_origin, "invert_match": True}
+    host["domains"] = list(host_check.hosts)
+    host["routes"].insert(0, {"match": {"prefix": "/", "headers": [foreign_origin]}, **refusal})
+    other: Json = {"name": "other", "domains": ["*"], "routes": [{"match": {"prefix": "/"}, **refusal}]}
+    routes["virtual_hosts"].append(other)
+    routes["ignore_port_in_host_matching"] = True
 
 
 def _lookup_table(settings: EdgeSettings, keys: Iterable[HashedKey], namespace: str, pipeline: str) -> Json:

@@ -20,8 +20,9 @@ from trimtab_pipelines.router_state import (
     TASKS_PATH,
     StateModel,
 )
+from trimtab_router.host_check import HostCheck
 from trimtab_router.ingress.audit_log import AdminAuditLog, AdminCall
-from trimtab_router.ingress.base import health_response, json_response
+from trimtab_router.ingress.base import foreign_host_response, health_response, json_response
 from trimtab_router.ingress.task_api import TaskApi
 from trimtab_router.router import Router
 
@@ -36,11 +37,16 @@ class AdminIngress:
     """HTTP handler of the admin port. Before it reads counts, `sync_counters` adds Envoy's rejections to them."""
 
     def __init__(
-        self, router: Router, sync_counters: Callable[[], Awaitable[object]], task_api: TaskApi | None = None
+        self,
+        router: Router,
+        sync_counters: Callable[[], Awaitable[object]],
+        task_api: TaskApi | None = None,
+        host_check: HostCheck | None = None,
     ) -> None:
         self._router = router
         self._task_api = task_api or TaskApi(router)
         self._sync_counters = sync_counters
+        self._host_check = host_check or HostCheck()
         self._audit_log = AdminAuditLog()
         self._routes: dict[str, _Route] = {
             LIVE_PATH: self._live,
@@ -58,7 +64,9 @@ class AdminIngress:
 
     async def answer(self, request: web.BaseRequest) -> web.Response:
         key_client = ""
-        if request.path.startswith(f"{TASKS_PATH}/"):
+        if not self._host_check.accepts(request.headers):
+            response = foreign_host_response()
+        elif request.path.startswith(f"{TASKS_PATH}/"):
             response, key_client = await self._task_api.change_task(request)
         else:
             response = await self._respond(request)

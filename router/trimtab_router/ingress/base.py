@@ -17,6 +17,7 @@ from trimtab_protocol import Buffer, InferResponse, PendingRequest, ProtocolErro
 from trimtab_protocol.extensions import CLIENT_HEADER, REASON_HEADER, STAGE_HEADER
 from trimtab_protocol.sanitize import MAX_HEADER_CHARACTERS, header_value, printable
 from trimtab_router.admission.memory_budget import Reservation
+from trimtab_router.host_check import FORBIDDEN
 from trimtab_router.refusal import Refusal, failure, invalid
 from trimtab_router.request import Call
 from trimtab_router.router import Router
@@ -121,6 +122,10 @@ class V2Ingress(Ingress):
 def json_response(content: object, status: int = 200, headers: Mapping[str, str] | None = None) -> web.Response:
     body = json.dumps(content).encode()
     return web.Response(body=body, status=status, content_type="application/json", headers=headers)
+
+
+def foreign_host_response() -> web.Response:
+    return json_response({"error": FORBIDDEN}, 403, {REASON_HEADER: "Forbidden"})
 
 
 def health_response(router: Router, *, live: bool) -> web.Response:

@@ -16,7 +16,9 @@ from trimtab_router.envoy.bootstrap import max_large_requests
 from trimtab_router.envoy.overload_controller import EnvoyAdmin, OverloadController
 from trimtab_router.envoy.route_discovery import envoy_routes, route_discovery_response
 from trimtab_router.envoy.sockets import Sockets
+from trimtab_router.host_check import HostCheck
 from trimtab_router.ingress.admin import AdminIngress
+from trimtab_router.ingress.base import foreign_host_response
 from trimtab_router.ingress.grpc import GrpcIngress, is_call
 from trimtab_router.ingress.grpc_services import GrpcServices
 from trimtab_router.ingress.openai import PREFIX, OpenAiIngress
@@ -34,8 +36,18 @@ _MAX_JWKS_BYTES = 2**20
 class EnvoyControl:
     """HTTP handler of the control socket: no routes before the keys are read; requests end within `max_seconds`."""
 
-    def __init__(self, settings: EdgeSettings, *, namespace: str, pipeline: str, max_seconds: float) -> None:
+    def __init__(
+        self,
+        settings: EdgeSettings,
+        *,
+        namespace: str,
+        pipeline: str,
+        max_seconds: float,
+        host_check: HostCheck | None = None,
+    ) -> None:
         self.settings = settings
+        # A page cannot send keys that it does not know, and its host name does not match the certificate.
+        self._host_check = None if settings.authenticates or settings.tls else host_check
         self._labels = {"namespace": namespace, "pipeline": pipeline}
         self._max_seconds = max_seconds
         self.routes = b""
@@ -43,7 +55,9 @@ class EnvoyControl:
             self.use_keys(())
 
     def use_keys(self, keys: Sequence[HashedKey]) -> None:
-        routes = envoy_routes(self.settings, keys, **self._labels, max_seconds=self._max_seconds)
+        routes = envoy_routes(
+            self.settings, keys, **self._labels, max_seconds=self._max_seconds, host_check=self._host_check
+        )
         self.routes = route_discovery_response(routes)
 
     def server(self) -> web.Server:
@@ -80,8 +94,9 @@ BACKLOG = 4096
 class HttpServer:
     """HTTP handler of requests. gRPC needs Envoy, which turns HTTP/1.1 trailers into its own."""
 
-    def __init__(self, router: Router, *, serves_grpc: bool) -> None:
+    def __init__(self, router: Router, host_check: HostCheck, *, serves_grpc: bool) -> None:
         self._router = router
+        self._host_check = host_check
         self._rest = RestIngress(router)
         self._openai = OpenAiIngress(router)
         self._grpc = GrpcIngress(router) if serves_grpc else None
@@ -102,6 +117,8 @@ class HttpServer:
     async def _respond(self, request: web.BaseRequest) -> web.StreamResponse:
         if self._grpc is not None and is_call(request):
             return await self._grpc.answer(request)
+        if not self._host_check.accepts(request.headers):
+            return foreign_host_response()
         if request.path.startswith(PREFIX):
             return await self._openai.answer(request)
         return await self._rest.answer(request)
@@ -143,8 +160,9 @@ class Listener:
 class Listeners:
     """Listening servers of a router: behind Envoy, or directly over REST."""
 
-    def __init__(self, router: Router) -> None:
+    def __init__(self, router: Router, host_check: HostCheck | None = None) -> None:
         self._router = router
+        self._host_check = host_check or HostCheck()
         self.request_listeners: list[Listener] = []
         self._others: list[Listener] = []
         self._services: GrpcServices | None = None
@@ -155,13 +173,13 @@ class Listeners:
 
     async def listen_without_proxy(self, host: str, rest_port: int) -> None:
         """Listen for plain REST. Raises OSError if the port is in use."""
-        server = HttpServer(self._router, serves_grpc=False).server()
+        server = HttpServer(self._router, self._host_check, serves_grpc=False).server()
         self.request_listeners.append(await Listener(server).on_port(host, rest_port))
         self.rest_port = self.request_listeners[-1].port
 
     async def listen_behind_envoy(self, sockets: Sockets, settings: EdgeSettings) -> EnvoyControl:
         """Listen for Envoy on the sockets. Returns the control through which Envoy gets its API keys."""
-        server = HttpServer(self._router, serves_grpc=True).server()
+        server = HttpServer(self._router, HostCheck(), serves_grpc=True).server()
         self.request_listeners.append(await Listener(server).on_socket(sockets.requests))
         self._services = GrpcServices(self._router)
         await self._services.open(sockets.services)
@@ -170,6 +188,7 @@ class Listeners:
             namespace=self._router.pipeline.metadata.namespace,
             pipeline=self._router.pipeline.name,
             max_seconds=self._router.max_request_seconds,
+            host_check=self._host_check,
         )
         self._others.append(await Listener(control.server()).on_socket(sockets.control))
         count_rejections = self._router.accounting.count_proxy_rejections
@@ -184,7 +203,7 @@ class Listeners:
 
     async def listen_admin(self, host: str, port: int, task_api: TaskApi | None = None) -> None:
         """Listen for administration. Raises OSError if the port is in use."""
-        ingress = AdminIngress(self._router, self._sync_counters, task_api)
+        ingress = AdminIngress(self._router, self._sync_counters, task_api, self._host_check)
         self._others.append(await Listener(ingress.server()).on_port(host, port))
         self.admin_port = self._others[-1].port
 

@@ -9,7 +9,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from trimtab.local.profile_cache import cache_folder
-from trimtab.run_record import FACTS_FILE
+from trimtab.local.supervisor import MARK, MARK_FILE, OWN_FOLDERS, is_marked
+from trimtab.run_record import is_record
 from trimtab_pipelines.documents import DocumentError
 
 LOCK_FILE = ".lock"
@@ -55,22 +56,29 @@ class RunFolder:
 
 
 def _may_overwrite(folder: Path) -> bool:
-    """Whether a folder is empty, missing, or of an earlier run."""
-    is_run = any((folder / name).exists() for name in (LOCK_FILE, FACTS_FILE))
-    return is_run or not folder.exists() or not any(folder.iterdir())
+    """Whether a folder is missing, empty, or of an earlier run and without folders that the run did not create."""
+    if not folder.exists():
+        return True
+    if all(path.name == LOCK_FILE and path.lstat().st_size == 0 for path in folder.iterdir()):
+        return True  # the disk was full when a run began
+    subfolders = [folder / name for name in OWN_FOLDERS if os.path.lexists(folder / name)]
+    return (is_marked(folder / LOCK_FILE) or is_record(folder)) and all(
+        is_marked(subfolder / MARK_FILE) and not subfolder.is_symlink() for subfolder in subfolders
+    )
 
 
 def _acquire_lock(folder: Path) -> int:
     """Lock a folder, write the holder into the lock file and return its file descriptor."""
-    lock = os.open(folder / LOCK_FILE, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+    lock = os.open(folder / LOCK_FILE, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o644)
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError:
-        holder = os.read(lock, 200).decode(errors="replace").strip() or "another process"
+        holder = os.read(lock, 200).removeprefix(MARK).decode(errors="replace").strip() or "another process"
         os.close(lock)
         raise DocumentError(
             f"{folder} is used by another run: {holder}. Give another --folder, or stop that run first"
         ) from None
-    os.truncate(lock, 0)
-    os.write(lock, f"process {os.getpid()}, since {time.strftime('%Y-%m-%d %H:%M:%S')}\n".encode())
+    content = MARK + f"process {os.getpid()}, since {time.strftime('%Y-%m-%d %H:%M:%S')}\n".encode()
+    os.pwrite(lock, content, 0)
+    os.truncate(lock, len(content))
     return lock

@@ -105,6 +105,16 @@ def save(run: Run, folder: Path) -> None:
         run.results.save(folder / "load")
 
 
+def is_record(folder: Path) -> bool:
+    """Whether a folder holds the facts of a run, in a file that is no link."""
+    file = folder / FACTS_FILE
+    try:
+        _FACTS.validate_json(b"" if file.is_symlink() else file.read_bytes())
+    except (OSError, ValueError):
+        return False
+    return True
+
+
 def load(folder: Path, max_samples: int | None = None, max_plans: int | None = None) -> Run:
     """Read a record, thinned to a maximum of samples and plans; raises DocumentError."""
     try:

@@ -16,12 +16,13 @@ from trimtab.app import run
 from trimtab.commands.loadtest import loadtest_result
 from trimtab.demo_load import changing_load
 from trimtab.local.rollout import memory_bytes_per_replica, variants_to_load
+from trimtab.local.supervisor import MARK, MARK_FILE, OWN_FOLDERS, create_own_folder, remove_own_folder
 from trimtab.plan_view import explanation_lines
 from trimtab.preflight import require_installed
 from trimtab.run_folder import LOCK_FILE, RunFolder
 from trimtab.run_record import FACTS_FILE
 from trimtab_pipelines.accuracy_evidence import AGREEMENT
-from trimtab_pipelines.documents import dump_yaml, load_plan
+from trimtab_pipelines.documents import DocumentError, dump_yaml, load_plan
 from trimtab_pipelines.processes.child_process import StartError
 from trimtab_pipelines.request_outcome import RequestOutcome
 
@@ -59,12 +60,55 @@ def test_run_keeps_files_that_are_not_of_a_run(tmp_path: Path, capsys: Captured)
     assert other.read_text() == "of another pipeline"
 
 
-@pytest.mark.parametrize("left", [[], [LOCK_FILE, "models"], [FACTS_FILE, "models"]])
-def test_run_reuses_an_empty_or_earlier_run_folder(tmp_path: Path, left: list[str]) -> None:
-    for name in left:
-        (tmp_path / name).touch()
-    with RunFolder(tmp_path) as taken:
-        assert taken == tmp_path
+def test_run_reuses_an_empty_or_earlier_run_folder(tmp_path: Path) -> None:
+    for _ in range(2):
+        with RunFolder(tmp_path) as taken:
+            assert taken == tmp_path
+            for name in OWN_FOLDERS:
+                create_own_folder(tmp_path / name)
+    (tmp_path / LOCK_FILE).unlink()
+    (tmp_path / FACTS_FILE).write_text('{"title": "a run", "faults": [], "ready_seconds": 1.0}')
+    with RunFolder(tmp_path):
+        assert (tmp_path / LOCK_FILE).read_bytes().startswith(MARK)
+
+
+@pytest.mark.parametrize("planted", ["lock", "link", "facts", "folder", "linked folder"])
+def test_run_takes_no_folder_that_only_looks_like_a_run(tmp_path: Path, planted: str) -> None:
+    mine, precious = tmp_path / "mine", tmp_path / "precious"
+    weights = mine / "models" / "w.bin"
+    weights.parent.mkdir(parents=True)
+    weights.write_bytes(b"weights")
+    precious.write_bytes(MARK + b"precious")
+    match planted:
+        case "lock":
+            (mine / LOCK_FILE).write_text("of an editor")
+        case "link":
+            (mine / LOCK_FILE).symlink_to(precious)
+        case "facts":
+            (mine / FACTS_FILE).write_text("{}")
+        case "folder":
+            (mine / LOCK_FILE).write_bytes(MARK)
+        case "linked folder":
+            (mine / LOCK_FILE).write_bytes(MARK)
+            weights.parent.rename(tmp_path / "elsewhere")
+            (tmp_path / "elsewhere" / MARK_FILE).write_bytes(MARK)
+            weights.parent.symlink_to(tmp_path / "elsewhere")
+    before = sorted(mine.rglob("*"))
+    with pytest.raises(DocumentError, match="holds files that are not a run's"), RunFolder(mine):
+        pass
+    assert sorted(mine.rglob("*")) == before
+    assert weights.read_bytes() == b"weights"
+    assert precious.read_bytes() == MARK + b"precious"
+
+
+def test_only_folders_that_a_run_created_are_removed(tmp_path: Path) -> None:
+    own, other = tmp_path / "own", tmp_path / "other"
+    other.mkdir()
+    for folder in (own, other):
+        create_own_folder(folder)
+        (folder / "file").touch()
+        remove_own_folder(folder)
+    assert (own.exists(), (other / "file").exists()) == (False, True)
 
 
 def test_plan_of_another_pipeline_is_rejected(tmp_path: Path, capsys: Captured) -> None:

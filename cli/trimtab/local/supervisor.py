@@ -6,6 +6,7 @@ docs/develop/how-it-works.md describes the files of the run folder.
 
 import asyncio
 import logging
+import os
 import shutil
 import time
 from collections.abc import Awaitable, Callable, Mapping
@@ -50,6 +51,38 @@ MAX_ROUTER_TIMEOUTS = 3
 ADAPTER_HANG_SECONDS = 20.0
 """The adapter sends a heartbeat each second, except while it computes a plan."""
 MAX_FAULTS = 1000
+
+
+MODELS_FOLDER = "models"
+OWN_FOLDERS = (MODELS_FOLDER, "logs")
+"""Folders of a run folder that are removed with all that they contain, by the run or by the next one."""
+MARK_FILE, MARK = ".trimtab", b"written by a trimtab run\n"
+"""File, and how it begins, that marks a folder as created by a run."""
+
+
+def is_marked(file: Path) -> bool:
+    """Whether a file, not a link to one, begins with the mark."""
+    try:
+        descriptor = os.open(file, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+    except OSError:
+        return False
+    try:
+        return os.read(descriptor, len(MARK)) == MARK
+    except OSError:
+        return False
+    finally:
+        os.close(descriptor)
+
+
+def create_own_folder(folder: Path) -> None:
+    with suppress(FileExistsError):  # someone else's, which stays unmarked and is never removed
+        folder.mkdir(parents=True)
+        (folder / MARK_FILE).write_bytes(MARK)
+
+
+def remove_own_folder(folder: Path) -> None:
+    if is_marked(folder / MARK_FILE):
+        shutil.rmtree(folder, ignore_errors=True)  # which refuses a link
 
 
 @dataclass(frozen=True, slots=True)
@@ -192,7 +225,7 @@ class Supervisor:
         if self.adapter is not None:
             stopping.append(self.adapter.stop(STOP_SECONDS))
         await asyncio.gather(*stopping)
-        shutil.rmtree(self.setup.folder / "models", ignore_errors=True)
+        remove_own_folder(self.setup.folder / MODELS_FOLDER)
         if self.sockets is not None:
             shutil.rmtree(self.sockets.folder, ignore_errors=True)
         if self._log is not None:
@@ -206,8 +239,9 @@ class Supervisor:
             stale.unlink(missing_ok=True)
         if self.setup.profiles_file is not None:
             self.decisions_file.unlink(missing_ok=True)
-        for name in ("models", "logs"):
-            shutil.rmtree(folder / name, ignore_errors=True)
+        for name in OWN_FOLDERS:
+            remove_own_folder(folder / name)
+            create_own_folder(folder / name)
         self._log = log_to_file(folder / "logs" / "supervisor.log")
         if self.setup.plan is not None:
             write_json(self.plan_file, self.setup.plan)

@@ -29,6 +29,8 @@ MAX_CLASSES = 4096
 MAX_TASK_NUMBER = 9999
 _DIGEST = r"^sha256:[0-9a-f]{64}$"
 REMOVED_SUFFIX, _SUFFIX = ".removed", ".safetensors"
+MAX_HEADER_BYTES = 2**20
+"""Of a task file's header, which needs many times its size parsed."""
 LENGTH_BYTES = 8
 """Of the length of the header, with which a safetensors file begins."""
 _FILE = re.compile(r"^(\d{1,4})-([a-z0-9](?:[-a-z0-9]{0,61}[a-z0-9])?)\.safetensors$")
@@ -82,6 +84,8 @@ def parse_task_record(content: bytes) -> TaskRecord:
     length = int.from_bytes(content[:LENGTH_BYTES], "little")
     if len(content) < LENGTH_BYTES or length > len(content) - LENGTH_BYTES:
         raise UnusableTask("not a safetensors file; `trimtab train-task` creates task files")
+    if length > MAX_HEADER_BYTES:
+        raise UnusableTask(f"its header has {length} bytes; at most {MAX_HEADER_BYTES} are accepted")
     try:
         header = json.loads(content[LENGTH_BYTES : LENGTH_BYTES + length])
         return TaskRecord.model_validate_json(header["__metadata__"][METADATA_KEY])

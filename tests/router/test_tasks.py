@@ -3,6 +3,7 @@
 import io
 import json
 import logging
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ from tests.router.fakes import FakeReplica, a_pipeline, a_request, a_rig, plus_o
 from tests.router.test_task_names import a_tasked_pipeline
 from trimtab_pipelines.accuracy_evidence import Accuracy
 from trimtab_pipelines.router_state import RegisteredAccuracy
-from trimtab_pipelines.tasks import MAX_TASK_FILE_BYTES, METADATA_KEY, parse_file_name
+from trimtab_pipelines.tasks import MAX_TASK_FILE_BYTES, METADATA_KEY, TaskRecord, parse_file_name, parse_task_record
 from trimtab_protocol.extensions import task_metadata
 from trimtab_router.envoy.api_keys import HashedKey, format_entry, key_digest, new_key
 from trimtab_router.ingress import task_store
@@ -226,6 +227,20 @@ async def test_invalid_task_is_refused_and_leaves_no_file(tmp_path):
             found, body = await put(rig, path, content)
             assert (found, words in body["error"]) == (status, True), (path, body)
     assert [path.name for path in tmp_path.glob("*/*/*")] == ["2-new.safetensors"]
+
+
+async def test_task_files_are_parsed_in_threads(tmp_path, monkeypatch):
+    parsing = set()
+
+    def parse(content: bytes) -> TaskRecord:
+        parsing.add(threading.current_thread() is threading.main_thread())
+        return parse_task_record(content)
+
+    monkeypatch.setattr(task_store, "parse_task_record", parse)
+    async with a_rig(a_tasked_pipeline(), {"stage-0": [a_replica(tmp_path)]}, registry=kept_in(tmp_path)) as rig:
+        assert (await put(rig))[0] == 201
+        assert (await put(rig, method="DELETE"))[0] == 200
+    assert parsing == {False}
 
 
 async def test_change_is_pending_until_every_replica_follows(tmp_path, monkeypatch):

@@ -6,7 +6,7 @@ them, and changes the version that it knows.
 
 import asyncio
 from base64 import b64decode, b64encode
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 
 from trimtab_kubernetes import Cluster, ClusterError, Conflict, kind_of, list_and_watch
 from trimtab_kubernetes.objects import Object, version_of
@@ -18,7 +18,7 @@ KIND = "ConfigMap"
 MERGE = "application/merge-patch+json"
 MAX_BYTES = 2**20
 """Of all values of a ConfigMap, which the API server enforces."""
-Apply = Callable[[str, str, Files], None]
+Apply = Callable[[str, str, Files], Awaitable[None]]
 """Called with stage, variant and its files."""
 
 
@@ -67,7 +67,7 @@ class TaskConfigMaps:
                 self._latest.pop(name, None)
             elif change.object is not None:
                 found = {"metadata": change.object["metadata"]} if change.deleted else change.object
-                apply(stage, variant, self._newest_files(found))
+                await apply(stage, variant, self._newest_files(found))
 
     def _newest_files(self, found: Object) -> Files:
         """Files of the newest version of a ConfigMap: a watch may be faster than a response, or slower."""

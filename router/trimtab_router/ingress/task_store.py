@@ -20,7 +20,7 @@ from trimtab_pipelines.resource import Name
 from trimtab_pipelines.stages import Stage
 from trimtab_pipelines.tasks import (
     LENGTH_BYTES,
-    MAX_TASK_FILE_BYTES,
+    MAX_HEADER_BYTES,
     MAX_TASKS,
     TaskRecord,
     UnusableTask,
@@ -107,6 +107,7 @@ class TaskStore:
         self._router = router
         self._files = files
         self._changing = asyncio.Lock()
+        self._applying = asyncio.Lock()
         self.tasks: dict[tuple[str, str], dict[str, RegisteredTask]] = {}
         """By (stage, variant), then by name."""
         self._next_indices: dict[tuple[str, str], int] = {}
@@ -122,21 +123,23 @@ class TaskStore:
 
     async def _read(self, stage: Stage) -> None:
         for variant in stage.variants_with_tasks:
-            self.apply(stage.name, variant.name, await self._files.read(stage.name, variant.name))
+            await self.apply(stage.name, variant.name, await self._files.read(stage.name, variant.name))
 
-    def apply(self, stage: str, variant: str, files: Files) -> None:
+    async def apply(self, stage: str, variant: str, files: Files) -> None:
         """Register the tasks of a variant's current files, and unregister all others."""
         declared = {task.name for task in self._router.pipeline.spec.stage(stage).variant(variant).loaded_tasks}
-        known, tasks = self.tasks.get((stage, variant), {}), _parse_tasks(f"{stage}/{variant}", files, declared)
         removed = list(filter(None, map(parse_removed_marker, files)))
-        changed = {name for name, task in known.items() if tasks.get(name) != task}
-        for name in changed | ({name for _, name in removed} - tasks.keys() - declared):
-            self._router.tasks.unregister(stage, variant, name)
-        for name, task in tasks.items():
-            self._router.tasks.register(stage, variant, name, task.record)
-        self.tasks[stage, variant] = tasks
-        used = [*filter(None, map(parse_file_name, files)), *removed]
-        self._next_indices[stage, variant] = max((index + 1 for index, _ in used), default=0)
+        async with self._applying:  # in the order of the calls: later files are newer
+            tasks = await asyncio.to_thread(_parse_tasks, f"{stage}/{variant}", files, declared)
+            known = self.tasks.get((stage, variant), {})
+            changed = {name for name, task in known.items() if tasks.get(name) != task}
+            for name in changed | ({name for _, name in removed} - tasks.keys() - declared):
+                self._router.tasks.unregister(stage, variant, name)
+            for name, task in tasks.items():
+                self._router.tasks.register(stage, variant, name, task.record)
+            self.tasks[stage, variant] = tasks
+            used = [*filter(None, map(parse_file_name, files)), *removed]
+            self._next_indices[stage, variant] = max((index + 1 for index, _ in used), default=0)
 
     async def register(self, stage: str, variant: str, name: str, content: bytes) -> RegisteredTask:
         """Register a task on all replicas, permanently.
@@ -145,7 +148,7 @@ class TaskStore:
         if there is no room for it, 503 if no replica is ready to check it or its file cannot be stored.
         """
         owner = self._stage(stage, variant)
-        _validate(owner, variant, name, content)
+        await asyncio.to_thread(_validate, owner, variant, name, content)
         async with self._changing:
             metadata = await self._router.model_metadata(stage, variant)
             reported = {task for parameters in metadata.values() for task in parse_tasks(parameters)}
@@ -211,7 +214,7 @@ class TaskStore:
         """Write the changes that `decide` makes of the current tasks, again if another router was faster."""
         while (files := await self._files.write(owner.name, variant, decide())) is None:
             await self._read(owner)
-        self.apply(owner.name, variant, files)
+        await self.apply(owner.name, variant, files)
 
     def _stage(self, stage: str, variant: str) -> Stage:
         try:
@@ -241,7 +244,7 @@ class TaskStore:
 def _read_header(path: Path) -> bytes:
     with path.open("rb") as file:
         length = file.read(LENGTH_BYTES)
-        return length + file.read(min(int.from_bytes(length, "little"), MAX_TASK_FILE_BYTES))
+        return length + file.read(min(int.from_bytes(length, "little"), MAX_HEADER_BYTES))
 
 
 def _validate(stage: Stage, variant: str, name: str, content: bytes) -> None:

@@ -331,6 +331,7 @@ def test_a_family_without_tasks_refuses_them():
     [
         (b"", "not a safetensors file"),
         (b"\xff" * 64, "not a safetensors file"),
+        ((2**20 + 1).to_bytes(8, "little") + bytes(2**20 + 1), "its header has 1048577 bytes; at most 1048576"),
         ((4).to_bytes(8, "little") + b"{}}}", "no 'trimtab-task'"),
         ((2).to_bytes(8, "little") + b"[]", "no 'trimtab-task'"),
     ],

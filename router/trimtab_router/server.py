@@ -3,7 +3,7 @@
 import asyncio
 import logging
 import signal
-from contextlib import AsyncExitStack
+from contextlib import AsyncExitStack, suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -31,6 +31,9 @@ if TYPE_CHECKING:
     from trimtab_kubernetes import Cluster
 
 log = logging.getLogger(__name__)
+
+TASKS_SECONDS = 3.0
+"""Maximum time for which registered tasks delay the start."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +73,8 @@ async def serve(options: RouterOptions) -> None:
         files = FileWatcher(router, options.plan, options.endpoints)
         files.read()
         cluster = None if options.endpoints else await _connect(stack)
-        watch = files.watch if cluster is None else partial(_watch_cluster, router, cluster)
+        stored = None if options.sockets is None else options.sockets.endpoints_file
+        watch = files.watch if cluster is None else partial(_watch_cluster, router, cluster, stored)
         watchers: dict[str, Service] = {"plan and endpoints": watch}
         listeners = Listeners(router, HostCheck.at(options.host, options.edge.hosts))
         if options.sockets is not None:
@@ -101,7 +105,9 @@ async def _task_store(
         store = TaskStore(router, TaskFolder(folder))
     else:
         return None
-    await store.read()
+    with suppress(TimeoutError):  # the API server does not respond; the watch reads them later
+        async with asyncio.timeout(TASKS_SECONDS):
+            await store.read()
     return store
 
 
@@ -132,10 +138,10 @@ async def _connect(stack: AsyncExitStack) -> "Cluster":
         raise RuntimeError(str(error)) from error
 
 
-async def _watch_cluster(router: Router, cluster: "Cluster") -> None:
+async def _watch_cluster(router: Router, cluster: "Cluster", stored: Path | None) -> None:
     from trimtab_router.watchers.cluster_watcher import ClusterWatcher  # noqa: PLC0415  (takes a second of processor time to import)
 
-    await ClusterWatcher(router, cluster, router.pipeline.metadata.namespace).watch()
+    await ClusterWatcher(router, cluster, router.pipeline.metadata.namespace, stored).watch()
 
 
 async def _serve_until_stopped(listeners: Listeners, linger_seconds: float) -> None:

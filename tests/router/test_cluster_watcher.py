@@ -18,6 +18,7 @@ from tests.router.test_changes import two_variants
 from tests.tcp_relay import before_the_api_server
 from trimtab_kubernetes import Cluster
 from trimtab_kubernetes.objects import Object
+from trimtab_pipelines.documents import load_endpoints
 from trimtab_pipelines.endpoints import Endpoint
 from trimtab_pipelines.plan import PipelinePlan
 from trimtab_pipelines.spec import InferencePipeline
@@ -155,8 +156,10 @@ def slice_object(namespace: str, *pods: dict[str, Any], name: str = "sample-firs
 
 
 @contextlib.asynccontextmanager
-async def following(router: Router, cluster: Cluster, namespace: str) -> AsyncIterator[None]:
-    task = asyncio.create_task(ClusterWatcher(router, cluster, namespace).watch())
+async def following(
+    router: Router, cluster: Cluster, namespace: str, stored: Path | None = None
+) -> AsyncIterator[None]:
+    task = asyncio.create_task(ClusterWatcher(router, cluster, namespace, stored).watch())
     try:
         yield
     finally:
@@ -216,13 +219,13 @@ async def test_replicas_come_drain_and_go(followed, cluster: Cluster, namespace:
 async def test_unavailable_api_server_does_not_disturb_requests(
     cluster: Cluster, namespace: str, kubeconfig: Path, tmp_path: Path
 ):
-    host, pipeline = own_address(), a_pipeline(1)
+    host, pipeline, stored = own_address(), a_pipeline(1), tmp_path / "endpoints.json"
     replica = FakeReplica(host=host, name="one")
     async with (
         before_the_api_server(kubeconfig, tmp_path) as (relay, through),
         a_rig(pipeline, {"stage-0": [replica]}) as rig,
         await Cluster.connect(str(through)) as api,
-        following(rig.router, api, namespace),
+        following(rig.router, api, namespace, stored),
     ):
         assert (await rig.rest(a_request()))[0] == 200
 
@@ -240,6 +243,7 @@ async def test_unavailable_api_server_does_not_disturb_requests(
         assert (await rig.rest(a_request()))[0] == 200
         await relay.open()
         await rig.until(lambda: "other" in rig.router.state().stages["stage-0"].endpoints)
+        await rig.until(lambda: [one.name for one in load_endpoints(stored).stages["stage-0"]] == ["one", "other"])
         await rig.until(lambda: rig.router.plan_generation == 6)
         assert (await rig.rest(a_request()))[0] == 200
     assert await rig.outcomes() == {"ok": 4}

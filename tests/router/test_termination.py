@@ -20,6 +20,7 @@ from tests.router.fakes import FakeReplica, a_pipeline, a_request, an_envoy, end
 from trimtab.local.envoy_process import make_sockets
 from trimtab_loadtester.clients import Client, GrpcClient, RestClient
 from trimtab_pipelines.documents import dump_yaml, write_json
+from trimtab_pipelines.endpoints import Endpoints
 from trimtab_router.envoy.sockets import Sockets
 from trimtab_router.ingress.listeners import Listeners
 from trimtab_router.router import Router
@@ -41,10 +42,14 @@ class Running:
 
 
 @asynccontextmanager
-async def a_process(folder: Path, *options: str, **environment: str) -> AsyncIterator[Running]:
+async def a_process(
+    folder: Path, *options: str, stored: Endpoints | None = None, **environment: str
+) -> AsyncIterator[Running]:
     (folder / "pipeline.yaml").write_text(dump_yaml(PIPELINE))
     write_json(folder / "plan.json", a_plan(PIPELINE, 7))
     sockets = make_sockets()
+    if stored is not None:
+        write_json(sockets.endpoints_file, stored)
     files = ["--pipeline", str(folder / "pipeline.yaml"), "--plan", str(folder / "plan.json")]
     files += ["--sockets", str(sockets.folder)]
     process = await asyncio.create_subprocess_exec(
@@ -137,6 +142,7 @@ async def test_draining_router_answers_within_the_slo(latency: str, seconds: flo
 
 
 async def test_a_router_starts_from_its_files_without_an_api_server(tmp_path: Path):
+    """Of the last known replicas it uses those that respond."""
     cluster = {"server": "https://127.0.0.1:9", "insecure-skip-tls-verify": True}
     content = {
         "apiVersion": "v1",
@@ -148,10 +154,15 @@ async def test_a_router_starts_from_its_files_without_an_api_server(tmp_path: Pa
     }
     (tmp_path / "kubeconfig").write_text(yaml.safe_dump(content))
     options = ("--cluster", "--namespace", "shop", "--linger-seconds", "0")
+    replica = FakeReplica()
+    await replica.start()
+    gone = replica.endpoint().model_copy(update={"name": "gone", "address": "127.0.0.1:9"})
+    stored = Endpoints(stages={"stage-0": (replica.endpoint(), gone)})
     async with (
-        a_process(tmp_path, *options, KUBECONFIG=str(tmp_path / "kubeconfig")) as router,
+        a_process(tmp_path, *options, stored=stored, KUBECONFIG=str(tmp_path / "kubeconfig")) as router,
         aiohttp.ClientSession() as session,
     ):
+        await until_status(session, f"{router.url}/v2/health/ready", 200)
         async with session.get(f"{router.url}/trimtab/v1/state") as answer:
             state = await answer.json()
         async with session.get(f"{router.url}/metrics") as answer:
@@ -159,8 +170,10 @@ async def test_a_router_starts_from_its_files_without_an_api_server(tmp_path: Pa
         router.process.send_signal(signal.SIGTERM)
 
         assert await router.process.wait() == 0
-        assert (state["plan_generation"], state["ready"]) == (7, False)
+        assert (state["plan_generation"], state["ready"]) == (7, True)
+        assert state["stages"]["stage-0"]["ready_replicas"] == 1
         assert 'trimtab_plan_generation{namespace="shop",pipeline="sample"} 7.0' in metrics
+    await replica.stop()
 
 
 async def test_process_writes_plain_json_audit_lines(tmp_path: Path):

@@ -34,6 +34,11 @@ class Sockets:
         return self.folder / "counted.json"
 
     @property
+    def endpoints_file(self) -> Path:
+        """Replicas that the cluster reported last, for the next router."""
+        return self.folder / "endpoints.json"
+
+    @property
     def pressure(self) -> Path:
         """Share of all requests that Envoy rejects unread, written by the router."""
         return self.folder / "pressure"

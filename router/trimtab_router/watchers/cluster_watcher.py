@@ -1,29 +1,36 @@
 """`ClusterWatcher`: watches a pipeline's plan and EndpointSlices through the Kubernetes API.
 
-While the API server is unavailable, or a plan invalid, the last valid state stays in use.
+While the API server is unavailable, or a plan invalid, the last valid state stays in use. A router that starts
+meanwhile uses the endpoints that the previous one stored; its probes find those that still serve.
 """
 
 import asyncio
 import logging
+from pathlib import Path
 
 from trimtab_kubernetes import Change, Cluster, list_and_watch
 from trimtab_kubernetes.objects import Object
-from trimtab_pipelines.documents import DocumentError, parse_plan, validate_plan
+from trimtab_pipelines.documents import DocumentError, load_endpoints, parse_plan, validate_plan
 from trimtab_pipelines.endpoints import Endpoints
 from trimtab_pipelines.kubernetes_names import ADVISORY_LABEL, PIPELINE_LABEL
+from trimtab_router.envoy.overload_controller import write_if_possible
 from trimtab_router.router import Router
 from trimtab_router.watchers.endpoint_slices import endpoint_names, ready_endpoints
 
 log = logging.getLogger(__name__)
 
 PLAN, SLICES = "PipelinePlan", "EndpointSlice"
+REWRITE_SECONDS = 10.0
+"""Pause after endpoints could not be stored, as on a full disk."""
 
 
 class ClusterWatcher:
-    """Applies plans and endpoints from the cluster to a router."""
+    """Applies plans and endpoints from the cluster to a router; `stored` is the file of the last endpoints."""
 
-    def __init__(self, router: Router, cluster: Cluster, namespace: str) -> None:
+    def __init__(self, router: Router, cluster: Cluster, namespace: str, stored: Path | None = None) -> None:
         self._router = router
+        self._stored = stored
+        self._changed = asyncio.Event()
         self._cluster = cluster
         self._namespace = namespace
         self._slices: dict[str, Object] = {}
@@ -33,8 +40,28 @@ class ClusterWatcher:
 
     async def watch(self) -> None:
         async with asyncio.TaskGroup() as tasks:
+            if self._stored is not None:
+                self._apply_stored(self._stored)
+                tasks.create_task(self._store_endpoints(self._stored))
             tasks.create_task(self._watch_plan())
             tasks.create_task(self._watch_slices())
+
+    def _apply_stored(self, file: Path) -> None:
+        if file.exists():
+            try:
+                self._endpoints = load_endpoints(file)
+            except DocumentError as error:
+                log.warning("%s; endpoints are unknown until the API server responds", error)
+            else:
+                self._router.apply_endpoints(self._endpoints)
+
+    async def _store_endpoints(self, file: Path) -> None:
+        while True:
+            await self._changed.wait()
+            self._changed.clear()
+            if not await write_if_possible(file, self._endpoints.model_dump_json(by_alias=True, exclude_none=True)):
+                self._changed.set()
+                await asyncio.sleep(REWRITE_SECONDS)
 
     async def _watch_plan(self) -> None:
         name = self._router.pipeline.name
@@ -75,11 +102,12 @@ class ClusterWatcher:
         """Apply the slices, once all those of one API response have been read."""
         self._apply_handle = None
         try:
-            plan_object = ready_endpoints(self._slices.values(), self._router.pipeline, endpoint_names(self._endpoints))
+            endpoints = ready_endpoints(self._slices.values(), self._router.pipeline, endpoint_names(self._endpoints))
         except (KeyError, TypeError, AttributeError, ValueError) as error:
             log.warning("%s: %s: %s; the last valid endpoints stay in use", SLICES, type(error).__name__, error)
             self._router.metrics.count_invalid_file(SLICES)
             return
-        if plan_object != self._endpoints:
-            self._endpoints = plan_object
-            self._router.apply_endpoints(plan_object)
+        if endpoints != self._endpoints:
+            self._endpoints = endpoints
+            self._router.apply_endpoints(endpoints)
+            self._changed.set()

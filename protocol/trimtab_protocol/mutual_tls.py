@@ -5,9 +5,11 @@ certificate authority and optionally by a name, not by address, since pod addres
 """
 
 import logging
+import re
 import ssl
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +21,11 @@ log = logging.getLogger(__name__)
 FileVersions = tuple[tuple[int, int, int], ...]
 """Inode, size and modification time of each file."""
 _NO_TLS = {"WRONG_VERSION_NUMBER", "HTTP_REQUEST", "PACKET_LENGTH_TOO_LONG", "RECORD_LAYER_FAILURE"}
+
+
+_PEM_CERTIFICATE = re.compile(r"-----BEGIN CERTIFICATE-----.+?-----END CERTIFICATE-----", re.DOTALL)
+_VERSION, _UTC_TIME, _LONG_FORM = 0xA0, 0x17, 0x80  # tags of DER elements, and the flag of a length of several bytes
+_VALIDITY = 3  # field after serial number, algorithm and issuer; the version before them is optional
 
 
 class InvalidIdentity(ValueError):
@@ -105,6 +112,37 @@ def explain_ssl_error(error: OSError) -> str:
     if isinstance(error, ssl.SSLError) and error.reason in _NO_TLS:
         return "it does not use TLS"
     return str(error.strerror or error)
+
+
+def expiration_time(pem: str) -> float:
+    """Unix time at which the first certificate of a chain expires. Raises ValueError if it is invalid."""
+    certificates = _PEM_CERTIFICATE.findall(pem)
+    try:
+        return min(_not_after(ssl.PEM_cert_to_DER_cert(certificate)) for certificate in certificates)
+    except (IndexError, ValueError) as error:
+        raise ValueError(f"not a PEM certificate: {error}") from error
+
+
+def _not_after(certificate: bytes) -> float:
+    """Expiration time of an X.509 certificate: its `tbsCertificate.validity.notAfter` (RFC 5280, 4.1)."""
+    signed = _der_elements(_der_elements(certificate)[0][1])[0][1]
+    fields = [content for tag, content in _der_elements(signed) if tag != _VERSION]
+    tag, not_after = _der_elements(fields[_VALIDITY])[1]
+    form = "%y%m%d%H%M%SZ" if tag == _UTC_TIME else "%Y%m%d%H%M%SZ"
+    return datetime.strptime(not_after.decode("ascii"), form).replace(tzinfo=UTC).timestamp()
+
+
+def _der_elements(content: bytes) -> list[tuple[int, bytes]]:
+    """Tags and contents of consecutive DER elements (X.690, 8.1)."""
+    elements, position = [], 0
+    while position < len(content):
+        tag, length, position = content[position], content[position + 1], position + 2
+        if length & _LONG_FORM:
+            size = length ^ _LONG_FORM
+            length, position = int.from_bytes(content[position : position + size], "big"), position + size
+        elements.append((tag, content[position : position + length]))
+        position += length
+    return elements
 
 
 def certificate_names(certificate: Mapping[str, Any] | None) -> tuple[str, ...]:

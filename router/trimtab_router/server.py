@@ -25,6 +25,7 @@ from trimtab_router.ingress.task_store import TaskFolder, TaskStore
 from trimtab_router.limits import Limits, in_flight_bytes, payload_bytes
 from trimtab_router.observability.tracing import create_tracer
 from trimtab_router.router import Router
+from trimtab_router.watchers.certificate_watcher import watch_certificates
 from trimtab_router.watchers.file_watcher import FileWatcher
 
 if TYPE_CHECKING:
@@ -81,6 +82,7 @@ async def serve(options: RouterOptions) -> None:
             control = await listeners.listen_behind_envoy(options.sockets, options.edge)
             keys = key_watch(options.edge, cluster, pipeline.metadata.namespace, control.use_keys)
             watchers |= {"API keys": keys} if keys else {}
+            watchers["certificates"] = partial(watch_certificates, router.metrics, options.edge, listeners.envoy)
         else:
             log.warning("no proxy: plain REST without TLS, API keys or limits per client; for trusted clients only")
             await listeners.listen_without_proxy(options.host, options.rest_port)

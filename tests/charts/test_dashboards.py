@@ -83,6 +83,7 @@ def router_text() -> str:
     metrics.plan_generation.set(3)
     metrics.requests_in_flight.set(2)
     metrics.concurrency_limit.set(64)
+    metrics.record_certificate_expiration("proxy", time.time() + 90 * 86400)
     stage = metrics.stage("read")
     stage.watch(
         queue_rows=lambda: 2.0, ready_replicas=lambda: 1.0, drifted_points=float, unauthenticated_replicas=float

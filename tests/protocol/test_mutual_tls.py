@@ -11,7 +11,7 @@ import pytest
 
 from tests.router.envoy.openssl import Authority, Holder, openssl
 from trimtab_pipelines.edge_settings import ReplicaIdentity
-from trimtab_protocol.mutual_tls import InvalidIdentity, MutualTls, explain_ssl_error
+from trimtab_protocol.mutual_tls import InvalidIdentity, MutualTls, expiration_time, explain_ssl_error
 
 
 @pytest.fixture
@@ -22,6 +22,23 @@ def authority(tmp_path: Path) -> Authority:
 @pytest.fixture
 def other(tmp_path: Path) -> Authority:
     return Authority(tmp_path / "other", "other").begin()
+
+
+@pytest.mark.parametrize("days", ["1", "400", "20000"])
+def test_expiration_time_is_the_earliest_of_a_chain(tmp_path: Path, authority: Authority, days: str) -> None:
+    file = tmp_path / "tls.crt"
+    key = ("-newkey", "rsa:2048", "-nodes", "-keyout", str(tmp_path / "tls.key"))
+    openssl("req", "-x509", *key, "-out", str(file), "-days", days, "-subj", "/CN=one")
+    shown = openssl("x509", "-in", str(file), "-noout", "-enddate").decode().strip().removeprefix("notAfter=")
+    own, of_authority = ssl.cert_time_to_seconds(shown), expiration_time(authority.file.read_text())
+    assert expiration_time(file.read_text()) == own
+    assert expiration_time(f"{file.read_text()}\n{authority.file.read_text()}") == min(own, of_authority)
+
+
+@pytest.mark.parametrize("content", ["", "MIIB", "{0}\n{1}", "{0}\nMIIB\n{1}", "{0}\nMAMCAQE=\n{1}"])
+def test_file_without_certificate_has_no_expiration_time(content: str) -> None:
+    with pytest.raises(ValueError, match="not a PEM certificate"):
+        expiration_time(content.format("-----BEGIN CERTIFICATE-----", "-----END CERTIFICATE-----"))
 
 
 @asynccontextmanager

@@ -5,6 +5,7 @@ import json
 import logging
 import time
 from collections.abc import Callable, Mapping
+from datetime import datetime
 from pathlib import Path
 
 import aiohttp
@@ -81,6 +82,12 @@ class EnvoyAdmin:
             for name, maximum in cluster_limits.items()
         )
         await self._request("POST", f"/runtime_modify?{query}")
+
+    async def certificate_expirations(self) -> list[datetime]:
+        """Expiration times of the certificates in use. Raises EnvoyUnavailable."""
+        content = json.loads(await self._request("GET", "/certs"))
+        chains = [certificate.get("cert_chain", ()) for certificate in content.get("certificates", ())]
+        return [datetime.fromisoformat(entry["expiration_time"]) for chain in chains for entry in chain]
 
     async def drain_gracefully(self) -> None:
         await self._post("/drain_listeners?graceful&skip_exit")

@@ -159,6 +159,8 @@ class Metrics:
         self.concurrency_limit = gauge("trimtab_concurrency_limit", text, BASE).labels(*base)
         text = "Peak arrivals per second in the last ten seconds"
         self.arrivals_peak = gauge(names.ARRIVALS_PEAK_RPS, text, BASE).labels(*base)
+        text = "Unix time in seconds at which a certificate expires"
+        self._certificates = gauge("trimtab_certificate_expiration_timestamp_seconds", text, (*BASE, "certificate"))
         self._stages = StageFamilies(self.registry)
 
     def stage(self, stage: str) -> "StageStats":
@@ -170,6 +172,9 @@ class Metrics:
     def count_drop(self, stage: str, reason: str) -> None:
         """Count a request dropped at a stage, or before the first one if the name is empty."""
         self.drops.labels(*self._base, stage, reason).inc()
+
+    def record_certificate_expiration(self, certificate: str, expires_at: float) -> None:
+        self._certificates.labels(*self._base, certificate).set(expires_at)
 
     def count_invalid_file(self, file: str) -> None:
         self.invalid_config.labels(*self._base, file).inc()

@@ -22,9 +22,10 @@ from tests.router.fakes import FakeReplica, a_pipeline, a_request, a_rig, endpoi
 from trimtab_pipelines.documents import dump_yaml, write_json
 from trimtab_pipelines.edge_settings import EdgeSettings, EdgeTls, ReplicaIdentity
 from trimtab_protocol.http_client import ConnectionLost, HttpConnection, request_head
-from trimtab_protocol.mutual_tls import MutualTls
+from trimtab_protocol.mutual_tls import MutualTls, expiration_time
 from trimtab_router.envoy.certificates import certificate_files, terminator_bootstrap
 from trimtab_router.envoy.process import command, find_binary
+from trimtab_router.watchers.certificate_watcher import watch_certificates
 
 PIPELINE = a_pipeline(1)
 PAIR = ("tls.crt", "tls.key")
@@ -192,6 +193,23 @@ def authority(tmp_path):
 
 def showing(holder: Holder, name: str, asked: str = "") -> FakeReplica:
     return FakeReplica(name=name, tls=MutualTls(holder.identity(asked)).server_context())
+
+
+async def test_certificates_are_reported_before_they_expire(tmp_path, authority, caplog):
+    name, holder = (
+        "trimtab_certificate_expiration_timestamp_seconds",
+        Holder(tmp_path / "mine").take(authority, authority),
+    )
+    edge = EdgeSettings(tls=tls_of(tmp_path / "mine"), replicas=holder.identity())
+    async with a_rig(PIPELINE, {"stage-0": [showing(holder, "one")]}, edge=edge) as rig:
+        await rig.proxy()
+        watch = asyncio.create_task(watch_certificates(rig.router.metrics, edge, rig.listeners.envoy))
+        await rig.until(lambda: all(rig.value(name, certificate=each) for each in ("proxy", "replicas")))
+        watch.cancel()
+        expiration_times = {rig.value(name, certificate=each) for each in ("proxy", "replicas")}
+    assert expiration_times == {expiration_time((tmp_path / "mine" / PAIR[0]).read_text())}
+    for certificate in ("proxy", "replicas"):
+        assert f"the certificate for {certificate} expires in 2.0 days; renew it" in caplog.messages
 
 
 @pytest.mark.parametrize(

@@ -18,6 +18,7 @@ from trimtab_model_servers.server.settings import write_models
 from trimtab_pipelines.model_spec import ModelSpec
 from trimtab_pipelines.processes.parent_death import command_tied_to_parent
 from trimtab_protocol import InferRequest, Tensor
+from trimtab_protocol.chat.internal_wire import TENANTS, dump_tenants
 from trimtab_protocol.rest import HEADER_LENGTH, decode_response, encode_request
 from trimtab_training.lmm_digits.questions import Chat
 
@@ -126,14 +127,15 @@ async def start_replica(spec: ModelSpec, timeout_seconds: float) -> AsyncIterato
             await process.wait()
 
 
-def request_of(chat: Chat, model: str, **options: Any) -> InferRequest:
-    """Return the inference request of a chat."""
+def request_of(chat: Chat, model: str, tenant: str = "benchmark", **options: Any) -> InferRequest:
+    """Return the inference request of a chat; by default all are of one tenant."""
     tensors = [Tensor("messages", "BYTES", _bytes((chat.messages,)))]
     if options:
         tensors.append(Tensor("options", "BYTES", _bytes((json.dumps(options).encode(),))))
     if chat.images:
         tensors.append(Tensor("images", "BYTES", _bytes(chat.images)[None]))
-    return InferRequest(model, tuple(tensors), parameters={"binary_data_output": True})
+    parameters: dict[str, bool | str] = {"binary_data_output": True, TENANTS: dump_tenants([tenant])}
+    return InferRequest(model, tuple(tensors), parameters=parameters)
 
 
 def _bytes(elements: tuple[bytes, ...]) -> Any:

@@ -6,7 +6,6 @@ with the load. Both are measured at two ends and interpolated: no image and one,
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from typing import Any, Final
 
 import numpy as np
@@ -45,16 +44,6 @@ def with_longer_prompt(rows: Rows, times: int) -> dict[str, NDArray[Any]]:
         **rows,
         MESSAGES: _map_json(rows[MESSAGES], lambda messages: [_repeat_text(message, times) for message in messages]),
     }
-
-
-def without_shared_prefix(batch: tuple[Tensor, ...], number: int) -> tuple[Tensor, ...]:
-    """A batch of a new tenant, if it has options, so that replicas reuse no cached prefix."""
-    return tuple(
-        replace(tensor, array=_map_json(tensor.array, lambda options: options | {"tenant": f"profile-{number}"}))
-        if tensor.name == OPTIONS and tensor.datatype == "BYTES" and tensor.array.ndim == 1
-        else tensor
-        for tensor in batch
-    )
 
 
 def mean_tokens(outputs: Sequence[Tensor]) -> tuple[float, float]:

@@ -240,8 +240,9 @@ async def _measure(run: _Run, stage: Stage, point: GridPoint, replica: Replica, 
     options, datatypes = run.options, inputs.datatypes(run.pipeline, stage)
 
     async def serve(batch: Batch) -> None:
-        batch = chat_profile.without_shared_prefix(batch, next(run.tenants))
-        await replica.infer(point.variant, point.operating_point, batch)
+        # A batch of chats has a new tenant, so that it reuses no cached prefix.
+        tenant = f"profile-{next(run.tenants)}" if stage.serves_chats else ""
+        await replica.infer(point.variant, point.operating_point, batch, tenant)
 
     samples_of = {size: Samples(size) for size in point.batch_sizes}
     for round_number in range(options.effort.rounds):

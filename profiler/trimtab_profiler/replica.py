@@ -10,6 +10,7 @@ from trimtab_pipelines.errors import OperationFailed
 from trimtab_pipelines.processes.child_process import ChildProcess, ReplicaPorts, StartError
 from trimtab_pipelines.spec import InferencePipeline
 from trimtab_protocol import InferRequest, InferResponse, ProtocolError, Tensor, rest
+from trimtab_protocol.chat.internal_wire import TENANTS, dump_tenants
 from trimtab_protocol.extensions import OPERATING_POINT
 from trimtab_protocol.http_client import ConnectionLost, HttpConnection, request_head
 
@@ -35,9 +36,13 @@ class Replica:
         self._connection = connection
         self._host = host
 
-    async def infer(self, variant: str, operating_point: str, inputs: tuple[Tensor, ...]) -> InferResponse:
+    async def infer(
+        self, variant: str, operating_point: str, inputs: tuple[Tensor, ...], tenant: str = ""
+    ) -> InferResponse:
         """Serve one batch; raise BatchRejected if it is invalid, ProfileError if the replica failed or exited."""
         parameters: dict[str, bool | str] = {OPERATING_POINT: operating_point, "binary_data_output": True}
+        if tenant:
+            parameters[TENANTS] = dump_tenants([tenant] * len(inputs[0].array))
         request = InferRequest(variant, inputs, parameters=parameters)
         buffers, header_length = rest.encode_request(request)
         headers = {rest.HEADER_LENGTH: str(header_length), "Content-Type": rest.BINARY_CONTENT_TYPE}

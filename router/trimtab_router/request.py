@@ -81,6 +81,8 @@ class Call:
     """Called with each chunk of a streamed response."""
     hold_bytes: Callable[[int], None] | None = None
     """Called with the size of outputs stored until the end."""
+    client: str = ""
+    """Name of the client, the tenant of its chats; empty if unknown."""
 
 
 def parse_request_options(parameters: Parameters) -> RequestOptions:

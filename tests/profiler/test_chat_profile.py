@@ -6,7 +6,7 @@ import numpy as np
 
 from tests.router.disaggregated import a_choosing_pipeline
 from trimtab_profiler import chat_profile
-from trimtab_profiler.inputs import batch, datatypes, request_rows, stage_rows
+from trimtab_profiler.inputs import request_rows, stage_rows
 from trimtab_protocol import Tensor
 
 
@@ -42,16 +42,6 @@ def test_longer_prompt_repeats_text_and_keeps_images():
     assert json.loads(chat_profile.with_longer_prompt(plain, 2)["messages"][0]) == [
         {"role": "user", "content": "why? why?"}
     ]
-
-
-def test_each_batch_has_its_own_tenant():
-    pipeline = a_choosing_pipeline()
-    text = pipeline.spec.stage("text")
-    tensors = batch(rows(), 2, 0, datatypes(pipeline, text))
-
-    changed = {tensor.name: tensor for tensor in chat_profile.without_shared_prefix(tensors, 7)}
-    assert {json.loads(one)["tenant"] for one in changed["options"].array} == {"profile-7"}
-    assert changed["messages"] is next(tensor for tensor in tensors if tensor.name == "messages")
 
 
 def test_only_generation_with_images_needs_chat_profile():

@@ -15,6 +15,7 @@ from tests.builders import a_variant
 from tests.router.fakes import FakeReplica, a_pipeline
 from trimtab_pipelines.spec import InferencePipeline
 from trimtab_protocol import rest
+from trimtab_protocol.chat.internal_wire import TENANTS
 
 ANSWER = (
     {"name": "text", "datatype": "BYTES"},
@@ -55,6 +56,7 @@ class Written:
     options: dict[str, Any]
     images: list[bytes]
     inputs: dict[str, np.ndarray]
+    tenants: list[str] = field(default_factory=list)
     ended: str = ""
 
 
@@ -94,6 +96,7 @@ class ChatReplica(FakeReplica):
             json.loads(inputs["options"][0]) if "options" in inputs else {},
             list(inputs["images"][0]) if "images" in inputs else [],
             inputs,
+            json.loads(str(asked.parameters.get(TENANTS, "[]"))),
         )
         if self.refusing is not None:
             return web.json_response({"error": self.refusing[1]}, status=self.refusing[0])

@@ -7,8 +7,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.router.chats import a_chat, a_png, data_url, events, words_of
-from tests.router.engines import MODEL, Engine, an_engine_pipeline
+from tests.router.chats import a_chat, a_chat_pipeline, a_png, a_writer, data_url, events, words_of
+from tests.router.engines import MODEL, Engine, a_served, an_engine_pipeline
 from tests.router.fakes import Rig, a_rig
 from tests.router.test_chats import CHAT, ask, tell
 from trimtab_protocol import InferRequest, Tensor
@@ -39,6 +39,7 @@ async def test_complete_response_and_its_engine_request():
         assert theirs.asked == [
             {
                 "model": MODEL,
+                "cache_salt": "127.0.0.1",
                 "messages": [{"role": "user", "content": [{"type": "text", "text": "one two"}, image]}],
                 "max_tokens": 1,
                 "temperature": 0.5,
@@ -50,6 +51,15 @@ async def test_complete_response_and_its_engine_request():
         ]
         assert theirs.paths == {"/health", CHAT}
         assert await rig.outcomes() == {"ok": 1}
+
+
+async def test_prefixes_are_salted_by_client_without_options():
+    theirs, messages = Engine(), {"name": "messages", "from": "request.inputs.messages"}
+    async with a_rig(a_chat_pipeline([a_writer(messages, variants=[a_served()])]), {"text": [theirs]}) as rig:
+        for client in ("one", "other"):
+            assert (await ask(rig, a_chat(), **{"x-trimtab-client": client}))[0] == 200
+
+    assert [asked["cache_salt"] for asked in theirs.asked] == ["one", "other"]
 
 
 async def test_engine_chunks_are_streamed():

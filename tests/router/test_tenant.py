@@ -7,9 +7,9 @@ import numpy as np
 import pytest
 
 from tests.builders import a_pipeline
-from tests.router.chats import ChatReplica, a_chat_pipeline
-from tests.router.disaggregated import Encoder, a_picture, reading
-from tests.router.fakes import grpc_refusal
+from tests.router.chats import ChatReplica, a_chat_pipeline, a_writer
+from tests.router.disaggregated import Encoder, a_picture, an_encoder, reading
+from tests.router.fakes import a_rig, grpc_refusal
 from tests.router.test_chats import chatting
 from tests.router.test_queue import Caller
 from trimtab_protocol import InferRequest, Tensor
@@ -60,7 +60,34 @@ async def test_options_carry_tenant_and_deadline():
     sent = sorted((written.options for written in replica.written[:2]), key=lambda options: "seed" in options)
     assert sent == [{"max_tokens": 1} | ours, {"seed": 3} | ours]
     assert replica.written[2].options == ours
-    assert replica.written[3].options == {"max_tokens": 1}
+    assert replica.written[3].options == {"max_tokens": 1, "tenant": "127.0.0.1"}, "without Envoy, its address"
+    assert [written.tenants for written in replica.written] == [["a"]] * 3 + [["127.0.0.1"]] * 2
+
+
+MESSAGES_INPUT = {"name": "messages", "from": "request.inputs.messages"}
+
+
+async def test_tenant_needs_no_options_input():
+    replica = ChatReplica()
+    async with chatting(replica, pipeline=a_chat_pipeline([a_writer(MESSAGES_INPUT)])) as rig:
+        for client in ("victim", "thief"):
+            assert (await rig.rest(asked(b'{"tenant": "victim"}'), **{"x-trimtab-client": client}))[0] == 200
+
+    assert [written.tenants for written in replica.written] == [["victim"], ["thief"]]
+
+
+async def test_images_need_no_options_input_for_their_tenant():
+    encoder, references = an_encoder(), {"name": "references", "from": "encode.outputs.references", "optional": True}
+    encoder["inputs"] = encoder["inputs"][:1]
+    pipeline = a_chat_pipeline([encoder, a_writer(MESSAGES_INPUT, references)])
+    images = Encoder(caches=True)
+    async with a_rig(pipeline, {"encode": [images], "text": [ChatReplica(name="writer")]}) as rig:
+        for client in ("victim", "thief", "victim"):
+            reply = asked(b'{"tenant": "victim"}', images=[a_picture(1)])
+            assert (await rig.rest(reply, **{"x-trimtab-client": client}))[0] == 200
+
+    assert [seen.parameters["tenants"] for seen in images.seen] == ['["victim"]', '["thief"]']
+    assert images.asked == [("victim", True)]
 
 
 def test_queue_time_reduces_the_time_left():

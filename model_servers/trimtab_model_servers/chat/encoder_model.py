@@ -9,12 +9,11 @@ import torch
 
 from trimtab_model_servers import model_protocol
 from trimtab_model_servers.batch_worker import BatchWorker
-from trimtab_model_servers.chat import messages
 from trimtab_model_servers.chat.embedding_store import EmbeddingStore
 from trimtab_model_servers.chat.encoder_scheduler import EncoderScheduler
 from trimtab_model_servers.chat.image_decoder import ImageFile, read_image
 from trimtab_model_servers.chat.interfaces import ChatComponents, ImageEmbedding, VisionEncoder
-from trimtab_model_servers.chat.request_parser import image_files
+from trimtab_model_servers.chat.request_parser import image_files, read_tenants
 from trimtab_model_servers.chat.warmup import encode_gray_image
 from trimtab_model_servers.errors import ModelError, RefusalError
 from trimtab_model_servers.model_protocol import Fact, Weights
@@ -107,7 +106,7 @@ class EncoderModel:
     async def _encode_chat(self, request: InferRequest, rows: int) -> tuple[Tensor, ...]:
         if rows != 1:
             raise RefusalError(400, f"model {self.spec.name!r} encodes one row at a time; it may have several images")
-        images, tenant = self._images(request, 0), self._tenant(request, 0)
+        images, (tenant,) = self._images(request, 0), read_tenants(request, 1)
         embeddings = [
             await self.encoder_scheduler.encode(image, tenant, len(images), number)
             for number, image in enumerate(images)
@@ -128,7 +127,7 @@ class EncoderModel:
         """Encode one image per row; if the request has a name, store all of them or none."""
         name, positions = request.parameters.get(STORE_AS), self._chat_positions(request, rows)
         images = [self._row_image(request, row, number) for row, (_, number) in enumerate(positions)]
-        tenants = [self._tenant(request, row) for row in range(rows)]
+        tenants = read_tenants(request, rows)
         names = [] if name is None else [embedding_id(str(name), row) for row in range(rows)]
         for row_name in names:
             self.embeddings.expect(row_name)
@@ -165,10 +164,6 @@ class EncoderModel:
         if len(images) != 1:
             raise RefusalError(400, f"model {self.spec.name!r}: row {row} has {len(images)} images; send one per row")
         return images[0]
-
-    def _tenant(self, request: InferRequest, row: int) -> str:
-        options = _array(request, "options")
-        return messages.read_options(None if options is None else bytes(options[row])).tenant
 
 
 def _encoded_image(embedding: ImageEmbedding) -> EncodedImage:

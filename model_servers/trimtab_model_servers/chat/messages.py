@@ -79,7 +79,7 @@ class Options(_RawMessage):
     """Generate ``max_tokens`` in any case."""
     logprobs: bool = False
     tenant: str = Field(default="", max_length=256)
-    """Caches are shared only within a tenant."""
+    """Ignored: routers of the previous version name the tenant here, and a client could."""
     deadline_seconds: float = 0.0
     """Seconds from arrival until the first token is due; the chat with the earliest deadline is scheduled first."""
 

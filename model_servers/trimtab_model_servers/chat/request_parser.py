@@ -18,7 +18,7 @@ from trimtab_model_servers.chat.messages import Message, Options
 from trimtab_model_servers.errors import RefusalError
 from trimtab_protocol import InferRequest
 from trimtab_protocol.chat.embedding_refs import BLANK, PENDING, EmbeddingRef
-from trimtab_protocol.chat.internal_wire import content_id, group_embedding_urls
+from trimtab_protocol.chat.internal_wire import TENANTS, content_id, group_embedding_urls, parse_tenants
 from trimtab_protocol.tensors import Array
 
 FetchEmbeddings = Callable[[str, Sequence[EmbeddingRequest]], Awaitable[Sequence[Tensor]]]
@@ -58,6 +58,8 @@ class ChatRow:
 
     messages: tuple[Message, ...]
     options: Options
+    tenant: str
+    """Caches are shared only within a tenant."""
     images: tuple[ImageInput, ...]
     loaders: tuple[EmbeddingLoader, ...] = ()
 
@@ -73,16 +75,22 @@ class ImageSources:
 
 
 def parse_chats(request: InferRequest, sources: ImageSources) -> list[ChatRow]:
-    """Parse every row of a request whose tensors were validated; raises RefusalError 400, 413 or 422."""
+    """Parse every row of a request whose tensors were validated; raises RefusalError 400, 413 or 422, ProtocolError."""
     arrays = {tensor.name: tensor.array for tensor in request.inputs}
-    return [_parse_chat(arrays, row, sources, request.id) for row in range(len(arrays["messages"]))]
+    tenants = read_tenants(request, len(arrays["messages"]))
+    return [_parse_chat(arrays, row, tenant, sources, request.id) for row, tenant in enumerate(tenants)]
+
+
+def read_tenants(request: InferRequest, rows: int) -> list[str]:
+    """Tenants of a request's rows; an unknown one gets a name of its own, so that it shares nothing."""
+    return [tenant or uuid4().hex for tenant in parse_tenants(request.parameters.get(TENANTS), rows)]
 
 
 def image_files(array: Array) -> tuple[bytes, ...]:
     return tuple(bytes(file) for file in array.reshape(-1).tolist())
 
 
-def _parse_chat(arrays: dict[str, Array], row: int, sources: ImageSources, request_id: str) -> ChatRow:
+def _parse_chat(arrays: dict[str, Array], row: int, tenant: str, sources: ImageSources, request_id: str) -> ChatRow:
     conversation = messages.read_messages(arrays["messages"][row])
     options = messages.read_options(_optional_bytes(arrays, "options", row))
     references = messages.read_references(_optional_bytes(arrays, "references", row))
@@ -91,9 +99,9 @@ def _parse_chat(arrays: dict[str, Array], row: int, sources: ImageSources, reque
     if references:
         images, loaders = _referenced_images(references, sources, request_id)
     else:
-        images, loaders = _attached_images(arrays, row, options.tenant, sources)
+        images, loaders = _attached_images(arrays, row, tenant, sources)
     messages.require_images(conversation, len(images))
-    return ChatRow(conversation, options, images, loaders)
+    return ChatRow(conversation, options, tenant, images, loaders)
 
 
 def _optional_bytes(arrays: dict[str, Array], name: str, row: int) -> bytes | None:

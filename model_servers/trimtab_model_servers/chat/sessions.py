@@ -101,7 +101,7 @@ class ChatSessions:
                 end_ids=frozenset() if options.ignore_eos else self._tokenizer.end_ids,
                 stop_strings=options.stop,
                 sampling=options.sampling,
-                tenant=options.tenant,
+                tenant=chat.tenant,
                 due_at=self._clock() + options.deadline_seconds,
             )
         except RequestError as error:

@@ -20,10 +20,14 @@ TEXT, FINISH_REASON, USAGE = "text", "finish_reason", "usage"
 """Outputs of a chat pipeline."""
 STORE_AS = "store_as"
 """Request parameter of an encoder: the name under which the embeddings of a batch are stored."""
+TENANTS = "tenants"
+"""Request parameter of chats and of their images, set by the router only; see `dump_tenants`."""
 PARTIAL_PREFILL = "partial_prefill"
 """Metadata of a generation model: whether it can prefill a prompt up to the first pending image."""
 _TENANT, _DEADLINE = "tenant", "deadline_seconds"
-"""Options set by the router only: the tenant, and the seconds until the first token is due."""
+"""Options set by the router only: the tenant, which only replicas of the previous version read there, and the seconds
+until the first token is due.
+"""
 _COUNTS = ("prompt_tokens", "completion_tokens", "image_tokens", "cached_tokens", "text_tokens")
 """Fields of an event's usage, in the order of a row of the output `usage`."""
 _ROWS = re.compile(r"[0-9]{1,9}(,[0-9]{1,9})*")
@@ -102,6 +106,22 @@ def options_with_tenant(options: Mapping[str, Any], *, tenant: str) -> dict[str,
     """Options with the router's tenant and without a deadline; an empty tenant is omitted."""
     others = {name: value for name, value in options.items() if name not in (_TENANT, _DEADLINE)}
     return others | ({_TENANT: tenant} if tenant else {})
+
+
+def dump_tenants(tenants: Sequence[str]) -> str:
+    """The parameter `tenants`: the tenant of each row, empty if unknown. Replicas share caches within a tenant only."""
+    return json.dumps(tenants)
+
+
+def parse_tenants(parameter: object, rows: int) -> list[str]:
+    """Tenants of a request's rows, empty if unknown. Raises ProtocolError if the parameter is invalid."""
+    try:
+        tenants = [""] * rows if parameter is None else json.loads(str(parameter))
+    except (ValueError, RecursionError):
+        tenants = None
+    if not isinstance(tenants, list) or len(tenants) != rows or not all(isinstance(name, str) for name in tenants):
+        raise ProtocolError(f"parameter {TENANTS!r} must be a JSON list of {rows} texts, one for each row")
+    return tenants
 
 
 def options_with_deadline(options: bytes, left_seconds: float) -> bytes:

@@ -31,9 +31,10 @@ _COMPLETE_REASONS = frozenset({"stop", "length", "content_filter"})
 """Finish reasons of a complete response; other reasons indicate a failure of the engine."""
 
 
-def completion_request(model: str, inputs: Mapping[str, Array]) -> bytes:
+def completion_request(model: str, inputs: Mapping[str, Array], *, cache_salt: str) -> bytes:
     """Body of a streamed chat completion with usage, for an engine that names its model `model`.
 
+    Chats of equal `cache_salt` share prefixes in the engine's cache.
     ``messages`` is [1], ``options`` [1] and ``images`` [1, images]; the last two are optional. Raises ProtocolError if
     the tensors are invalid.
     """
@@ -45,9 +46,7 @@ def completion_request(model: str, inputs: Mapping[str, Array]) -> bytes:
     request = {name: options[name] for name in _COPIED_OPTIONS if options.get(name) is not None}
     if not request.get("top_k"):
         request.pop("top_k", None)  # 0 means all tokens, which engines express in different ways
-    if tenant := options.get("tenant"):
-        request["cache_salt"] = str(tenant)
-    request |= {"model": model, "stream": True, "stream_options": {"include_usage": True}}
+    request |= {"model": model, "cache_salt": cache_salt, "stream": True, "stream_options": {"include_usage": True}}
     # Images are joined once at the end, since json.dumps would copy them several times.
     return b"".join([_json_bytes(request)[:-1], b',"messages":', *_messages_json(messages, images), b"}"])
 

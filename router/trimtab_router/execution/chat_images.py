@@ -5,7 +5,6 @@ are known before an image is encoded: the number of rows follows from its size a
 that size, and the content from its file.
 """
 
-import json
 from collections import OrderedDict
 from collections.abc import Hashable, Mapping, Sequence
 from hashlib import sha256
@@ -27,7 +26,7 @@ from trimtab_protocol.chat.embedding_refs import (
     parse_refs,
 )
 from trimtab_protocol.chat.image_header import read_header
-from trimtab_protocol.chat.internal_wire import OPTIONS, bytes_tensor, content_id, encoder_of_content
+from trimtab_protocol.chat.internal_wire import bytes_tensor, content_id, encoder_of_content
 from trimtab_protocol.errors import InvalidChat
 from trimtab_protocol.tensors import Array
 
@@ -48,21 +47,13 @@ def fan_out_images(inputs: Mapping[str, Array]) -> dict[str, Array]:
     }
 
 
-def image_identities(rows: Mapping[str, Array]) -> Sequence[Hashable]:
-    """Tenant, whether the image is its chat's only one, and file of each row. Empty if a tenant is unknown."""
-    files, options = rows[IMAGES_INPUT].reshape(-1), rows.get(OPTIONS)
-    if files.dtype != np.object_:
-        return ()
-    texts = [b""] * len(files) if options is None else [bytes(text) for text in options]
-    try:
-        tenants = {text: str(json.loads(text).get("tenant", "")) if text else "" for text in set(texts)}
-    except (ValueError, AttributeError, RecursionError):
+def image_identities(rows: Mapping[str, Array], tenant: str) -> Sequence[Hashable]:
+    """Tenant, whether the image is its chat's only one, and file of each row. Empty if the tenant is unknown."""
+    files = rows[IMAGES_INPUT].reshape(-1)
+    if files.dtype != np.object_ or not tenant:
         return ()
     alone = rows[CHAT_IMAGE_INDEX][:, 0] == 1
-    return [
-        (tenants[text], bool(only_image), bytes(file))
-        for text, only_image, file in zip(texts, alone, files, strict=True)
-    ]
+    return [(tenant, bool(only_image), bytes(file)) for only_image, file in zip(alone, files, strict=True)]
 
 
 def join_embeddings(outputs: Mapping[str, Array], chats: int) -> dict[str, Array]:

@@ -110,12 +110,13 @@ class PipelineExecutor:
             accuracy_floor=self._stage_accuracy_floor(state, ready.stage) if state.min_accuracy else 0.0,
         )
         request.special |= stage.confidence is not None
+        request.tenant = state.call.client
         if ready.stage == self.streaming_stage:
             request.completion_deadline = state.completion_deadline
         if ready.stage in state.task_stages:
             request.task = state.options.task
         if ready.stage in self.encode_schedulers:
-            request.identities = chat_images.image_identities(ready.inputs)
+            request.identities = chat_images.image_identities(ready.inputs, state.call.client)
             for name in self._graph.downstream(stage.name):
                 tokens = state.prompt_tokens.get(name, 0.0)
                 request.set_prefill_seconds(self.schedulers[name].latency_model.prefill_seconds(tokens))

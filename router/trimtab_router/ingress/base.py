@@ -79,6 +79,7 @@ class Ingress(ABC):
         self, call: Call, request: web.BaseRequest, reservation: Reservation, arrived_at: float, call_id: str
     ) -> None:
         trace_parent = request.headers.get("traceparent", "")
+        call.client = reservation.client
         call.arrived_at = arrived_at
         call.request_id = call_id
         call.trace_parent = trace_parent if _TRACE_PARENT.match(trace_parent) else ""
@@ -171,7 +172,8 @@ def request_id(request: web.BaseRequest) -> str:
 
 
 def request_client(request: web.BaseRequest) -> str:
-    return client_name(request.headers.get(CLIENT_HEADER, ""))
+    """The client as named by Envoy; without Envoy, its address."""
+    return client_name(request.headers.get(CLIENT_HEADER) or request.remote or "")
 
 
 def client_name(name: str) -> str:

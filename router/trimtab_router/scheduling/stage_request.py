@@ -154,6 +154,7 @@ class StageRequest:
         "special",
         "stage",
         "task",
+        "tenant",
     )
 
     def __init__(
@@ -181,6 +182,7 @@ class StageRequest:
         self.enqueued_at = now
         self.options = options
         self.task = ""  # named by the request, if a model of this stage has it; replicas report its number
+        self.tenant = ""  # replicas share caches within a tenant only; empty if unknown
         self.accuracy_floor = accuracy_floor
         self.special = options is not NO_OPTIONS and not options.only_latency
         """Whether it matters which point serves it, rows may run twice, or its drop rank differs."""

@@ -17,7 +17,9 @@ from trimtab_protocol import InferResponse, Parameters, Tensor
 from trimtab_protocol.chat.internal_wire import (
     OPTIONS,
     STORE_AS,
+    TENANTS,
     bytes_tensor,
+    dump_tenants,
     embedding_id,
     group_embedding_urls,
     options_with_deadline,
@@ -342,13 +344,17 @@ class HttpTransport:
         ]
         min_seconds = self._hang_seconds if predicted_seconds else FIRST_BATCH_FACTOR * self._hang_seconds
         name = secrets.token_hex(8)
+        parameters: dict[str, Any] = {OPERATING_POINT: point.name}
+        if self._stage.serves_chats:
+            tenants = [row_slice.request.tenant for row_slice in slices for _ in range(row_slice.rows)]
+            parameters[TENANTS] = dump_tenants(tenants)
+        if self._stage.encodes:
+            parameters[STORE_AS] = name
         return BatchRequest(
             id=name,
             variant=batch.variant,
             inputs=inputs,
-            parameters={OPERATING_POINT: point.name, STORE_AS: name}
-            if self._stage.encodes
-            else {OPERATING_POINT: point.name},
+            parameters=parameters,
             headers=_trace_headers(slices),
             timeout_seconds=max(HANG_FACTOR * predicted_seconds, min_seconds) + _image_wait_seconds(batch),
             max_response_bytes=max_response_bytes(self._stage, batch.rows, self._max_response_bytes),

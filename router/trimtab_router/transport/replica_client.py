@@ -18,7 +18,7 @@ from trimtab_pipelines.endpoints import Endpoint
 from trimtab_pipelines.errors import backoff
 from trimtab_protocol import InferResponse, ProtocolError, rest
 from trimtab_protocol.chat.embedding_refs import EncodedImage, ShareRequest, parse_encoded_image
-from trimtab_protocol.chat.internal_wire import PARTIAL_PREFILL, Chunk, LastChunk
+from trimtab_protocol.chat.internal_wire import PARTIAL_PREFILL, TENANTS, Chunk, LastChunk, parse_tenants
 from trimtab_protocol.event_loop import start_service
 from trimtab_protocol.extensions import OPERATING_POINT, parse_task_accuracies, parse_tasks
 from trimtab_protocol.http_client import (
@@ -177,8 +177,9 @@ class ReplicaClient:
         """Request for one row. Raises ProtocolError if an OpenAI backend cannot serve it."""
         if self.chats:
             model = self.endpoint.model_names.get(batch.variant, batch.variant)
+            (tenant,) = parse_tenants(batch.parameters.get(TENANTS), 1)
             return await asyncio.to_thread(
-                openai_stream_request, model, batch.id, batch.inputs, batch.headers
+                openai_stream_request, model, batch.id, tenant or batch.id, batch.inputs, batch.headers
             )  # megabytes
         body, headers = encode_binary(batch)
         return StreamRequest(self._path(batch.variant, "generate_stream"), b"".join(body), headers)

@@ -69,14 +69,14 @@ class StreamRequest:
 
 
 def openai_stream_request(
-    model: str, name: str, inputs: Sequence[Sequence[Tensor]], headers: Mapping[str, str]
+    model: str, name: str, tenant: str, inputs: Sequence[Sequence[Tensor]], headers: Mapping[str, str]
 ) -> StreamRequest:
     """Request for one row; engines take its unique `name` as id. Raises ProtocolError if it is not a chat."""
     row = {tensor.name: tensor.array for (tensor,) in inputs}
     request_id = "-".join(filter(None, (headers.get("x-request-id"), name)))
     return StreamRequest(
         COMPLETIONS,
-        completion_request(model, row),
+        completion_request(model, row, cache_salt=tenant),
         {"Content-Type": JSON_CONTENT_TYPE, **headers, "x-request-id": request_id},
         ChunkParser(images=IMAGES in row).read,
         _RETRY_LATER,

@@ -153,6 +153,11 @@ class ChatClient:
         async with self._session.post(f"{self.url}/{path}", json=body) as answer:
             return await answer.json(content_type=None)
 
+    async def encoded_images(self, model: str) -> int:
+        async with self._session.get(self.url.removesuffix("/v2/models") + "/metrics") as answer:
+            lines = (await answer.text()).splitlines()
+        return next(int(float(line.split()[-1])) for line in lines if f'_encoded_images_total{{model="{model}"' in line)
+
     async def get(self, path: str) -> Any:
         async with self._session.get(f"{self.url}/{path}") as answer:
             return await answer.json(content_type=None)

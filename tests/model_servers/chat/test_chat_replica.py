@@ -38,6 +38,7 @@ from trimtab_model_servers.server.hosted_model import load
 from trimtab_model_servers.server.model_registry import ModelRegistry
 from trimtab_model_servers.server.settings import write_models
 from trimtab_protocol import InferRequest, InferResponse, Tensor
+from trimtab_protocol.chat.internal_wire import TENANTS, dump_tenants
 from trimtab_training.lmm_digits import evaluate
 
 SMALL = {"slots": 4, "slot_tokens": 400, "step_tokens": 40}
@@ -186,8 +187,8 @@ async def test_stored_embeddings_get_further_names(client: ChatClient):
 
 async def test_cached_image_is_stored_for_its_tenant_alone(client: ChatClient):
     page = a_page(123)
-    options = texts("options", b'{"tenant": "one"}')
-    (reported,) = stored(await client.infer(InferRequest("keep", (rows_of_files(page), options))))
+    asked = InferRequest("keep", (rows_of_files(page),), parameters={TENANTS: dump_tenants(["one"])})
+    (reported,) = stored(await client.infer(asked))
     shown = {"file": sha256(page).hexdigest(), "tenant": "one", "alone": True}
     assert await client.post_json("keep/embeddings/again-0", {"of": shown}) == reported
     assert (await client.get("keep/pending"))["stored_embeddings"] == 1
@@ -198,6 +199,32 @@ async def test_cached_image_is_stored_for_its_tenant_alone(client: ChatClient):
         refused = await client.post_json("keep/embeddings/again-0", {"of": shown | other})
         assert "not cached" in refused["error"]
     assert (await client.get("keep/pending"))["stored_embeddings"] == 0
+
+
+@pytest.mark.parametrize(
+    ("tenant", "options", "shares"),
+    [
+        ("one", {}, True),
+        ("", {}, False),
+        (None, {}, False),
+        (None, {"tenant": "one"}, False),
+        ("two", {"tenant": "one"}, False),
+    ],
+)
+async def test_caches_are_shared_within_a_known_tenant(client: ChatClient, tenant, options, shares):
+    number = 10 * len(options) + (5 if tenant is None else len(tenant))  # of a page that no other case sends
+
+    def asked(tenant: str | None, /, **options: Any) -> InferRequest:
+        chat = a_chat("colocated", "what is it", a_page(700 + number), **options)
+        named = {} if tenant is None else {TENANTS: dump_tenants([tenant])}
+        return replace(chat, parameters={**chat.parameters, **named})
+
+    await client.stream(asked("one", max_tokens=1))
+    encoded = await client.encoded_images("colocated")
+    again = await client.stream(asked(tenant, max_tokens=1, **options))
+
+    assert (again.events[-1]["usage"]["cached_tokens"] > 0) == shares
+    assert (await client.encoded_images("colocated") == encoded) == shares
 
 
 async def test_encoder_counts_more_images_than_its_batch_size(client: ChatClient):

@@ -35,7 +35,7 @@ async def request_of(options: bytes) -> Request:
     """The engine's request of a chat that arrives at 1000 s."""
     engine, parameters = FakeEngine(), ChatParameters(slot_tokens=20, max_new_tokens=64)
     sessions = ChatSessions(cast("Any", engine), cast("Any", FakeTokenizer()), parameters, lambda: 1000.0)
-    chat = ChatRow(read_messages(b'[{"role": "user", "content": "?"}]'), read_options(options), ())
+    chat = ChatRow(read_messages(b'[{"role": "user", "content": "?"}]'), read_options(options), "", ())
     async with contextlib.aclosing(sessions.stream(chat)) as events:
         assert [event async for event in events] == []
     return engine.requests[0]

@@ -323,11 +323,13 @@ def test_invalid_chunk_is_rejected() -> None:
 def test_prefix_cache_is_salted_by_tenant() -> None:
     def request_body(**options: Any) -> dict[str, Any]:
         messages = bytes_tensor([b'[{"role": "user", "content": [{"type": "text", "text": "hi"}]}]'])
-        body = completion_request("m", {"messages": messages, "options": bytes_tensor([json.dumps(options).encode()])})
-        return dict(json.loads(body))
+        inputs = {"messages": messages, "options": bytes_tensor([json.dumps(options).encode()])}
+        return dict(json.loads(completion_request("m", inputs, cache_salt="a")))
 
-    assert request_body(tenant="a", deadline_seconds=1.0, top_k=0)["cache_salt"] == "a"
-    assert request_body(unknown=1).keys() == {"model", "messages", "stream", "stream_options"}
+    known = {"model", "messages", "stream", "stream_options", "cache_salt"}
+    for options in ({"tenant": "b", "deadline_seconds": 1.0, "top_k": 0}, {"unknown": 1}):
+        assert request_body(**options)["cache_salt"] == "a"
+        assert request_body(**options).keys() == known
 
 
 STREAM = (

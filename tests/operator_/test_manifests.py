@@ -346,6 +346,27 @@ def test_added_task_changes_the_pod_template():
     assert before["spec"]["template"] != after["spec"]["template"]
 
 
+def deployed(pipeline: InferencePipeline, settings: Settings = SETTINGS) -> dict[str, Any]:
+    (stage,) = pipeline.spec.stages
+    (group,) = replica_groups(stage)
+    return dict(replica_group(pipeline, stage, group, settings, replicas=1, surge=False)["spec"]["template"]["spec"])
+
+
+@pytest.mark.parametrize("image", [None, "registry/own:1"])
+def test_node_cache_is_a_folder_of_the_namespace(image):
+    pipeline = owned(a_pipeline([a_stage()], **({"modelServerImage": image} if image else {})))
+    pod = deployed(pipeline, replace(SETTINGS, node_cache="/var/cache/trimtab"))
+    (container,) = pod["containers"]
+    (mount,) = [mount for mount in container["volumeMounts"] if mount["name"] == "weights"]
+    (volume,) = [volume for volume in pod["volumes"] if volume["name"] == "weights"]
+
+    namespace = pipeline.metadata.namespace
+    assert mount.get("subPath") == (None if image else namespace)
+    assert ("hostPath" in volume) == (image is None)
+    shared = {one["value"] for one in container["env"] if one["name"] == "TRIMTAB_WEIGHTS_CACHE_TENANT"}
+    assert shared == (set() if image else {namespace})
+
+
 def test_pod_monitor_selects_the_metrics_port_of_the_pods() -> None:
     made, monitor, _ = chat_replicas(a_chat_pipeline())
     pods = made["spec"]["template"]

@@ -181,7 +181,12 @@ def template(pipeline: InferencePipeline, stage: Stage, group: ReplicaGroup, set
         security = {"runAsNonRoot": True, "seccompProfile": {"type": "RuntimeDefault"}}
         return pod(labels, [container], securityContext=security, **shared)
     container = _model_server(pipeline, stage, group, settings)
-    volumes = [*scratch("tmp"), _cache(settings), *identity_volumes(settings), *_task_volumes(pipeline, stage, group)]
+    volumes = [
+        *scratch("tmp"),
+        _cache(pipeline, settings),
+        *identity_volumes(settings),
+        *_task_volumes(pipeline, stage, group),
+    ]
     return pod(labels, [container], securityContext=security_of_pod(), volumes=volumes, **shared)
 
 
@@ -202,8 +207,9 @@ def _model_server(pipeline: InferencePipeline, stage: Stage, group: ReplicaGroup
     models = json.dumps([spec.model_dump(mode="json", by_alias=True, exclude_none=True) for spec in specs])
     first = group.variants[0]
     environment = {"HOME": "/tmp", "TRIMTAB_WEIGHTS_CACHE": CACHE_FOLDER, "TRIMTAB_MODELS": models}  # noqa: S108
-    if settings.node_cache:
-        environment[CACHE_TENANT_VARIABLE] = pipeline.metadata.namespace
+    weights = {"name": "weights", "mountPath": CACHE_FOLDER}
+    if _node_cache(pipeline, settings):
+        environment[CACHE_TENANT_VARIABLE] = weights["subPath"] = pipeline.metadata.namespace
     return {
         "name": MODEL_SERVER,
         "image": pipeline.spec.model_server_image or settings.model_server_image,
@@ -230,7 +236,7 @@ def _model_server(pipeline: InferencePipeline, stage: Stage, group: ReplicaGroup
         **_probes("/v2/health/live", "/v2/health/ready", probed_port(settings, DATA_PORT)),
         "volumeMounts": [
             {"name": "tmp", "mountPath": "/tmp"},  # noqa: S108
-            {"name": "weights", "mountPath": CACHE_FOLDER},
+            weights,
             *identity_mounts(settings),
             *(
                 {"name": name, "mountPath": f"{TASKS_FOLDER}/{variant.name}", "readOnly": True}
@@ -269,9 +275,14 @@ def _probes(live: str, ready: str, port: int) -> Object:
     }
 
 
-def _cache(settings: Settings) -> Object:
-    if settings.node_cache:
-        return {"name": "weights", "hostPath": {"path": settings.node_cache, "type": "DirectoryOrCreate"}}
+def _node_cache(pipeline: InferencePipeline, settings: Settings) -> str:
+    """The node folder in which the namespace's weights are cached; empty if an image is of unknown behaviour."""
+    return "" if pipeline.spec.model_server_image else settings.node_cache
+
+
+def _cache(pipeline: InferencePipeline, settings: Settings) -> Object:
+    if path := _node_cache(pipeline, settings):
+        return {"name": "weights", "hostPath": {"path": path, "type": "DirectoryOrCreate"}}
     return scratch("weights")[0]
 
 

@@ -19,7 +19,7 @@ from trimtab_model_servers.server.settings import write_models
 from trimtab_model_servers.weights.source import take_credentials
 from trimtab_pipelines.edge_settings import ReplicaIdentity
 from trimtab_pipelines.kubernetes_names import DATA_PORT, MLSERVER_GRPC_PORT, MLSERVER_HTTP_PORT
-from trimtab_pipelines.model_spec import ModelSpec
+from trimtab_pipelines.model_spec import ModelSpec, join_variable
 from trimtab_pipelines.processes.child_process import ReplicaPorts, print_ready_line
 from trimtab_protocol.mutual_tls import InvalidIdentity, MutualTls
 
@@ -59,7 +59,9 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m trimtab_model_servers", description=__doc__)
     models = parser.add_mutually_exclusive_group(required=True)
     models.add_argument("folder", type=Path, nargs="?", help="holds settings.json and NAME/model-settings.json")
-    models.add_argument("--models-env", metavar="NAME", help="environment variable with a JSON list of models")
+    models.add_argument(
+        "--models-env", metavar="NAME", help="variable with a JSON list of models, continued in NAME_1, …"
+    )
     parser.add_argument("--host", default="127.0.0.1", help="address of the data port (default: %(default)s)")
     parser.add_argument(
         "--mlserver-host",
@@ -103,7 +105,7 @@ def _model_folder(variable: str) -> Iterator[Path]:
 
 
 def _models(variable: str) -> list[ModelSpec]:
-    text = os.environ.get(variable)
+    text = join_variable(variable, os.environ)
     if not text:
         raise ModelError(f"{variable} is not set; it must hold a JSON list of models")
     try:

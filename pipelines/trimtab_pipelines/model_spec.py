@@ -1,6 +1,7 @@
 """`ModelSpec`: a variant of a stage as a model server hosts it."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from itertools import count, takewhile
 from pathlib import Path
 from urllib.parse import urlsplit
 
@@ -19,6 +20,7 @@ from trimtab_pipelines.variants import ParameterValue, Variant
 MAX_BODY_BYTES = 64 * 2**20
 HEADER_BYTES = 2**16
 """Part of a body that is reserved for the JSON header before the tensors."""
+MAX_VARIABLE_BYTES = 100_000
 CACHE_TENANT_VARIABLE = "TRIMTAB_WEIGHTS_CACHE_TENANT"
 """Environment variable with the namespace whose weights a process may share in a node-wide cache."""
 
@@ -109,6 +111,18 @@ def max_rows(pipeline: InferencePipelineSpec, stage: Stage) -> int | None:
     """Maximum rows of a stage's inputs in one request to a model server; None if unbounded."""
     row_bytes = sum(source_of(pipeline, read.source).row_bytes for read in stage.inputs)
     return (MAX_BODY_BYTES - HEADER_BYTES) // row_bytes if row_bytes else None
+
+
+def split_variable(name: str, value: str) -> dict[str, str]:
+    """Environment variables that together hold an ASCII value: NAME, NAME_1, … Linux bounds each to 128 KiB."""
+    starts = range(0, max(len(value), 1), MAX_VARIABLE_BYTES)
+    return {f"{name}_{n}" if n else name: value[start : start + MAX_VARIABLE_BYTES] for n, start in enumerate(starts)}
+
+
+def join_variable(name: str, environment: Mapping[str, str]) -> str:
+    """The value that `split_variable` split; empty if it is not set."""
+    later = takewhile(environment.__contains__, (f"{name}_{n}" for n in count(1)))
+    return environment.get(name, "") + "".join(environment[part] for part in later)
 
 
 def resolve_uri(storage_uri: str, folder: Path) -> str:

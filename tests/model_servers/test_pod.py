@@ -16,7 +16,7 @@ from tests.builders import a_pipeline
 from tests.model_servers.clients import a_request, call, x
 from tests.processes import held_port
 from tests.router.envoy.openssl import Authority, Holder
-from trimtab_pipelines.model_spec import MAX_BODY_BYTES, ModelSpec, model_spec
+from trimtab_pipelines.model_spec import MAX_BODY_BYTES, ModelSpec, model_spec, split_variable
 from trimtab_pipelines.processes.child_process import ReplicaPorts
 from trimtab_protocol.mutual_tls import MutualTls
 
@@ -126,6 +126,10 @@ async def refuses_what_is_too_large(session: aiohttp.ClientSession, http_port: i
     await writer.wait_closed()
 
 
+LARGE = [a_spec().model_copy(update={"name": f"v{number}", "family": "f" * 3000}) for number in range(64)]
+"""More than Linux passes in one environment variable."""
+
+
 @pytest.mark.parametrize(
     ("value", "reason"),
     [
@@ -134,13 +138,14 @@ async def refuses_what_is_too_large(session: aiohttp.ClientSession, http_port: i
         ('[{"name": "small"}]', "MODELS: 0.family: Field required"),
         (models(a_spec(), a_spec()), "it holds: ['small', 'small']"),
         (models(a_spec()), "identity: certificate /nowhere/tls.crt with key /nowhere/tls.key: "),
+        (models(*LARGE), "identity: certificate /nowhere/tls.crt with key /nowhere/tls.key: "),
     ],
 )
 def test_pod_reports_failure_in_one_line(value, reason):
     environment = {name: text for name, text in os.environ.items() if name != "MODELS"}
     ended = subprocess.run(
         [sys.executable, "-m", "trimtab_model_servers", "--models-env", "MODELS", "--identity", NOWHERE],
-        env=environment | ({} if value is None else {"MODELS": value}),
+        env=environment | ({} if value is None else split_variable("MODELS", value)),
         capture_output=True,
         text=True,
         check=False,

@@ -32,6 +32,7 @@ from trimtab_operator.reconciliation.object_diff import contains
 from trimtab_operator.reconciliation.observed_state import ObservedState
 from trimtab_operator.settings import Settings
 from trimtab_pipelines.edge_settings import EdgeSettings, EdgeTls, ReplicaIdentity
+from trimtab_pipelines.model_spec import join_variable
 from trimtab_pipelines.profiling import FINGERPRINT_ANNOTATION, missing_profile_tasks, profile_tasks
 from trimtab_pipelines.replica_groups import replica_groups
 from trimtab_pipelines.spec import InferencePipeline
@@ -350,6 +351,20 @@ def deployed(pipeline: InferencePipeline, settings: Settings = SETTINGS) -> dict
     (stage,) = pipeline.spec.stages
     (group,) = replica_groups(stage)
     return dict(replica_group(pipeline, stage, group, settings, replicas=1, surge=False)["spec"]["template"]["spec"])
+
+
+def test_many_models_fit_the_environment():
+    """The largest pipeline that passes validation starts: Linux bounds each variable to 128 KiB."""
+    points = [{"name": f"point-{number:02}", "accuracy": 0.5} for number in range(32)]
+    variants = [a_variant(f"variant-{number:02}", operatingPoints=points) for number in range(64)]
+    pipeline = InferencePipeline.model_validate(a_pipeline_document([a_stage(variants=variants, batchSizes=[1])]))
+    (container,) = deployed(pipeline)["containers"]
+    environment = {one["name"]: one["value"] for one in container["env"]}
+
+    assert max(len(f"{name}={value}".encode()) for name, value in environment.items()) < 2**17
+    models = json.loads(join_variable("TRIMTAB_MODELS", environment))
+    assert [model["name"] for model in models] == [variant["name"] for variant in variants]
+    assert all(len(model["operatingPoints"]) == 32 for model in models)
 
 
 @pytest.mark.parametrize("image", [None, "registry/own:1"])

@@ -48,7 +48,7 @@ from trimtab_pipelines.kubernetes_names import (
     router_name,
     tasks_name,
 )
-from trimtab_pipelines.model_spec import CACHE_TENANT_VARIABLE, model_spec
+from trimtab_pipelines.model_spec import CACHE_TENANT_VARIABLE, model_spec, split_variable
 from trimtab_pipelines.replica_groups import ReplicaGroup
 from trimtab_pipelines.spec import InferencePipeline
 from trimtab_pipelines.stages import Stage
@@ -206,7 +206,8 @@ def _model_server(pipeline: InferencePipeline, stage: Stage, group: ReplicaGroup
     ]
     models = json.dumps([spec.model_dump(mode="json", by_alias=True, exclude_none=True) for spec in specs])
     first = group.variants[0]
-    environment = {"HOME": "/tmp", "TRIMTAB_WEIGHTS_CACHE": CACHE_FOLDER, "TRIMTAB_MODELS": models}  # noqa: S108
+    environment = {"HOME": "/tmp", "TRIMTAB_WEIGHTS_CACHE": CACHE_FOLDER}  # noqa: S108
+    environment |= split_variable("TRIMTAB_MODELS", models)
     weights = {"name": "weights", "mountPath": CACHE_FOLDER}
     if _node_cache(pipeline, settings):
         environment[CACHE_TENANT_VARIABLE] = weights["subPath"] = pipeline.metadata.namespace

@@ -6,7 +6,14 @@ from pathlib import Path
 
 from trimtab_adapter.controller import Tick, actionable_fields
 from trimtab_adapter.forecasting import file_stamp
-from trimtab_pipelines.documents import DocumentError, load_pipeline, load_profiles, load_published_plan, write_json
+from trimtab_pipelines.documents import (
+    DocumentError,
+    accept_plan,
+    load_pipeline,
+    load_profiles,
+    load_published_plan,
+    write_json,
+)
 from trimtab_pipelines.jsonl import JsonLinesFile
 from trimtab_pipelines.plan import PipelinePlan
 from trimtab_pipelines.profile import ModelProfile
@@ -57,13 +64,9 @@ class FilePlanPublisher:
         if own is not None or not self._path.exists():
             return own
         try:
-            plan = load_published_plan(self._path)
+            plan = accept_plan(load_published_plan(self._path), pipeline)
         except DocumentError as error:
             log.warning("%s; starting from a first plan", error)
-            return None
-        if plan.spec.pipeline != pipeline.name:
-            owner = plan.spec.pipeline
-            log.warning("%s is a plan of %s, not of %s; starting from a first plan", self._path, owner, pipeline.name)
             return None
         self._written = plan
         return plan

@@ -15,9 +15,10 @@ from pydantic import BaseModel, ValidationError
 from trimtab_pipelines.edge_settings import EdgeSettings
 from trimtab_pipelines.endpoints import Endpoints
 from trimtab_pipelines.errors import UserError
-from trimtab_pipelines.plan import PipelinePlan, idle_stages
+from trimtab_pipelines.plan import PipelinePlan, idle_stages, plan_capacity
 from trimtab_pipelines.profile import ModelProfile, profiles_by_stage
 from trimtab_pipelines.quantity import AS_WRITTEN
+from trimtab_pipelines.rollout import Capacity
 from trimtab_pipelines.spec import InferencePipeline, Pools
 
 log = logging.getLogger(__name__)
@@ -98,6 +99,22 @@ def validate_plan(plan: PipelinePlan, pipeline: InferencePipeline) -> PipelinePl
             raise DocumentError(f"spec.stages: {error.args[0]}") from error
         if not planned.replicas and stage.name not in idle_stages(plan, pipeline.spec):
             raise DocumentError(f"spec.stages: {stage.name} has 0 replicas, but another stage reads its outputs")
+    return plan
+
+
+def accept_plan(plan: PipelinePlan, pipeline: InferencePipeline) -> PipelinePlan:
+    """Return the plan if it fits the pipeline and its budget; DocumentError names what does not."""
+    validate_plan(plan, pipeline)
+    budget = pipeline.spec.budget
+    try:
+        requested = plan_capacity(plan, pipeline.spec)
+    except OverflowError as error:
+        raise DocumentError("spec.stages: the plan requests more cores than a number can hold") from error
+    if not Capacity(budget.cores, budget.gpus).fits(requested):
+        raise DocumentError(
+            f"spec.stages: the plan requests {requested.cores:g} cores and {requested.gpus} GPUs, "
+            f"but the budget is {budget.cores:g} cores and {budget.gpus} GPUs"
+        )
     return plan
 
 

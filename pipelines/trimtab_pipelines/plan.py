@@ -9,6 +9,7 @@ from trimtab_pipelines.escalation import MAX_ESCALATIONS, EscalationPlan
 from trimtab_pipelines.operating_point import OperatingPoint
 from trimtab_pipelines.quantity import Cores, Fraction
 from trimtab_pipelines.resource import Model, Name, Resource, find_named, is_empty, require_unique
+from trimtab_pipelines.rollout import Capacity, total
 from trimtab_pipelines.spec import InferencePipelineSpec
 from trimtab_pipelines.stages import Stage
 from trimtab_pipelines.tensors import TensorName
@@ -235,6 +236,16 @@ class PipelinePlan(Resource):
 
     kind: Literal["PipelinePlan"] = "PipelinePlan"
     spec: PipelinePlanSpec
+
+
+def plan_capacity(plan: PipelinePlan, spec: InferencePipelineSpec) -> Capacity:
+    """Resources of a plan's replicas by the requests of the pipeline's variants, whatever `cores` the plan names."""
+    requests = {
+        (stage.name, variant.name): Capacity(variant.resources.cpu, variant.resources.gpu)
+        for stage in spec.stages
+        for variant in stage.variants
+    }
+    return total(requests.get((s.name, s.variant), Capacity()).times(s.replicas) for s in plan.spec.stages)
 
 
 def idle_stages(plan: PipelinePlan, spec: InferencePipelineSpec) -> frozenset[str]:

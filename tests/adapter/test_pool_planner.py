@@ -14,7 +14,7 @@ from trimtab_adapter.cluster.pipeline_loops import SolverPool
 from trimtab_adapter.planning.decide import PlanningInputs, initial_inputs
 from trimtab_adapter.planning.planning_problem import PlanningError
 from trimtab_adapter.planning.pool_allocation import PlanRequest
-from trimtab_adapter.planning.pool_planner import PoolPlanner, plan_resources
+from trimtab_adapter.planning.pool_planner import PoolPlanner, held_resources, plan_resources
 from trimtab_pipelines.plan import ForecastRecord
 from trimtab_pipelines.profile import ModelProfile
 from trimtab_pipelines.spec import Pool
@@ -63,6 +63,10 @@ class Table:
 
     def cores(self):
         return sum(plan_resources(plan, self.pipeline)[0] for plan in self.plans.values())
+
+
+def paused(pipeline):
+    return pipeline.model_copy(update={"spec": pipeline.spec.model_copy(update={"mode": "Paused"})})
 
 
 def test_any_order_of_loads_keeps_the_pool_and_settles():
@@ -121,9 +125,51 @@ def test_what_a_user_puts_into_force_by_hand_is_held_in_the_pool():
 
 
 def test_handwritten_plan_allocates_its_replicas():
-    pipeline = a_ladder(variant={"resources": {"cpu": "2", "gpu": 1}})
-    assert plan_resources(a_plan(pipeline, variant="light", replicas=3, cores="2"), pipeline) == (12.0, 6)
-    assert plan_resources(None, pipeline) == (0.0, 0)
+    resources = {"resources": {"cpu": "2", "gpu": 1}}
+    pipeline = a_ladder(variant=resources, budget={"cores": "16", "gpus": 8})
+    plan = a_plan(pipeline, variant="light", replicas=3, cores="1000")
+    assert plan_resources(plan, pipeline) == (12.0, 6), "by the variants' own requests, whatever the plan says"
+    assert plan_resources(plan, a_ladder(variant=resources, budget={"cores": "8", "gpus": 5})) == (8.0, 5)
+
+
+@pytest.mark.parametrize("mode", ["Paused", "Advisory", "Auto"])
+@pytest.mark.parametrize(
+    ("replicas", "status", "held"),
+    [
+        (1000, None, 16.0),  # no more than the budget
+        (3, None, 6.0),
+        (1000, {"cores": "2"}, 2.0),  # what runs
+        (1000, {"cores": "0"}, 0.0),
+        (3, {"cores": "900"}, 6.0),
+        (3, {"cores": "many"}, 6.0),
+        (None, {"cores": "3"}, 3.0),  # replicas of a plan that is refused or gone
+        (None, None, 0.0),
+    ],
+)
+def test_written_plan_holds_no_more_than_what_runs(mode, replicas, status, held):
+    pipeline = a_ladder(budget={"cores": "16", "pool": "shared"}, mode=mode).model_copy(update={"status": status})
+    plan = None if replicas is None else a_plan(pipeline, variant="light", replicas=replicas, cores="1000")
+
+    assert held_resources(plan, pipeline) == (held, 0)
+
+
+def test_written_plan_takes_no_pool():
+    table = Table("mallory", "bob")
+    table.pipeline = table.pipeline.model_copy(update={"status": {"cores": "2"}})
+    huge = a_plan(table.pipeline, variant="light", replicas=1000, cores="1000")
+    table.pools.record_usage("mallory", lambda: None, paused(table.pipeline), huge)
+    table.loads["bob"] = 300.0
+    alone = table.planners["bob"](table.pipeline, table.profiles, table.planning_inputs("bob"))
+
+    assert 2.0 < expected(alone).cores <= POOL.cores - 2.0
+
+
+def test_running_gpus_are_those_of_the_operators_stages():
+    pipeline = a_ladder(variant={"resources": {"cpu": "2", "gpu": 1}}, budget={"cores": "16", "gpus": 8})
+    stages = [{"name": f"stage-{number}", "variant": "light", "replicas": 1 + number} for number in range(2)]
+    running = pipeline.model_copy(update={"status": {"cores": "6", "stages": stages}})
+
+    assert held_resources(a_plan(pipeline, variant="light", replicas=4), running) == (6.0, 3)
 
 
 def test_advice_takes_nothing_from_the_neighbours():

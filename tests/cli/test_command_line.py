@@ -114,7 +114,9 @@ def test_only_folders_that_a_run_created_are_removed(tmp_path: Path) -> None:
 def test_plan_of_another_pipeline_is_rejected(tmp_path: Path, capsys: Captured) -> None:
     path = write_echo_pipeline(tmp_path)
     plan = write_plan(tmp_path / "plan.json", echo_plan(replicas=3))
-    assert "the plan needs 3 cores, the budget is 2" in said(capsys, 2, "up", str(path), "--plan", str(plan))
+    assert "the plan requests 3 cores and 0 GPUs, but the budget is 2 cores" in said(
+        capsys, 2, "up", str(path), "--plan", str(plan)
+    )
     plan.write_text(plan.read_text().replace('"variant": "fast"', '"variant": "huge"', 1))
     error = said(capsys, 2, "up", str(path), "--plan", str(plan))
     assert "stage first has no variant 'huge'; it has: fast, slow" in error

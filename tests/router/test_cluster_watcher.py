@@ -199,6 +199,31 @@ async def test_plans_are_followed_and_broken_ones_change_nothing(followed, clust
     assert router.state().stages["stage-0"].batch_size == 7
 
 
+async def test_plan_that_the_operator_rejects_is_taken_back(followed, cluster: Cluster, namespace: str):
+    """It alone knows the current budget."""
+    router, pipeline = followed
+    await cluster.apply(as_object(a_plan(pipeline, 3), namespace), manager="adapter")
+    await until(lambda: router.plan_generation == 3)
+    written = await cluster.apply(as_object(a_plan(pipeline, 4, replicas=900), namespace), manager="mallory")
+    await until(lambda: router.plan_generation == 4)
+
+    generation = written["metadata"]["generation"]
+    verdict = {
+        "type": "Applied",
+        "status": "False",
+        "reason": "PlanRejected",
+        "message": "spec.stages: the plan requests 900 cores",
+        "lastTransitionTime": "2030-01-01T00:00:00Z",
+        "observedGeneration": generation,
+    }
+    status: Object = {name: written[name] for name in ("apiVersion", "kind")}
+    status["metadata"] = {"name": "sample", "namespace": namespace}
+    status["status"] = {"observedGeneration": generation, "conditions": [verdict]}
+    await cluster.apply(status, manager="trimtab-operator", subresource="status")
+    await until(lambda: router.plan_generation == 3)
+    assert broken_plans(router) >= 1
+
+
 async def test_replicas_come_drain_and_go(followed, cluster: Cluster, namespace: str):
     router, _ = followed
 

@@ -3,7 +3,7 @@
 import pytest
 
 from tests.builders import a_pipeline, a_plan, a_stage, a_variant
-from trimtab_pipelines.documents import DocumentError, validate_plan
+from trimtab_pipelines.documents import DocumentError, accept_plan, validate_plan
 from trimtab_router.scheduling.replica_selection import ReplicaSelection
 from trimtab_router.scheduling.replica_slots import ReplicaSlots
 from trimtab_router.scheduling.service_time import MAX_IDLE_DROPS, ServiceTimes, interpolate, wait_for_others
@@ -243,6 +243,19 @@ def test_plan_that_does_not_fit_the_pipeline_is_rejected(changes, message):
 
     with pytest.raises(DocumentError, match=message):
         validate_plan(a_plan(pipeline, **changes), pipeline)
+
+
+@pytest.mark.parametrize("changes", [{"replicas": 5}, {"variant": "gpu"}])
+def test_plan_above_the_budget_is_rejected(changes):
+    """By the variants' own cores and GPUs, whatever the plan says that a replica has."""
+    variants = [a_variant(resources={"cpu": "2"}), a_variant("gpu", resources={"cpu": "2", "gpu": 1})]
+    pipeline = a_pipeline([a_stage(variants=variants)])  # 8 cores, no GPU
+
+    assert accept_plan(a_plan(pipeline, replicas=4, cores="1000"), pipeline)
+    with pytest.raises(DocumentError, match="but the budget is 8 cores and 0 GPUs"):
+        accept_plan(a_plan(pipeline, cores="1m", **changes), pipeline)
+    with pytest.raises(DocumentError, match="more cores than a number can hold"):
+        accept_plan(a_plan(pipeline, replicas=10**400), pipeline)
 
 
 def test_older_plan_is_read_unless_it_names_unknown_fallbacks():

@@ -13,7 +13,7 @@ from trimtab_adapter.controller import Tick, actionable_fields
 from trimtab_adapter.planning.explain import describe_option
 from trimtab_kubernetes import Cluster, ClusterError, Conflict
 from trimtab_kubernetes.objects import Key, Object, owner_reference
-from trimtab_pipelines.documents import DocumentError, parse_plan, validate_plan
+from trimtab_pipelines.documents import DocumentError, accept_plan, parse_plan
 from trimtab_pipelines.kubernetes_names import (
     ADAPTER_MANAGER,
     ADVISORY_LABEL,
@@ -51,7 +51,7 @@ class ClusterPlanPublisher:
             return own
         where = f"{PLAN} {self._key[0]}/{self._key[1]}"
         try:
-            plan = validate_plan(parse_plan(found, where), pipeline)
+            plan = accept_plan(parse_plan(found, where), pipeline)
         except DocumentError as error:
             log.warning("%s; it will be replaced", error)
             self._invalid = identity(found)

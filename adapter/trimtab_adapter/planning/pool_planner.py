@@ -3,7 +3,8 @@
 Every decision is made for all pipelines, and one pipeline's part is returned. A pipeline entitled to more waits until
 others release it; they are woken, and the pool is never exceeded. A pipeline that does not decide (Advisory, Paused,
 without profiles, or not yet since the adapter started) keeps its allocation and delays no other: a proposal is what it
-would get if it decided, and takes nothing. Nothing is stored: the plans in force define the allocations.
+would get if it decided, and takes nothing. Nothing is stored: the plans in force and the operator's status define the
+allocations.
 """
 
 import threading
@@ -17,8 +18,9 @@ from trimtab_adapter.planning.pool_allocation import PlanRequest, PoolDemand, li
 from trimtab_adapter.planning.relaxation import PlanSolution
 from trimtab_adapter.solvers.program import TOLERANCE
 from trimtab_adapter.solvers.time_limit import time_limit
-from trimtab_pipelines.plan import PipelinePlan
+from trimtab_pipelines.plan import PipelinePlan, plan_capacity
 from trimtab_pipelines.profile import ModelProfile
+from trimtab_pipelines.quantity import parse_quantity
 from trimtab_pipelines.spec import InferencePipeline, Pool
 
 ResourceAmount = tuple[float, int]
@@ -92,14 +94,37 @@ def solution_resources(part: PlanSolution) -> ResourceAmount:
     return part.solution.cores, part.solution.gpus
 
 
-def plan_resources(plan: PipelinePlan | None, pipeline: InferencePipeline) -> ResourceAmount:
-    """Resources of all replicas of a plan; nothing if there is none."""
+def plan_resources(plan: PipelinePlan, pipeline: InferencePipeline) -> ResourceAmount:
+    """Resources of all replicas of a plan, at most the pipeline's budget."""
+    requested, budget = plan_capacity(plan, pipeline.spec), pipeline.spec.budget
+    return min(requested.cores, budget.cores), min(requested.gpus, budget.gpus)
+
+
+def held_resources(plan: PipelinePlan | None, pipeline: InferencePipeline) -> ResourceAmount:
+    """What a pipeline holds of its pool: what runs, as the operator's status says, at most its plan and its budget.
+
+    A plan alone is a claim that any author of a plan can write.
+    """
+    running = _running_resources(pipeline)
     if plan is None:
-        return NO_RESOURCES
-    gpus = {(stage.name, each.name): each.resources.gpu for stage in pipeline.spec.stages for each in stage.variants}
-    running = plan.spec.stages
-    cores = sum(stage.replicas * stage.cores for stage in running)
-    return cores, sum(stage.replicas * gpus.get((stage.name, stage.variant), 0) for stage in running)
+        budget = pipeline.spec.budget
+        bound = NO_RESOURCES if running is None else (budget.cores, budget.gpus)
+    else:
+        bound = plan_resources(plan, pipeline)
+    return bound if running is None else (min(bound[0], running[0]), min(bound[1], running[1]))
+
+
+def _running_resources(pipeline: InferencePipeline) -> ResourceAmount | None:
+    """What the operator's status says that runs; None if it says nothing that fits the pipeline."""
+    status = pipeline.status or {}
+    try:
+        gpus = (
+            stage["replicas"] * pipeline.spec.stage(stage["name"]).variant(stage["variant"]).resources.gpu
+            for stage in status.get("stages", ())
+        )
+        return parse_quantity(status["cores"]), sum(gpus)
+    except (KeyError, TypeError, ValueError):
+        return None
 
 
 def notify_members(members: Iterable[PoolMember]) -> None:
@@ -121,7 +146,7 @@ class PoolPlanner:
         with self._lock:
             ledger = self._ledgers.get(pipeline.spec.budget.pool or "")
             if ledger is not None and may_join(ledger.pool, pipeline):
-                ledger.members[key] = PoolMember(plan_resources(current, pipeline), wake)
+                ledger.members[key] = PoolMember(held_resources(current, pipeline), wake)
         return partial(self._plan, key, wake)
 
     def record_usage(
@@ -133,7 +158,7 @@ class PoolPlanner:
             self._remove(key, except_pool=name)
             ledger = self._ledgers.get(name or "")
             if ledger is not None and may_join(ledger.pool, pipeline):
-                ledger.record_usage(key, plan_resources(current, pipeline), wake)
+                ledger.record_usage(key, held_resources(current, pipeline), wake)
 
     def remove(self, key: str) -> None:
         with self._lock:
@@ -179,7 +204,7 @@ class PoolPlanner:
         if decides:
             with self._lock:
                 ledger.members.setdefault(
-                    key, PoolMember(plan_resources(request.planning_inputs.current, request.pipeline), wake)
+                    key, PoolMember(held_resources(request.planning_inputs.current, request.pipeline), wake)
                 ).demand = demand
         joint = self._plan_jointly(name, ledger, key, demand)
         with self._lock:

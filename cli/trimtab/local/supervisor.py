@@ -27,11 +27,11 @@ from trimtab.local.router_client import RouterClient, RouterUnreachable
 from trimtab_model_servers.families.registry import modules_to_preload
 from trimtab_pipelines.documents import (
     DocumentError,
+    accept_plan,
     load_edge,
     load_pipeline,
     load_published_plan,
     pipeline_folder,
-    validate_plan,
     write_json,
 )
 from trimtab_pipelines.plan import PipelinePlan
@@ -200,13 +200,10 @@ class Supervisor:
 
     def validate_plan(self, plan: PipelinePlan) -> PipelinePlan:
         """Return the plan if it suits this pipeline and its budget; raises DocumentError."""
-        validate_plan(plan, self.pipeline)
+        accept_plan(plan, self.pipeline)
         unknown = {stage.name for stage in plan.spec.stages} - {stage.name for stage in self.pipeline.spec.stages}
         if unknown:
             raise DocumentError(f"spec.stages: the pipeline has no stage {', '.join(sorted(unknown))}")
-        cores, budget = sum(s.cores * s.replicas for s in plan.spec.stages), self.pipeline.spec.budget.cores
-        if cores > budget + 1e-6:
-            raise DocumentError(f"spec.stages: the plan needs {cores:g} cores, the budget is {budget:g}")
         return plan
 
     async def stop(self) -> None:

@@ -11,11 +11,11 @@ from typing import Any
 
 from trimtab_kubernetes.objects import Object, parse_rfc3339
 from trimtab_operator.manifests.routers import PLAN_FILE
-from trimtab_pipelines.documents import DocumentError, parse_plan, validate_plan
+from trimtab_pipelines.documents import DocumentError, accept_plan, parse_plan
 from trimtab_pipelines.kubernetes_names import ADVISORY_LABEL, replica_group_name
 from trimtab_pipelines.plan import PipelinePlan
 from trimtab_pipelines.replica_groups import group_of
-from trimtab_pipelines.rollout import Capacity, Target, total
+from trimtab_pipelines.rollout import Capacity, Target
 from trimtab_pipelines.spec import InferencePipeline
 from trimtab_pipelines.status import condition_of
 
@@ -56,18 +56,6 @@ def read_plan_history(
     return PlanHistory(newest, good)
 
 
-def accept_plan(plan: PipelinePlan, pipeline: InferencePipeline) -> PipelinePlan:
-    """Return a plan that fits the pipeline and its budget; DocumentError names what does not."""
-    validate_plan(plan, pipeline)
-    requested, budget = plan_capacity(plan, pipeline), pipeline.spec.budget
-    if not Capacity(budget.cores, budget.gpus).fits(requested):
-        raise DocumentError(
-            f"spec.stages: the plan requests {requested.cores:g} cores and {requested.gpus} GPUs, "
-            f"but the budget is {budget.cores:g} cores and {budget.gpus} GPUs"
-        )
-    return plan
-
-
 def rollout_targets(plan: PipelinePlan, pipeline: InferencePipeline) -> tuple[Target, ...]:
     """Planned replica group and number of replicas of each stage."""
     targets = []
@@ -77,10 +65,6 @@ def rollout_targets(plan: PipelinePlan, pipeline: InferencePipeline) -> tuple[Ta
         name = replica_group_name(pipeline.name, stage.name, group.name)
         targets.append(Target(stage.name, name, planned.replicas, Capacity(group.cores, group.gpus)))
     return tuple(targets)
-
-
-def plan_capacity(plan: PipelinePlan, pipeline: InferencePipeline) -> Capacity:
-    return total(target.requested for target in rollout_targets(plan, pipeline))
 
 
 def _last_good(pipeline: InferencePipeline, config_map: Object | None) -> PipelinePlan | None:

@@ -11,9 +11,9 @@ from typing import Any
 from trimtab_kubernetes.objects import parse_rfc3339, rfc3339
 from trimtab_operator.manifests.objects import MODEL_SERVER
 from trimtab_operator.reconciliation.observed_state import Problem
-from trimtab_operator.reconciliation.plan_history import RETRY_SECONDS, PlanHistory, plan_capacity, rollout_targets
+from trimtab_operator.reconciliation.plan_history import RETRY_SECONDS, PlanHistory, rollout_targets
 from trimtab_operator.reconciliation.replica_rollout import ClusterSite, pods_of
-from trimtab_pipelines.plan import PipelinePlan
+from trimtab_pipelines.plan import PipelinePlan, plan_capacity
 from trimtab_pipelines.quantity import parse_quantity
 from trimtab_pipelines.rollout import Capacity, total
 from trimtab_pipelines.status import Schedulable
@@ -67,7 +67,7 @@ def _failure(
     newest = plans.newest
     if newest is None or (plans.good is not None and plans.good.spec == newest.spec):
         return None
-    if schedulable is not None and not limit.fits(plan_capacity(newest, site.pipeline)):
+    if schedulable is not None and not limit.fits(plan_capacity(newest, site.pipeline.spec)):
         return Problem("Unschedulable", schedulable.message)
     if plans.given_up:
         return Problem("ReadyTimeout", plans.given_up.get("message", ""))

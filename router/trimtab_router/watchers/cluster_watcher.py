@@ -13,6 +13,8 @@ from trimtab_kubernetes.objects import Object
 from trimtab_pipelines.documents import DocumentError, load_endpoints, parse_plan, validate_plan
 from trimtab_pipelines.endpoints import Endpoints
 from trimtab_pipelines.kubernetes_names import ADVISORY_LABEL, PIPELINE_LABEL
+from trimtab_pipelines.plan import PipelinePlan
+from trimtab_pipelines.status import condition_of
 from trimtab_router.envoy.overload_controller import write_if_possible
 from trimtab_router.router import Router
 from trimtab_router.watchers.endpoint_slices import endpoint_names, ready_endpoints
@@ -36,6 +38,7 @@ class ClusterWatcher:
         self._slices: dict[str, Object] = {}
         self._endpoints = Endpoints()
         self._synced = False
+        self._replaced_plan: PipelinePlan | None = None
         self._apply_handle: asyncio.Handle | None = None
 
     async def watch(self) -> None:
@@ -78,13 +81,30 @@ class ClusterWatcher:
             return
         try:
             plan = validate_plan(parse_plan(plan_object, f"{PLAN} {self._router.pipeline.name}"), self._router.pipeline)
+            self._require_unrejected(plan, plan_object)
         except DocumentError as error:
             log.warning("%s; the last valid plan stays in use", error)
             self._router.metrics.count_invalid_file(PLAN)
             return
         if self._router.plan is None or plan.spec != self._router.plan.spec:  # ignores changes of its status
+            self._replaced_plan = self._router.plan
             self._router.apply_plan(plan)
             log.info("plan %d applied", plan.spec.generation)
+
+    def _require_unrejected(self, plan: PipelinePlan, plan_object: Object) -> None:
+        """Raise DocumentError for a plan that the operator rejects, and return to the plan that it replaced.
+
+        A router does not know the current budget, whose changes do not restart it; the operator checks it. A router
+        without a plan uses a rejected one: the budget may have been lowered below what still runs.
+        """
+        applied, generation = condition_of(plan_object, "Applied"), plan_object["metadata"].get("generation")
+        is_rejected = applied.get("reason") == "PlanRejected" and applied.get("observedGeneration") == generation
+        current = self._router.plan
+        if not is_rejected or current is None:
+            return
+        if self._replaced_plan is not None and current.spec == plan.spec:
+            self._router.apply_plan(self._replaced_plan)
+        raise DocumentError(f"{PLAN} {plan.metadata.name}: the operator rejects it: {applied.get('message', '')}")
 
     async def _watch_slices(self) -> None:
         labels = f"{PIPELINE_LABEL}={self._router.pipeline.name}"

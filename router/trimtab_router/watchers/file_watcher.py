@@ -8,7 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TypeVar
 
-from trimtab_pipelines.documents import DocumentError, load_endpoints, load_published_plan, validate_plan
+from trimtab_pipelines.documents import DocumentError, accept_plan, load_endpoints, load_published_plan
 from trimtab_pipelines.endpoints import Endpoints
 from trimtab_pipelines.plan import PipelinePlan
 from trimtab_router.file_changes import FileStamps, changes
@@ -30,7 +30,7 @@ class FileWatcher:
 
     def read(self) -> None:
         pipeline = self._router.pipeline
-        plan = self._load(self._plan_path, lambda path: validate_plan(load_published_plan(path), pipeline))
+        plan = self._load(self._plan_path, lambda path: accept_plan(load_published_plan(path), pipeline))
         if plan is not None:
             self._router.apply_plan(plan)
             log.info("plan %d applied", plan.spec.generation)

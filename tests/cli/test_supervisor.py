@@ -88,9 +88,6 @@ async def test_supervisor_follows_plans_and_survives_kills(local: Supervisor, cl
         while not stop.is_set():
             answered.append((await infer(client))["parameters"]["trimtab.first.variant"])
 
-    for port in (local.rest_port, local.admin_port):
-        url = f"http://127.0.0.1:{port}/v2/health/live"
-        assert (await client.get(url, headers={"Host": "rebound.example"})).status_code == 403
     asking = asyncio.create_task(keep_asking())
     await until(lambda: len(answered) > 3, "requests are answered", asking)
     starts = local.replica_manager.starts
@@ -123,6 +120,9 @@ async def test_supervisor_follows_plans_and_survives_kills(local: Supervisor, cl
     counters = await local.client.counters()
     assert counters.outcomes["failed"] == 0
     assert counters.received == sum(counters.outcomes.values()) == len(answered)
+    for port in (local.rest_port, local.admin_port):
+        url = f"http://127.0.0.1:{port}/v2/health/live"
+        assert (await client.get(url, headers={"Host": "rebound.example"})).status_code == 403
 
 
 async def test_hung_replica_is_replaced(local: Supervisor, client: httpx.AsyncClient) -> None:

@@ -143,7 +143,7 @@ class AsyncEngine:
         try:
             while self._run_once():
                 pass
-        except Exception as error:  # noqa: BLE001  (every waiting request must end)
+        except BaseException as error:  # noqa: BLE001  (every waiting request must end; a panic of tokenizers is no Exception)
             _LOG.exception("the engine failed; every request in flight ends")
             with self._wake:
                 self._stopping = True

@@ -352,11 +352,16 @@ async def test_duplicate_request_id_is_rejected(served):
     assert len(tokens(rest)) == 149
 
 
-async def test_failed_engine_ends_all_requests_and_rejects_new_ones(served, monkeypatch):
+class Panic(BaseException):
+    """As PyO3's PanicException, which tokenizers raises."""
+
+
+@pytest.mark.parametrize("fault", [ZeroDivisionError, Panic])
+async def test_failed_engine_ends_all_requests_and_rejects_new_ones(served, monkeypatch, fault):
     core = EngineCore(served, LIMITS)
 
     def broken() -> bool:
-        raise ZeroDivisionError("a fault of the engine's own")
+        raise fault("a fault of the engine's own")
 
     engine = AsyncEngine(core)
     monkeypatch.setattr(core, "step", broken)
@@ -364,7 +369,7 @@ async def test_failed_engine_ends_all_requests_and_rejects_new_ones(served, monk
 
     await asyncio.to_thread(engine.stop)
     assert last(events).finish_reason is FinishReason.ERROR
-    assert "ZeroDivisionError: a fault of the engine's own" in (last(events).error or "")
+    assert f"{fault.__name__}: a fault of the engine's own" in (last(events).error or "")
     assert engine.failure.result(0) == last(events).error
     with pytest.raises(EngineBusy):
         await anext(engine.stream(Request("late", (1, 2)), []))

@@ -1,4 +1,4 @@
-"""uvloop event loop with a fix for uvloop issue 738, and tasks that run as long as it.
+"""uvloop event loop with a fix for uvloop issue 738, tasks that run as long as it, and its lag.
 
 If a connection over an existing socket (as in aiohttp's client) is cancelled or fails, uvloop closes the descriptor but
 not the socket object. When that is collected, it closes the descriptor again, which may belong to another connection by
@@ -17,6 +17,8 @@ log = logging.getLogger(__name__)
 
 Result = TypeVar("Result")
 RESTART_SECONDS = 1.0
+LAG_INTERVAL_SECONDS = 0.1
+LAG_WINDOW_SECONDS = 60.0
 Service = Callable[[], Coroutine[Any, Any, None]]
 
 
@@ -54,3 +56,28 @@ def start_service(name: str, service: Service) -> asyncio.Task[None]:
             await asyncio.sleep(RESTART_SECONDS)
 
     return asyncio.get_running_loop().create_task(supervise(), name=name)
+
+
+class LagMonitor:
+    """Longest lag of an event loop, in seconds, within one to two windows: how late a timer ran."""
+
+    def __init__(self) -> None:
+        self._maxima = [0.0, 0.0]
+        """Of the previous window and of this one."""
+
+    @property
+    def seconds(self) -> float:
+        return max(self._maxima)
+
+    async def watch(self) -> None:
+        """Measure for ever."""
+        loop = asyncio.get_running_loop()
+        window_ends_at = loop.time() + LAG_WINDOW_SECONDS
+        while True:
+            due_at = loop.time() + LAG_INTERVAL_SECONDS
+            await asyncio.sleep(LAG_INTERVAL_SECONDS)
+            now = loop.time()
+            if now >= window_ends_at:
+                self._maxima = [self._maxima[1], 0.0]
+                window_ends_at = now + LAG_WINDOW_SECONDS
+            self._maxima[1] = max(self._maxima[1], now - due_at)

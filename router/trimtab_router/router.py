@@ -12,7 +12,7 @@ from opentelemetry.trace import Tracer
 from trimtab_pipelines.accuracy import accuracy_sources
 from trimtab_pipelines.endpoints import Endpoints
 from trimtab_pipelines.plan import PipelinePlan
-from trimtab_pipelines.request_outcome import FAILED, RequestOutcome
+from trimtab_pipelines.request_outcome import FAILED, OK, RequestOutcome
 from trimtab_pipelines.router_state import RouterLoad, RouterState
 from trimtab_pipelines.spec import InferencePipeline
 from trimtab_protocol import InferResponse, Tensor
@@ -39,6 +39,8 @@ from trimtab_router.scheduling.policies import POLICIES
 from trimtab_router.scheduling.policies.interface import Policy
 from trimtab_router.scheduling.stage_scheduler import StageScheduler
 from trimtab_router.transport.token_counts import fetch_token_counts
+
+COUNTS_AT_ONCE = 2  # token counts that replicas compute at the same time; generations must not wait for them
 
 
 class Router:
@@ -86,6 +88,7 @@ class Router:
         self._resolver = RequestResolver(self._executor, self._graph, pipeline.spec, has_indices=bool(self._http))
         self.tasks = self._resolver.tasks
         self._output_datatypes = {o.name: self._graph.datatype_of(o.source) for o in pipeline.spec.outputs}
+        self._counting = asyncio.Semaphore(COUNTS_AT_ONCE)
         self._pending: set[asyncio.Future[None]] = set()
         self.accounting = RequestAccounting(
             self.metrics, self.arrivals, self._clock, pipeline.spec.slo, self.admission.concurrency.note_overload
@@ -159,8 +162,36 @@ class Router:
                 self._finish(state, outcome, refusal)
 
     async def count_tokens(self, call: Call) -> Usage:
-        """Token counts of a chat, without generating. Raises Refusal. The request does not count as served."""
-        return await fetch_token_counts(self._executor, self._http, call.inputs)
+        """Token counts of a chat, without generating, within the SLO of a first response. Raises Refusal.
+
+        The request is accounted for like any other, but it is no load to plan for.
+        """
+        self.accounting.count_received(call.arrived_at)
+        outcome = FAILED
+        try:
+            usage = await self._count_tokens(call)
+            self.admission.concurrency.note_response()
+            outcome = OK
+        except Refusal as refusal:
+            outcome = self.accounting.record_refusal(refusal)
+            raise
+        except asyncio.CancelledError:
+            left = Refusal("Cancelled", "the client disconnected")
+            outcome = self.accounting.record_refusal(left, own_deadline=self._disconnected_early(call))
+            raise
+        finally:
+            self.accounting.count_outcome(outcome)
+        return usage
+
+    async def _count_tokens(self, call: Call) -> Usage:
+        if self.admission.draining:
+            raise draining()
+        left_seconds = call.arrived_at + self.pipeline.spec.slo.first_response_seconds - self._clock.now
+        try:
+            async with asyncio.timeout(left_seconds), self._counting:
+                return await fetch_token_counts(self._executor, self._http, call.inputs)
+        except TimeoutError as error:
+            raise Refusal("DeadlineExpired", "the tokens were not counted in time; try again later") from error
 
     def apply_plan(self, plan: PipelinePlan) -> None:
         self.plan = plan

@@ -5,6 +5,7 @@ import gc
 import os
 import socket
 import ssl
+import time
 from collections.abc import Iterator
 
 import pytest
@@ -111,3 +112,15 @@ async def test_service_that_fails_is_started_again(monkeypatch, caplog):
 
     assert starts == [0, 1]
     assert "watch of a file failed" in caplog.text
+
+
+async def test_lag_is_the_longest_pause_of_the_loop():
+    monitor = event_loop.LagMonitor()
+    watch = event_loop.start_service("lag", monitor.watch)
+    await asyncio.sleep(0)
+    assert monitor.seconds == 0.0
+    time.sleep(event_loop.LAG_INTERVAL_SECONDS + 0.2)  # noqa: ASYNC251  (the pause)
+    await asyncio.sleep(0.01)
+    watch.cancel()
+
+    assert monitor.seconds > 0.15

@@ -84,6 +84,9 @@ class ChatReplica(FakeReplica):
     def __post_init__(self) -> None:
         super().__post_init__()
         self.steps = asyncio.Semaphore(0)
+        self.count_gate = asyncio.Event()
+        self.count_gate.set()
+        self.counting = self.most_counting = 0
 
     async def answer_request(self, request: web.BaseRequest) -> web.StreamResponse:
         action = request.path.rpartition("/")[2]
@@ -102,6 +105,12 @@ class ChatReplica(FakeReplica):
             return web.json_response({"error": self.refusing[1]}, status=self.refusing[0])
         if action == "count":
             self.counted += [json.loads(body) for body in inputs.get("references", ())]
+            self.counting += 1
+            self.most_counting = max(self.most_counting, self.counting)
+            try:
+                await self.count_gate.wait()
+            finally:
+                self.counting -= 1
             return web.json_response(self.counts)
         self.written.append(chat)
         if self.dies_reading:

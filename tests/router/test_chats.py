@@ -10,6 +10,7 @@ import pytest
 from tests.router.chats import ChatReplica, a_chat, a_chat_pipeline, a_png, events, words_of
 from tests.router.fakes import a_rig
 from trimtab_protocol import InferRequest, Tensor
+from trimtab_router.router import COUNTS_AT_ONCE
 
 CHAT = "/v1/chat/completions"
 
@@ -194,7 +195,22 @@ async def test_a_dry_run_counts_and_runs_nothing():
 
         assert (status, body["choices"], replica.written) == (200, [], [])
         assert (body["usage"]["prompt_tokens"], body["usage"]["prompt_tokens_details"]["image_tokens"]) == (22, 16)
-        assert await rig.outcomes() == {}
+        assert await rig.outcomes() == {"ok": 1}
+        replica.refusing = (400, "too long")
+        assert (await ask(rig, a_chat("hi", dry_run=True)))[0] == 400
+        assert await rig.outcomes() == {"ok": 1, "refused": 1}
+
+
+async def test_dry_runs_wait_in_turn_and_expire():
+    replica = ChatReplica(counts={"prompt_tokens": 2, "text_tokens": 2, "image_tokens": [], "encoded_tokens": []})
+    async with chatting(replica, pipeline=a_chat_pipeline(slo={"latency": "400ms"})) as rig:
+        replica.count_gate.clear()
+        statuses = [status for status, *_ in await asyncio.gather(*(ask(rig, a_chat(dry_run=True)) for _ in range(4)))]
+
+        assert (statuses, replica.most_counting) == ([504] * 4, COUNTS_AT_ONCE)
+        assert await rig.outcomes() == {"dropped": 4}
+        replica.count_gate.set()
+        assert (await ask(rig, a_chat(dry_run=True)))[0] == 200
 
 
 async def test_the_first_piece_and_the_pace_are_what_is_promised():

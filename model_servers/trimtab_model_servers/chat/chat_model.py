@@ -2,7 +2,7 @@
 
 import asyncio
 import contextlib
-from collections.abc import AsyncGenerator, Coroutine, Iterable, Iterator
+from collections.abc import AsyncGenerator, Coroutine, Iterable
 from concurrent.futures import Future
 from time import perf_counter
 from typing import Any
@@ -13,7 +13,7 @@ from trimtab_model_servers.chat.embedding_client import EmbeddingClient
 from trimtab_model_servers.chat.embedding_store import PendingImages
 from trimtab_model_servers.chat.encoder_scheduler import EncoderScheduler
 from trimtab_model_servers.chat.interfaces import ChatComponents, ChatTokenizer
-from trimtab_model_servers.chat.request_parser import ChatRow, ImageSources, parse_chats
+from trimtab_model_servers.chat.request_parser import ChatRow, ImageSources, RequestParser
 from trimtab_model_servers.chat.sessions import ChatSessions
 from trimtab_model_servers.chat.warmup import warm_up
 from trimtab_model_servers.engine.async_engine import AsyncEngine, detokenizer_factory
@@ -49,9 +49,10 @@ class ChatModel:
         self.engine = AsyncEngine(core, threads=spec.threads)
         self.encoder_scheduler = _encoder_scheduler(components, worker)
         self.embedding_client = embedding_client
-        self._sessions = ChatSessions(self.engine, self.tokenizer, components.parameters)
+        self._sessions = ChatSessions(self.engine, self.tokenizer.end_ids, components.parameters)
         self.pending_images = PendingImages()
-        self._sources = ImageSources(self.encoder_scheduler, embedding_client.fetch, adapter.width, self.pending_images)
+        sources = ImageSources(self.encoder_scheduler, embedding_client.fetch, adapter.width, self.pending_images)
+        self._parser = RequestParser(sources, self.tokenizer, components.parameters.slot_tokens)
 
     def warm_up(self) -> None:
         """Run a first chat; raises ModelError if that fails. Blocks."""
@@ -60,7 +61,7 @@ class ChatModel:
 
     async def infer(self, request: InferRequest, worker: BatchWorker) -> InferResponse:
         """Answer all rows concurrently; RefusalError 4xx for an invalid request or a full queue, 5xx on failure."""
-        with self._chats(request, worker) as chats:
+        async with self._chats(request, worker) as chats:
             names, began = model_protocol.select_outputs(self.spec, request.requested_outputs), perf_counter()
             responses = await _gather(self._answer(chat) for chat in chats)
             arrays = outputs_from_responses(responses)
@@ -70,18 +71,18 @@ class ChatModel:
 
     async def stream(self, request: InferRequest, worker: BatchWorker) -> AsyncGenerator[Chunk | LastChunk, None]:
         """Answer a single-row request token by token; errors as of ``infer``."""
-        with self._chats(request, worker) as chats:
+        async with self._chats(request, worker) as chats:
             if len(chats) != 1:
                 raise RefusalError(400, f"a stream answers one chat, but {len(chats)} rows came")
             async with contextlib.aclosing(self._sessions.stream(chats[0])) as events:
                 async for event in events:
                     yield event
 
-    def count(self, request: InferRequest) -> ChatTokenCounts:
+    async def count(self, request: InferRequest) -> ChatTokenCounts:
         """Tokens of a single-row request; errors as of ``infer``."""
         model_protocol.validate_rows(self.spec, request.inputs)
-        chat = parse_chats(request, self._sources)[0]
-        prompt = self._sessions.build_prompt(chat)
+        chat = (await self._parser.parse(request))[0]
+        prompt = chat.prompt
         return ChatTokenCounts(
             prompt_tokens=len(prompt.tokens),
             text_tokens=prompt.text_tokens,
@@ -120,13 +121,13 @@ class ChatModel:
         await asyncio.to_thread(self.engine.stop)
         await self.embedding_client.close()
 
-    @contextlib.contextmanager
-    def _chats(self, request: InferRequest, worker: BatchWorker) -> Iterator[list[ChatRow]]:
+    @contextlib.asynccontextmanager
+    async def _chats(self, request: InferRequest, worker: BatchWorker) -> AsyncGenerator[list[ChatRow], None]:
         """The chats of a request; a drain waits until the context ends."""
         model_protocol.validate_rows(self.spec, request.inputs)
         model_protocol.select_operating_point(self.spec, request.parameters)
         with worker.external_work():
-            yield parse_chats(request, self._sources)
+            yield await self._parser.parse(request)
 
     async def _answer(self, chat: ChatRow) -> tuple[str, LastChunk]:
         texts = []

@@ -70,15 +70,11 @@ class EncoderModel:
             self.embeddings.put(name, cached)
         return _encoded_image(cached).model_dump(exclude_defaults=True)
 
-    def count(self, request: InferRequest) -> EmbeddingCounts:
+    async def count(self, request: InferRequest) -> EmbeddingCounts:
         """Rows of the embeddings of each image, one per row, above the batch size too: nothing is computed."""
         rows = model_protocol.validate_rows(self.spec, request.inputs, max_rows=MAX_IMAGES)
-        positions = self._chat_positions(request, rows)
-        images = [self._row_image(request, row, number) for row, (_, number) in enumerate(positions)]
-        shapes = [
-            self.encoder_scheduler.embedding_shape(image, count)
-            for image, (count, _) in zip(images, positions, strict=True)
-        ]
+        images = await asyncio.to_thread(self._row_images, request, rows)
+        shapes = [self.encoder_scheduler.embedding_shape(image, count) for image, _, count, _ in images]
         columns = tuple(shape.columns for shape in shapes)
         return EmbeddingCounts(rows=tuple(shape.total for shape in shapes), columns=columns if any(columns) else None)
 
@@ -106,7 +102,8 @@ class EncoderModel:
     async def _encode_chat(self, request: InferRequest, rows: int) -> tuple[Tensor, ...]:
         if rows != 1:
             raise RefusalError(400, f"model {self.spec.name!r} encodes one row at a time; it may have several images")
-        images, (tenant,) = self._images(request, 0), read_tenants(request, 1)
+        images = await asyncio.to_thread(self._images, request, 0)
+        (tenant,) = read_tenants(request, 1)
         embeddings = [
             await self.encoder_scheduler.encode(image, tenant, len(images), number)
             for number, image in enumerate(images)
@@ -125,19 +122,13 @@ class EncoderModel:
 
     async def _encode_and_store(self, request: InferRequest, rows: int) -> tuple[Tensor, ...]:
         """Encode one image per row; if the request has a name, store all of them or none."""
-        name, positions = request.parameters.get(STORE_AS), self._chat_positions(request, rows)
-        images = [self._row_image(request, row, number) for row, (_, number) in enumerate(positions)]
-        tenants = read_tenants(request, rows)
+        name = request.parameters.get(STORE_AS)
+        images = await asyncio.to_thread(self._row_images, request, rows)
         names = [] if name is None else [embedding_id(str(name), row) for row in range(rows)]
         for row_name in names:
             self.embeddings.expect(row_name)
         try:
-            embeddings = await asyncio.gather(
-                *(
-                    self.encoder_scheduler.encode(image, tenant, count, number)
-                    for image, tenant, (count, number) in zip(images, tenants, positions, strict=True)
-                )
-            )
+            embeddings = await asyncio.gather(*(self.encoder_scheduler.encode(*image) for image in images))
             for row_name, embedding in zip(names, embeddings, strict=False):
                 self.embeddings.put(row_name, embedding)
         except BaseException:
@@ -158,6 +149,14 @@ class EncoderModel:
         array = _array(request, IMAGES_INPUT)
         files = () if array is None else image_files(array[row])
         return [read_image(number, file) for number, file in enumerate(files, first)]
+
+    def _row_images(self, request: InferRequest, rows: int) -> list[tuple[ImageFile, str, int, int]]:
+        """The image of each row, its tenant, the number of images in its chat, and the number of this one."""
+        tenants, positions = read_tenants(request, rows), self._chat_positions(request, rows)
+        return [
+            (self._row_image(request, row, number), tenant, count, number)
+            for row, (tenant, (count, number)) in enumerate(zip(tenants, positions, strict=True))
+        ]
 
     def _row_image(self, request: InferRequest, row: int, number: int) -> ImageFile:
         images = self._images(request, row, number)

@@ -2,16 +2,17 @@
 
 import hashlib
 import io
+import struct
 from dataclasses import dataclass
 from typing import Final
 
 from PIL import Image as Pillow
 
 from trimtab_model_servers.errors import RefusalError
-from trimtab_protocol.chat.image_header import MAX_PIXELS, parse_header
+from trimtab_protocol.chat.image_header import MAX_PIXELS, parse_header, without_metadata
 
 FORMATS: Final = ("PNG", "JPEG", "WEBP", "GIF")
-_DECODER_ERRORS = (OSError, SyntaxError, ValueError, EOFError, IndexError, TypeError)
+_DECODER_ERRORS = (OSError, SyntaxError, ValueError, EOFError, IndexError, TypeError, struct.error)
 """Errors that Pillow's plugins raise on damaged files."""
 
 Pillow.MAX_IMAGE_PIXELS = None  # MAX_PIXELS is tighter, and larger images are never decoded
@@ -54,7 +55,7 @@ def read_image(number: int, content: bytes) -> ImageFile:
 def decode_image(content: bytes, mode: str) -> Pillow.Image:
     """Decode the first frame in a mode such as ``L`` or ``RGB``; raises BadImage 422."""
     try:
-        with Pillow.open(io.BytesIO(content), formats=FORMATS) as image:
+        with Pillow.open(io.BytesIO(without_metadata(content)), formats=FORMATS) as image:
             return image.convert(mode)
     except _DECODER_ERRORS as error:
         raise BadImage(422, f"cannot be decoded: {error}") from error

@@ -1,5 +1,6 @@
 """Interfaces, settings and components of a chat family."""
 
+import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol
@@ -11,6 +12,8 @@ from torch import Tensor
 from trimtab_model_servers.chat.messages import Message
 from trimtab_model_servers.engine.model_adapters import ModelAdapter
 from trimtab_pipelines.image_tokens import ImageTokenRule, ImageTokens
+
+os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")  # texts come one by one; a pool of threads would idle
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,6 +74,12 @@ class ChatTokenizer(Protocol):
         Text of callers never becomes a placeholder or another special token. Raises RefusalError 400 if the chat
         template does not support the messages, or no image has such a shape.
         """
+
+
+def encode_text(tokenizer: Tokenizer, text: str) -> list[int]:
+    """Tokens of a text, without special ones. Other threads run meanwhile, which ``Tokenizer.encode`` prevents."""
+    ids: list[int] = tokenizer.encode_batch_fast([text], add_special_tokens=False)[0].ids
+    return ids
 
 
 class VisionEncoder(Protocol):

@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Sequence
+from itertools import groupby
 from typing import Annotated, Any, Literal, TypeVar
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, TypeAdapter, ValidationError
@@ -51,12 +52,9 @@ class Message(_RawMessage):
     def segments(self) -> tuple[str | None, ...]:
         """The parts in order: text, with adjacent parts joined, and None for each image."""
         segments: list[str | None] = []
-        for part in self.content:
-            text = part.text if isinstance(part, TextPart) else None
-            if text is not None and segments and (previous := segments[-1]) is not None:
-                segments[-1] = previous + text
-            else:
-                segments.append(text)
+        for is_text, parts in groupby(self.content, key=lambda part: isinstance(part, TextPart)):
+            texts = [part.text if isinstance(part, TextPart) else None for part in parts]
+            segments += ["".join(filter(None, texts))] if is_text else texts
         return tuple(segments)
 
     @property

@@ -1,8 +1,11 @@
-"""Parses an inference request's tensors into chats, one per row."""
+"""`RequestParser`: parses an inference request's tensors into chats with their prompts, one per row, in threads."""
 
+import asyncio
 from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, replace
 from functools import partial
+from typing import Final
 from uuid import uuid4
 
 import numpy as np
@@ -14,6 +17,7 @@ from trimtab_model_servers.chat.embedding_client import EmbeddingRequest
 from trimtab_model_servers.chat.embedding_store import PendingImages
 from trimtab_model_servers.chat.encoder_scheduler import EncoderScheduler
 from trimtab_model_servers.chat.image_decoder import ImageFile, read_image
+from trimtab_model_servers.chat.interfaces import ChatTokenizer, EmbeddingShape, Prompt
 from trimtab_model_servers.chat.messages import Message, Options
 from trimtab_model_servers.errors import RefusalError
 from trimtab_protocol import InferRequest
@@ -21,6 +25,8 @@ from trimtab_protocol.chat.embedding_refs import BLANK, PENDING, EmbeddingRef
 from trimtab_protocol.chat.internal_wire import TENANTS, content_id, group_embedding_urls, parse_tenants
 from trimtab_protocol.tensors import Array
 
+PARSER_THREADS: Final = 2
+"""So that one long prompt does not delay all others."""
 FetchEmbeddings = Callable[[str, Sequence[EmbeddingRequest]], Awaitable[Sequence[Tensor]]]
 """Fetches embeddings from the replica that stores them."""
 
@@ -39,6 +45,8 @@ class ImageInput:
     """Trailing rows that belong to empty tiles."""
     columns: int = 0
     """Columns of its tile grid; 0 if the model does not mark tiles."""
+    file: ImageFile | None = None
+    """Its file, if this replica encodes it."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -56,11 +64,11 @@ Images = tuple[tuple[ImageInput, ...], tuple[EmbeddingLoader, ...]]
 class ChatRow:
     """A chat: one row of a request."""
 
-    messages: tuple[Message, ...]
     options: Options
     tenant: str
     """Caches are shared only within a tenant."""
-    images: tuple[ImageInput, ...]
+    prompt: Prompt
+    images: tuple[ImageInput, ...] = ()
     loaders: tuple[EmbeddingLoader, ...] = ()
 
 
@@ -74,46 +82,87 @@ class ImageSources:
     pending: PendingImages
 
 
-def parse_chats(request: InferRequest, sources: ImageSources) -> list[ChatRow]:
-    """Parse every row of a request whose tensors were validated; raises RefusalError 400, 413 or 422, ProtocolError."""
-    arrays = {tensor.name: tensor.array for tensor in request.inputs}
-    tenants = read_tenants(request, len(arrays["messages"]))
-    return [_parse_chat(arrays, row, tenant, sources, request.id) for row, tenant in enumerate(tenants)]
-
-
 def read_tenants(request: InferRequest, rows: int) -> list[str]:
     """Tenants of a request's rows; an unknown one gets a name of its own, so that it shares nothing."""
     return [tenant or uuid4().hex for tenant in parse_tenants(request.parameters.get(TENANTS), rows)]
+
+
+class RequestParser:
+    """Parses the requests of one model.
+
+    The tokenizer and the hashes of files let other threads run; on the event loop, they would stop all streams.
+    """
+
+    def __init__(self, sources: ImageSources, tokenizer: ChatTokenizer, slot_tokens: int) -> None:
+        self._sources = sources
+        self._tokenizer = tokenizer
+        self._slot_tokens = slot_tokens
+        longest_token = max(
+            (len(token.encode()) for token in tokenizer.tokenizer.get_vocab(with_added_tokens=False)), default=1
+        )
+        self._max_text_bytes = slot_tokens * longest_token
+        self._threads = ThreadPoolExecutor(PARSER_THREADS, thread_name_prefix="parsing")
+
+    async def parse(self, request: InferRequest) -> list[ChatRow]:
+        """Parse every row of a request whose tensors were validated; RefusalError 400, 413 or 422, ProtocolError."""
+        chats = await asyncio.get_running_loop().run_in_executor(self._threads, self._parse, request)
+        encoder = self._sources.encoder
+        return chats if encoder is None else [_with_encoder(chat, encoder) for chat in chats]
+
+    def _parse(self, request: InferRequest) -> list[ChatRow]:
+        arrays = {tensor.name: tensor.array for tensor in request.inputs}
+        tenants = read_tenants(request, len(arrays["messages"]))
+        return [self._parse_chat(arrays, row, tenant, request.id) for row, tenant in enumerate(tenants)]
+
+    def _parse_chat(self, arrays: dict[str, Array], row: int, tenant: str, request_id: str) -> ChatRow:
+        conversation, sources = messages.read_messages(bytes(arrays["messages"][row])), self._sources
+        self._require_fit(conversation)
+        options = messages.read_options(_optional_bytes(arrays, "options", row))
+        references = messages.read_references(_optional_bytes(arrays, "references", row))
+        if any(ref.url == PENDING for ref in references) and (len(arrays["messages"]) > 1 or not request_id):
+            raise RefusalError(400, "`references` with a pending image requires a single-row request with an id")
+        if references:
+            images, loaders = _referenced_images(references, sources, request_id)
+        else:
+            images, loaders = _attached_images(arrays, row, sources.encoder), ()
+        messages.require_images(conversation, len(images))
+        return ChatRow(options, tenant, self._build_prompt(conversation, images), images, loaders)
+
+    def _require_fit(self, conversation: Sequence[Message]) -> None:
+        """Raise RefusalError 400 for a chat that no slot can hold, before time is spent on its text."""
+        size = sum(len(message.text.encode()) for message in conversation)
+        if size > self._max_text_bytes or len(conversation) > self._slot_tokens:
+            raise RefusalError(
+                400,
+                f"messages: {size} bytes of text in {len(conversation)} messages are more than the model's "
+                f"{self._slot_tokens} tokens can hold; send at most {self._max_text_bytes} bytes",
+            )
+
+    def _build_prompt(self, conversation: Sequence[Message], images: Sequence[ImageInput]) -> Prompt:
+        shapes = [EmbeddingShape(image.rows, image.padding, image.columns) for image in images]
+        try:
+            return self._tokenizer.build_prompt(conversation, shapes)
+        except Exception:
+            raise
+        except BaseException as error:  # a panic of the tokenizer, which would end the connection
+            raise RefusalError(500, f"the tokenizer failed: {type(error).__name__}: {error}") from error
 
 
 def image_files(array: Array) -> tuple[bytes, ...]:
     return tuple(bytes(file) for file in array.reshape(-1).tolist())
 
 
-def _parse_chat(arrays: dict[str, Array], row: int, tenant: str, sources: ImageSources, request_id: str) -> ChatRow:
-    conversation = messages.read_messages(arrays["messages"][row])
-    options = messages.read_options(_optional_bytes(arrays, "options", row))
-    references = messages.read_references(_optional_bytes(arrays, "references", row))
-    if any(reference.url == PENDING for reference in references) and (len(arrays["messages"]) > 1 or not request_id):
-        raise RefusalError(400, "`references` with a pending image requires a single-row request with an id")
-    if references:
-        images, loaders = _referenced_images(references, sources, request_id)
-    else:
-        images, loaders = _attached_images(arrays, row, tenant, sources)
-    messages.require_images(conversation, len(images))
-    return ChatRow(conversation, options, tenant, images, loaders)
-
-
 def _optional_bytes(arrays: dict[str, Array], name: str, row: int) -> bytes | None:
     return bytes(arrays[name][row]) if name in arrays else None
 
 
-def _attached_images(arrays: dict[str, Array], row: int, tenant: str, sources: ImageSources) -> Images:
+def _attached_images(arrays: dict[str, Array], row: int, encoder: EncoderScheduler | None) -> tuple[ImageInput, ...]:
     if "embeddings" in arrays:
-        return _attached_embeddings(arrays, row), ()
-    if "images" in arrays and sources.encoder is not None:
-        return _encoded_images(image_files(arrays["images"][row]), tenant, sources.encoder)
-    return (), ()
+        return _attached_embeddings(arrays, row)
+    if "images" in arrays and encoder is not None:
+        files = [read_image(number, file) for number, file in enumerate(image_files(arrays["images"][row]))]
+        return tuple(_encoded_image(file, len(files), encoder) for file in files)
+    return ()
 
 
 def _referenced_images(references: Sequence[EmbeddingRef], sources: ImageSources, request_id: str) -> Images:
@@ -149,23 +198,30 @@ async def _load_pending(
     return await sources.fetch(url, [EmbeddingRequest(number, announced.rows)])
 
 
-def _encoded_images(files: Sequence[bytes], tenant: str, encoder: EncoderScheduler) -> Images:
-    """Images that this replica encodes; cached ones need no loader."""
-    images = [read_image(number, file) for number, file in enumerate(files)]
-    inputs = tuple(_encoded_image(image, tenant, len(images), encoder) for image in images)
+def _encoded_image(file: ImageFile, images: int, scheduler: EncoderScheduler) -> ImageInput:
+    shape = scheduler.embedding_shape(file, images)
+    content = content_id(scheduler.encoder.name, file.digest, shape.total)
+    return ImageInput(content, shape.total, None, shape.padding, shape.columns, file)
+
+
+def _with_encoder(chat: ChatRow, encoder: EncoderScheduler) -> ChatRow:
+    """The chat with cached embeddings of its files, and loaders that encode the others; for the event loop."""
+    tenant, files = chat.tenant, [image.file for image in chat.images if image.file is not None]
+    if not files:
+        return chat
+    cached = [encoder.cached(file.digest, tenant, alone=len(files) == 1) for file in files]
 
     async def encode(number: int) -> tuple[Tensor]:
-        return ((await encoder.encode(images[number], tenant, len(images), number)).rows,)
+        return ((await encoder.encode(files[number], tenant, len(files), number)).rows,)
 
-    missing = (number for number, image in enumerate(inputs) if image.embeddings is None)
-    return inputs, tuple(EmbeddingLoader((number,), partial(encode, number)) for number in missing)
-
-
-def _encoded_image(image: ImageFile, tenant: str, images: int, scheduler: EncoderScheduler) -> ImageInput:
-    shape = scheduler.embedding_shape(image, images)
-    cached = scheduler.cached(image.digest, tenant, alone=images == 1)
-    content = content_id(scheduler.encoder.name, image.digest, shape.total)
-    return ImageInput(content, shape.total, None if cached is None else cached.rows, shape.padding, shape.columns)
+    images = tuple(
+        image if embedding is None else replace(image, embeddings=embedding.rows)
+        for image, embedding in zip(chat.images, cached, strict=True)
+    )
+    missing = (number for number, embedding in enumerate(cached) if embedding is None)
+    return replace(
+        chat, images=images, loaders=tuple(EmbeddingLoader((number,), partial(encode, number)) for number in missing)
+    )
 
 
 def _attached_embeddings(arrays: dict[str, Array], row: int) -> tuple[ImageInput, ...]:

@@ -1,4 +1,4 @@
-"""`ChatSessions`: chats in the engine: prompts built, embeddings added as they arrive, tokens streamed."""
+"""`ChatSessions`: chats in the engine: embeddings added as they arrive, tokens streamed."""
 
 import asyncio
 import contextlib
@@ -7,7 +7,7 @@ import time
 from collections.abc import AsyncGenerator, Callable
 from uuid import uuid4
 
-from trimtab_model_servers.chat.interfaces import ChatParameters, ChatTokenizer, EmbeddingShape, Prompt
+from trimtab_model_servers.chat.interfaces import ChatParameters
 from trimtab_model_servers.chat.request_parser import ChatRow, EmbeddingLoader
 from trimtab_model_servers.engine.async_engine import AsyncEngine
 from trimtab_model_servers.engine.request import (
@@ -31,24 +31,18 @@ class ChatSessions:
     def __init__(
         self,
         engine: AsyncEngine,
-        tokenizer: ChatTokenizer,
+        end_ids: frozenset[int],
         parameters: ChatParameters,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._engine = engine
-        self._tokenizer = tokenizer
+        self._end_ids = end_ids
         self._parameters = parameters
         self._clock = clock
 
-    def build_prompt(self, chat: ChatRow) -> Prompt:
-        """Tokenize a chat; raises RefusalError 400 if the chat template does not support it."""
-        shapes = [EmbeddingShape(image.rows, image.padding, image.columns) for image in chat.images]
-        return self._tokenizer.build_prompt(chat.messages, shapes)
-
     async def stream(self, chat: ChatRow) -> AsyncGenerator[Chunk | LastChunk, None]:
         """Answer a chat token by token; raises RefusalError. Closing the generator cancels the chat and its loaders."""
-        prompt = self.build_prompt(chat)
-        request = self._request(chat, prompt)
+        request = self._request(chat)
         refusals: list[RefusalError] = []
         embeddings = [image.embeddings for image in chat.images]
         tasks = [asyncio.create_task(self._load(request.id, loader, refusals)) for loader in chat.loaders]
@@ -60,7 +54,7 @@ class ChatSessions:
                     else:
                         _require_success(event, refusals)
                         took = event.usage
-                        usage = Usage(took.prompt, took.completion, took.image, took.cached, prompt.text_tokens)
+                        usage = Usage(took.prompt, took.completion, took.image, took.cached, chat.prompt.text_tokens)
                         yield LastChunk(event.text, event.finish_reason.value, usage)
         except RequestError as error:
             raise RefusalError(400, str(error)) from error
@@ -82,8 +76,9 @@ class ChatSessions:
             log.exception("images %s of request %s could not be loaded", loader.numbers, request_id)
             self._engine.fail(request_id, f"image {loader.numbers[0]}: {type(error).__name__}: {error}")
 
-    def _request(self, chat: ChatRow, prompt: Prompt) -> Request:
-        options, room = chat.options, self._parameters.slot_tokens - len(prompt.tokens)
+    def _request(self, chat: ChatRow) -> Request:
+        options, prompt = chat.options, chat.prompt
+        room = self._parameters.slot_tokens - len(prompt.tokens)
         max_tokens = options.max_tokens or max(min(self._parameters.max_new_tokens, room), 1)
         images = tuple(
             Image(
@@ -98,7 +93,7 @@ class ChatSessions:
                 images,
                 max_new_tokens=max_tokens,
                 min_new_tokens=max_tokens if options.ignore_eos else options.min_tokens,
-                end_ids=frozenset() if options.ignore_eos else self._tokenizer.end_ids,
+                end_ids=frozenset() if options.ignore_eos else self._end_ids,
                 stop_strings=options.stop,
                 sampling=options.sampling,
                 tenant=chat.tenant,

@@ -1,4 +1,4 @@
-"""Prometheus metrics of a replica's chat models (names: docs/develop/chat-stages.md)."""
+"""Prometheus metrics of a replica: its chat models and its event loop (names: docs/develop/chat-stages.md)."""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from math import inf
@@ -32,14 +32,17 @@ _COUNTERS: Final[Mapping[str, tuple[str, str]]] = {
 }
 
 
-class _ChatCollector(Collector):
-    def __init__(self, models: Mapping[str, ServedModel]) -> None:
+class _ReplicaCollector(Collector):
+    def __init__(self, models: Mapping[str, ServedModel], lag_seconds: float) -> None:
         self._models = models
+        self._lag_seconds = lag_seconds
 
     def collect(self) -> Iterable[Metric]:
         chats = {name: model for name, model in self._models.items() if isinstance(model, ServesChats)}
         yield from _gauges({name: model.pending() for name, model in chats.items()})
         yield from _counters({name: model.totals() for name, model in chats.items()})
+        documentation = "Longest time of the last minute or two for which the event loop answered nothing"
+        yield GaugeMetricFamily("trimtab_event_loop_lag_seconds", documentation, value=self._lag_seconds)
 
 
 class CachedExposition:
@@ -57,9 +60,9 @@ class CachedExposition:
         return self._text
 
 
-def exposition(models: Mapping[str, ServedModel]) -> bytes:
+def exposition(models: Mapping[str, ServedModel], lag_seconds: float = 0.0) -> bytes:
     registry = CollectorRegistry()
-    registry.register(_ChatCollector(models))
+    registry.register(_ReplicaCollector(models, lag_seconds))
     return generate_latest(registry)
 
 

@@ -41,10 +41,10 @@ async def stream(
     return response
 
 
-def count(model: ServedModel, infer_request: InferRequest) -> dict[str, object]:
+async def count(model: ServedModel, infer_request: InferRequest) -> dict[str, object]:
     if not isinstance(model, ServesChats):
         raise RefusalError(404, f"model {infer_request.model_name!r} is no chat model; it counts no tokens")
-    return model.count(infer_request).model_dump(exclude_none=True)
+    return (await model.count(infer_request)).model_dump(exclude_none=True)
 
 
 def pending(model: ServedModel, name: str) -> dict[str, int]:

@@ -4,6 +4,7 @@ MLServer creates a Python object for every number of a tensor. The data port rea
 buffer that torch computes on, and writes it from torch's memory to the socket. Both serve the same models.
 """
 
+import asyncio
 import json
 import logging
 import re
@@ -22,6 +23,7 @@ from trimtab_model_servers.server.chat_metrics import CachedExposition, expositi
 from trimtab_model_servers.server.model_registry import ModelRegistry
 from trimtab_pipelines.model_spec import MAX_BODY_BYTES
 from trimtab_protocol import Buffer, ProtocolError, rest
+from trimtab_protocol.event_loop import LagMonitor, start_service
 from trimtab_protocol.mutual_tls import MutualTls
 from trimtab_protocol.rest import HEADER_LENGTH, JSON_CONTENT_TYPE
 from trimtab_protocol.sanitize import printable
@@ -44,7 +46,9 @@ class DataPort:
     def __init__(self, models: ModelRegistry, max_body_bytes: int = MAX_BODY_BYTES) -> None:
         self._models = models
         self._max_body_bytes = max_body_bytes
-        self._metrics = CachedExposition(lambda: exposition(models.models))
+        self._lag = LagMonitor()
+        self._lag_watch: asyncio.Task[None] | None = None
+        self._metrics = CachedExposition(self._exposition)
         self._runners: list[web.ServerRunner] = []
         self.port = 0
 
@@ -53,6 +57,7 @@ class DataPort:
         server = web.Server(self._answer, handler_cancellation=True, access_log=None, auto_decompress=False)
         tls = None if identity is None else identity.server_context()
         self.port = await self._listen(server, address, port, tls)
+        self._lag_watch = start_service("measurement of the event loop's lag", self._lag.watch)
         return self.port
 
     async def serve_health(self, address: str, port: int) -> int:
@@ -65,8 +70,13 @@ class DataPort:
 
     async def stop(self) -> None:
         """Close the ports once the responses in progress are written."""
+        if self._lag_watch is not None:
+            self._lag_watch.cancel()
         while self._runners:
             await self._runners.pop().cleanup()
+
+    def _exposition(self) -> bytes:
+        return exposition(self._models.models, self._lag.seconds)
 
     async def _listen(self, server: web.Server, address: str, port: int, tls: ssl.SSLContext | None = None) -> int:
         runner = web.ServerRunner(server, shutdown_timeout=5.0)
@@ -132,7 +142,7 @@ class DataPort:
                 ready = self._models.ready
                 return _json({"live": ready, "ready": ready}, 200 if ready else 503)
             case "/metrics":
-                return web.Response(body=exposition(self._models.models), headers={"Content-Type": CONTENT_TYPE_LATEST})
+                return web.Response(body=self._exposition(), headers={"Content-Type": CONTENT_TYPE_LATEST})
             case "/v2":
                 return _json({"name": "trimtab", "version": "2", "extensions": ["binary_tensor_data"]})
         raise RefusalError(404, f"nothing at {request.path}; try /v2/models/NAME/infer")
@@ -147,7 +157,7 @@ class DataPort:
         infer_request = rest.decode_request(name, body, header_length)
         try:
             if action == "/count":
-                return _json(chat_routes.count(model, infer_request))
+                return _json(await chat_routes.count(model, infer_request))
             if action == "/generate_stream":
                 return await chat_routes.stream(request, model, infer_request, self._models.worker)
             infer_response = await model.infer(infer_request, self._models.worker)

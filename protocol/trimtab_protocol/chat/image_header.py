@@ -1,10 +1,11 @@
-"""Image headers: format and size of an image file, without decoding it.
+"""Image headers: format and size of an image file, without decoding it; and files without metadata.
 
 Decoders are not used, since some allocate memory or decompress metadata when they open a file. Loops over a file are
 bounded.
 """
 
 import struct
+from collections.abc import Iterator
 from dataclasses import dataclass
 from struct import unpack_from
 from typing import Final
@@ -15,6 +16,10 @@ MAX_PIXELS: Final = 40_000_000
 """Limit of the model servers."""
 _MAX_BLOCKS = 4096
 _PNG = b"\x89PNG\r\n\x1a\n\x00\x00\x00\x0dIHDR"
+_PNG_PIXELS = frozenset({b"IHDR", b"PLTE", b"tRNS", b"IDAT", b"IEND"})
+_JPEG_DATA = 0xDA
+_JPEG_METADATA = frozenset({*range(0xE1, 0xF0), 0xFE} - {0xEE})
+"""JPEG markers of Exif, profiles, previews and comments; 0xEE names the colour space."""
 _SIZED = frozenset({*range(0xC0, 0xD0)} - {0xC4, 0xC8, 0xCC})
 """JPEG start-of-frame markers, which have the size."""
 _BARE = frozenset({0x01, *range(0xD0, 0xD9)})
@@ -106,20 +111,55 @@ def _webp(file: bytes) -> ImageHeader | None:
 
 def _jpeg(file: bytes) -> ImageHeader | None:
     """The largest size before the image data, since decoders differ in which of several they use."""
-    position, width, height = 2, 0, 0
-    for _ in range(_MAX_BLOCKS):
-        if file[position] != 0xFF:
-            return None
-        marker = file[position + 1]
-        if marker == 0xDA:  # image data
+    width, height = 0, 0
+    for marker, start, _ in _jpeg_segments(file):
+        if marker == _JPEG_DATA:
             return ImageHeader("jpeg", width, height)
         if marker in _SIZED:
-            own_height, own_width = unpack_from(">HH", file, position + 5)
+            own_height, own_width = unpack_from(">HH", file, start + 5)
             width, height = max(width, own_width), max(height, own_height)
+    return None
+
+
+def _jpeg_segments(file: bytes) -> Iterator[tuple[int, int, int]]:
+    """Marker, start and end of each segment; the last one is the image data with the rest of the file."""
+    position = 2
+    for _ in range(_MAX_BLOCKS):
+        if file[position] != 0xFF:
+            return
+        start, marker = position, file[position + 1]
         if marker == 0xFF:  # padding
             position += 1
+        elif marker == _JPEG_DATA:
+            position = len(file)
         elif marker in _BARE:
             position += 2
         else:
             position += 2 + max(unpack_from(">H", file, position + 2)[0], 2)
-    return None
+        yield marker, start, position
+        if marker == _JPEG_DATA:
+            return
+
+
+def without_metadata(file: bytes) -> bytes:
+    """A valid PNG or JPEG file without texts, profiles and previews; a file of another format unchanged.
+
+    Decoders would decompress them, or copy them again for each of them, before they decode a pixel.
+    """
+    if file.startswith(_PNG):
+        return _png_pixels(file)
+    if not file.startswith(b"\xff\xd8"):
+        return file
+    kept = (file[start:end] for marker, start, end in _jpeg_segments(file) if marker not in _JPEG_METADATA)
+    return b"".join((file[:2], *kept))
+
+
+def _png_pixels(file: bytes) -> bytes:
+    pixels, position = bytearray(file[:8]), 8
+    while position + 8 <= len(file):
+        length, kind = unpack_from(">I4s", file, position)
+        end = position + 12 + length
+        if kind in _PNG_PIXELS:
+            pixels += file[position:end]
+        position = end
+    return bytes(pixels)

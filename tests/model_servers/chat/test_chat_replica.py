@@ -27,6 +27,7 @@ from tests.model_servers.chat.chat_client import (
     text_of,
     texts,
 )
+from tests.model_servers.chat.test_image_decoder import hostile_png
 from tests.model_servers.conftest import Replica, serve
 from tests.transformers_generate import page_inputs
 from trimtab_model_servers.chat.chat_model import ChatModel
@@ -315,6 +316,36 @@ async def test_metrics_have_load_and_totals(client: ChatClient, replica: Replica
     encoded = {one.labels["model"]: one.value for one in reported["trimtab_encoded_images"].samples}
     assert pending["colocated", "text"] == pending["colocated", "image"] == pending["encode", "image"] == 0
     assert encoded["colocated"] >= 1
+    assert reported["trimtab_event_loop_lag_seconds"].samples[0].value >= 0
+
+
+async def test_hostile_chats_do_not_pause_other_chats(client: ChatClient, replica: Replica):
+    """Unpacking metadata of a gigabyte, or tokenizing a megabyte, on the event loop takes seconds."""
+    page = hostile_png(Pillow.new("L", (96, 96)))
+    pages = [page + bytes([number]) for number in range(12)]  # files that are not equal
+
+    async def status(request: InferRequest, action: str) -> int:
+        async with client.post(request, action) as answer:
+            await answer.read()
+            return int(answer.status)
+
+    hostile = [
+        status(a_chat("colocated", "?", *pages, max_tokens=1), "infer"),
+        status(InferRequest("keep", (rows_of_files(*pages),)), "count"),
+        *(status(a_chat("colocated", "What is this? " * 70_000), "count") for _ in range(4)),
+    ]
+    sent = asyncio.gather(*hostile)
+    longest_seconds, loop = 0.0, asyncio.get_running_loop()
+    async with aiohttp.ClientSession() as session:
+        while not sent.done():
+            asked_at = loop.time()
+            async with session.get(f"http://127.0.0.1:{replica.ports.data_port}/v2/health/live") as answer:
+                assert answer.status == 200
+            longest_seconds = max(longest_seconds, loop.time() - asked_at)
+            await asyncio.sleep(0.005)
+
+    assert await sent == [200, 200, 400, 400, 400, 400]
+    assert longest_seconds < 0.5
 
 
 class FailingCore(EngineCore):

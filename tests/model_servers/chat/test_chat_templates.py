@@ -278,7 +278,7 @@ async def test_counted_tokens_equal_usage(folder):
     content = texts("messages", json.dumps(said(IMAGE, "<image> or", IMAGE, "What?")).encode())
     options = texts("options", json.dumps({"max_tokens": 4, "ignore_eos": True}).encode())
     request = InferRequest("colocated", (content, options, files(*photos)))
-    counted, answer = hosted.count(request), await hosted.infer(request, worker)
+    counted, answer = await hosted.count(request), await hosted.infer(request, worker)
     await hosted.close()
     prompt, _, image, _, text = (int(number) for number in answer.outputs[2].array[0])
 

@@ -4,19 +4,10 @@ import contextlib
 from typing import Any, cast
 
 from trimtab_model_servers.chat.interfaces import ChatParameters, Prompt
-from trimtab_model_servers.chat.messages import read_messages, read_options
+from trimtab_model_servers.chat.messages import read_options
 from trimtab_model_servers.chat.request_parser import ChatRow
 from trimtab_model_servers.chat.sessions import ChatSessions
 from trimtab_model_servers.engine.request import Request
-
-
-class FakeTokenizer:
-    """Builds prompts of six tokens."""
-
-    end_ids = frozenset({2})
-
-    def build_prompt(self, messages, shapes):  # noqa: ARG002  (interface)
-        return Prompt((7,) * 6, ())
 
 
 class FakeEngine:
@@ -34,8 +25,8 @@ class FakeEngine:
 async def request_of(options: bytes) -> Request:
     """The engine's request of a chat that arrives at 1000 s."""
     engine, parameters = FakeEngine(), ChatParameters(slot_tokens=20, max_new_tokens=64)
-    sessions = ChatSessions(cast("Any", engine), cast("Any", FakeTokenizer()), parameters, lambda: 1000.0)
-    chat = ChatRow(read_messages(b'[{"role": "user", "content": "?"}]'), read_options(options), "", ())
+    sessions = ChatSessions(cast("Any", engine), frozenset({2}), parameters, lambda: 1000.0)
+    chat = ChatRow(read_options(options), "", Prompt((7,) * 6, ()))
     async with contextlib.aclosing(sessions.stream(chat)) as events:
         assert [event async for event in events] == []
     return engine.requests[0]

@@ -8,7 +8,7 @@ from typing import Any, Final, Literal
 from tokenizers import AddedToken, Tokenizer, decoders, pre_tokenizers
 from tokenizers.models import BPE
 
-from trimtab_model_servers.chat.interfaces import EmbeddingShape, ImageSpan, Prompt
+from trimtab_model_servers.chat.interfaces import EmbeddingShape, ImageSpan, Prompt, encode_text
 from trimtab_model_servers.chat.messages import Message
 from trimtab_model_servers.errors import RefusalError
 from trimtab_model_servers.families.hf_vlm.chat_templates import (
@@ -148,8 +148,7 @@ def _text_tokenizer(tokenizer: Tokenizer, special_tokens: SpecialTokens) -> Toke
     text_tokenizer.encode_special_tokens = True
 
     def tokenize(text: str) -> Sequence[int]:
-        ids: Sequence[int] = text_tokenizer.encode(text, add_special_tokens=False).ids
-        return ids
+        return encode_text(text_tokenizer, text)
 
     return tokenize
 

@@ -14,7 +14,14 @@ from tokenizers import Tokenizer
 from torch import Tensor
 
 from trimtab_model_servers.chat.image_decoder import decode_image
-from trimtab_model_servers.chat.interfaces import ChatComponents, ChatParameters, EmbeddingShape, ImageSpan, Prompt
+from trimtab_model_servers.chat.interfaces import (
+    ChatComponents,
+    ChatParameters,
+    EmbeddingShape,
+    ImageSpan,
+    Prompt,
+    encode_text,
+)
 from trimtab_model_servers.chat.messages import Message
 from trimtab_model_servers.engine.model_adapters import adapt_model
 from trimtab_model_servers.errors import RefusalError
@@ -97,7 +104,7 @@ class QuestionTemplate:
         for _ in range(message.image_count):
             spans.append(ImageSpan(len(tokens), self._placeholders))
             tokens += self._page
-        tokens += self.tokenizer.encode(message.text, add_special_tokens=False).ids
+        tokens += encode_text(self.tokenizer, message.text)
         if is_assistant:
             tokens.append(self._end)
 

@@ -6,7 +6,7 @@ any longer is not encoded.
 
 import asyncio
 from collections import OrderedDict, deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from trimtab_model_servers.batch_worker import BatchWorker
-from trimtab_model_servers.chat.image_decoder import BadImage, ImageFile
+from trimtab_model_servers.chat.image_decoder import BadImage, DecodingBudget, ImageFile, process_budget
 from trimtab_model_servers.chat.interfaces import EmbeddingShape, ImageEmbedding, VisionEncoder
 from trimtab_pipelines.image_tokens import ImageTokens
 from trimtab_protocol.chat.internal_wire import content_id
@@ -75,11 +75,19 @@ class _Encoding:
 class EncoderScheduler:
     """Queue, batches and cache of one encoder; for one event loop. ``worker`` computes."""
 
-    def __init__(self, encoder: VisionEncoder, worker: BatchWorker, batch_images: int, cache_bytes: int) -> None:
+    def __init__(
+        self,
+        encoder: VisionEncoder,
+        worker: BatchWorker,
+        batch_images: int,
+        cache_bytes: int,
+        decoding_budget: Callable[[], DecodingBudget] = process_budget,
+    ) -> None:
         self.encoder = encoder
         self.counters = EncoderCounters()
         self._worker = worker
         self._preprocessors = ThreadPoolExecutor(PREPROCESSING_THREADS, thread_name_prefix="preprocessing")
+        self._decoding_budget = decoding_budget
         self._batch_images = batch_images
         self._cache = EmbeddingCache(cache_bytes)
         self._encodings: dict[Key, _Encoding] = {}
@@ -139,12 +147,17 @@ class EncoderScheduler:
     def _tokens(self, image: ImageFile, images: int) -> ImageTokens:
         return self.encoder.token_rule.count(image.width_px, image.height_px, images=images)
 
+    def _preprocess(self, image: ImageFile, images: int, budget: DecodingBudget) -> Any:
+        with budget.hold(image.decoding_bytes(self.encoder.pixel_bytes)):
+            return self.encoder.preprocess(image.content, images)
+
     async def _encode_image(self, key: Key, image: ImageFile, images: int) -> ImageEmbedding:
         count, encoder = self._tokens(image, images), self.encoder
         self.counters.pending_tokens += count.encoded
         try:
             loop = asyncio.get_running_loop()
-            pixels = await loop.run_in_executor(self._preprocessors, encoder.preprocess, image.content, images)
+            budget = self._decoding_budget()
+            pixels = await loop.run_in_executor(self._preprocessors, self._preprocess, image, images, budget)
             future: asyncio.Future[Tensor] = loop.create_future()
             self._queue.append((pixels, future))
             if self._batch_loop is None:

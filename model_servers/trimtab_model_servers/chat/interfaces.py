@@ -97,6 +97,10 @@ class VisionEncoder(Protocol):
     def name(self) -> str:
         """Identity of encoder and weights: encoders with the same name give equal embeddings of an image."""
 
+    @property
+    def pixel_bytes(self) -> int:
+        """Peak memory of ``preprocess`` per pixel of a decoded image."""
+
     def embedding_shape(self, count: ImageTokens) -> EmbeddingShape:
         """Shape of the embeddings of an image with ``count`` tokens."""
 

@@ -10,8 +10,9 @@ from torch import Tensor
 
 from trimtab_model_servers.batch_worker import BatchWorker
 from trimtab_model_servers.chat.encoder_scheduler import EmbeddingCache, EncoderScheduler
-from trimtab_model_servers.chat.image_decoder import ImageFile
+from trimtab_model_servers.chat.image_decoder import DecodingBudget, ImageFile
 from trimtab_model_servers.chat.interfaces import EmbeddingShape, ImageEmbedding
+from trimtab_model_servers.errors import RefusalError
 from trimtab_pipelines.image_tokens import ImageTokens, OneTile
 
 ROW_BYTES = 4 * 2
@@ -23,6 +24,7 @@ class FakeEncoder:
     token_rule = OneTile(3)
     width = 2
     name = "fake"
+    pixel_bytes = 1
 
     def __init__(self) -> None:
         self.gate = threading.Event()
@@ -123,6 +125,20 @@ async def test_abandoned_image_is_not_encoded(encoder: FakeEncoder, scheduler: E
 
     assert encoder.batches == [1]
     assert scheduler.counters.pending_tokens == 0
+
+
+async def test_image_beyond_the_decoding_budget_is_refused(encoder: FakeEncoder):
+    worker = BatchWorker()
+    budget = DecodingBudget(8 * 10)  # ten pixels of a PNG
+    scheduler = EncoderScheduler(encoder, worker, 4, 0, lambda: budget)
+
+    await scheduler.encode(ImageFile(b"a", 5, 2, "a"), "")
+    with pytest.raises(RefusalError, match="image 3 takes") as refused:
+        await scheduler.encode(ImageFile(b"b", 11, 1, "b"), "", 4, 3)
+
+    worker.close()
+    assert refused.value.status_code == 413
+    assert (encoder.batches, scheduler.in_flight) == ([1], 0)
 
 
 def test_cache_is_bounded_and_evicts_least_recently_used():

@@ -52,6 +52,9 @@ class ProcessedImage:
 class HfVisionEncoder:
     """Encodes images one by one: the tiles of one fill a batch."""
 
+    pixel_bytes = 14
+    """The image in four bytes, and its copies in the image processor, as measured."""
+
     def __init__(self, config: VlmConfig, model: Any, name: str, stored: ImageProcessorConfig | None = None) -> None:
         self.token_rule, self.name = config.token_rule, name
         self.width = int(model.config.text_config.hidden_size)

@@ -47,6 +47,7 @@ class PageEncoder:
     """Decodes pages and encodes them with the vision tower."""
 
     width = WIDTH
+    pixel_bytes = 1
     token_rule = OneTile(PAGE_TOKENS)
 
     def __init__(self, model: Any, name: str) -> None:

@@ -4,12 +4,14 @@ import asyncio
 import json
 from contextlib import asynccontextmanager
 
+import grpc
 import numpy as np
 import pytest
 
 from tests.router.chats import ChatReplica, a_chat, a_chat_pipeline, a_png, events, words_of
-from tests.router.fakes import a_rig
+from tests.router.fakes import a_rig, grpc_refusal
 from trimtab_protocol import InferRequest, Tensor
+from trimtab_router.limits import Limits
 from trimtab_router.router import COUNTS_AT_ONCE
 
 CHAT = "/v1/chat/completions"
@@ -177,6 +179,48 @@ async def test_what_is_wrong_with_a_chat_is_said_in_the_clients_form():
             got, body, _ = await ask(rig, chat)
             assert (got, body["error"]["param"], body["error"]["code"]) == (status, param, code), body
         assert await rig.outcomes() == {"refused": 5}
+
+
+def rows_of_images(*images: bytes) -> InferRequest:
+    content = [{"type": "text", "text": "hi"}, *[{"type": "image"}] * len(images)]
+    message = json.dumps([{"role": "user", "content": content}]).encode()
+    files = np.empty((1, len(images)), dtype=object)
+    files[0, :] = images
+    texts = Tensor("messages", "BYTES", np.array([message], dtype=object))
+    return InferRequest("sample", (texts, Tensor("images", "BYTES", files)))
+
+
+LIMITS = {"images": {"maxPerRequest": 2, "maxMegapixels": 0.001, "maxBytes": 1024}}
+
+
+@pytest.mark.parametrize(
+    "images",
+    [[a_png()] * 3, [a_png(), a_png(32, 32)], [a_png() + bytes(1024)], [b"no image"]],
+    ids=["count", "pixels", "bytes", "format"],
+)
+async def test_bounds_of_images_hold_for_every_protocol(images):
+    replica, pipeline = ChatReplica(), a_chat_pipeline(chat=LIMITS)
+    async with chatting(replica, pipeline=pipeline) as rig:
+        assert (await ask(rig, a_chat("hi", *images)))[0] == 400
+        assert (await rig.rest(rows_of_images(*images)))[0] == 400
+        code, _ = await grpc_refusal(rig.grpc(rows_of_images(*images)))
+
+        assert code is grpc.StatusCode.INVALID_ARGUMENT
+        assert (await rig.outcomes(), replica.written) == ({"refused": 3}, [])
+        assert (await rig.rest(rows_of_images(a_png(), a_png())))[0] == 200
+
+
+async def test_bound_of_messages_holds_for_every_protocol():
+    message = json.dumps([{"role": "user", "content": "a" * 2**16}]).encode()
+    request = InferRequest("sample", (Tensor("messages", "BYTES", np.array([message], dtype=object)),))
+    replica = ChatReplica()
+    async with chatting(replica, limits=Limits(max_json_bytes=2**16)) as rig:
+        assert (await ask(rig, a_chat("a" * 2**16)))[0] in {400, 413}
+        assert (await rig.rest(request))[0] == 400
+        code, _ = await grpc_refusal(rig.grpc(request))
+
+        assert code is grpc.StatusCode.INVALID_ARGUMENT
+        assert (await rig.outcomes(), replica.written) == ({"refused": 3}, [])
 
 
 async def test_models_are_listed():

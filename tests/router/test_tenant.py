@@ -19,8 +19,8 @@ from trimtab_protocol.tensors import SLOW_VALUES_BYTES
 from trimtab_router.admission.request_parsing import (
     MAX_INLINE_ROWS,
     MAX_OPTIONS_BYTES,
+    chat_inputs,
     is_slow_to_rewrite,
-    options_inputs,
 )
 from trimtab_router.scheduling.stage_request import RowSlice, StageRequest
 from trimtab_router.transport.http_transport import _rows_with_deadline
@@ -149,6 +149,6 @@ async def test_naming_a_tenant_does_not_share_its_images():
 
 
 def test_pipelines_that_answer_no_chats_have_no_options_to_own():
-    assert options_inputs(a_chat_pipeline().spec) == ("options",)
+    assert chat_inputs(a_chat_pipeline().spec, "options") == ("options",)
     inputs = [{"name": "options", "datatype": "BYTES"}, {"name": "x", "datatype": "FP32", "shape": [4]}]
-    assert options_inputs(a_pipeline(inputs=inputs).spec) == ()
+    assert chat_inputs(a_pipeline(inputs=inputs).spec, "options") == ()

@@ -59,6 +59,9 @@ def _image_input(field: str, url: str, extracted: Buffer | None, bounds: ImageLi
 
 def validate_image_file(file: bytes, field: str, bounds: ImageLimits) -> bytes:
     """Return an image file if its header is valid and its size within limits; raises InvalidChat."""
+    if len(file) > bounds.max_bytes:
+        text = f"{field} has {len(file)} bytes; send at most {bounds.max_bytes}"
+        raise InvalidChat(text, param=field, code="image_too_large")
     read_header(file, field, int(bounds.max_megapixels * 1e6))
     return file
 

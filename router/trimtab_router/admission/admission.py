@@ -10,13 +10,15 @@ from contextlib import suppress
 
 from trimtab_pipelines.spec import InferencePipeline
 from trimtab_protocol import PendingRequest
+from trimtab_protocol.chat.internal_wire import OPTIONS
+from trimtab_router.admission.chat_bounds import ChatBounds
 from trimtab_router.admission.concurrency_limit import FULL_SHARE, ConcurrencyLimit, LimitBounds, LoadSample
 from trimtab_router.admission.memory_budget import MemoryBudget, Reservation
 from trimtab_router.admission.request_parsing import (
+    chat_inputs,
     decoded_bytes,
     decoding_bytes,
     is_slow_to_rewrite,
-    options_inputs,
     parse_request,
     set_tenant,
     validate_header,
@@ -155,7 +157,8 @@ class Admission:
         self.concurrency = ConcurrencyController(ConcurrencyLimit(slo.latency_seconds), self.memory, bounds)
         self._pipeline = pipeline
         self._entry_gate = EntryGate(PATIENCE_SHARE * slo.first_response_seconds)
-        self._options_inputs = options_inputs(pipeline.spec)
+        self._options_inputs = chat_inputs(pipeline.spec, OPTIONS)
+        self._chat_bounds = ChatBounds.of(pipeline.spec, limits.json_bytes)
         self._decoder = ThreadPoolExecutor(1, "decode")  # one thread, which bounds temporary memory too
         self._collection: asyncio.TimerHandle | None = None
 
@@ -174,8 +177,9 @@ class Admission:
         """Validate and decode a request, its description before any value, in a thread if that is slow.
 
         The reservation grows by the memory of decoding. Raises Refusal, or ProtocolError for values that contradict the
-        description.
+        description or are no image.
         """
+        self._chat_bounds.check_counts(pending.inputs)
         if not (pending.slow or is_slow_to_rewrite(self._options_inputs, pending.inputs)):
             return self._parse(pending, reservation.client)
         validate_header(self._pipeline.name, self._pipeline.spec, pending.request, pending.inputs)
@@ -190,6 +194,7 @@ class Admission:
 
     def _parse(self, pending: PendingRequest, client: str) -> Call:
         call = parse_request(self._pipeline.name, self._pipeline.spec, pending)
+        self._chat_bounds.check(call)
         if self._options_inputs:
             set_tenant(call, self._options_inputs, client)
         return call

@@ -15,7 +15,7 @@ from trimtab_pipelines.graph import REQUEST, split_reference
 from trimtab_pipelines.spec import InferencePipelineSpec
 from trimtab_pipelines.tensors import RequestInput
 from trimtab_protocol import InferRequest, PendingRequest
-from trimtab_protocol.chat.internal_wire import IMAGES, OPTIONS, bytes_tensor, options_with_tenant
+from trimtab_protocol.chat.internal_wire import IMAGES, bytes_tensor, options_with_tenant
 from trimtab_protocol.extensions import TASK
 from trimtab_protocol.messages import TensorHeader
 from trimtab_protocol.tensors import BYTES, Array, TensorLike
@@ -147,12 +147,17 @@ MAX_OPTIONS_BYTES = 2**16  # Maximum bytes of options in one row. They are parse
 MAX_INLINE_ROWS = 128  # more rows take about a millisecond, and are rewritten in a thread
 
 
-def options_inputs(spec: InferencePipelineSpec) -> tuple[str, ...]:
-    """Inputs of a pipeline's requests that hold chat options. Empty if the pipeline serves no chats."""
-    declared = {tensor.name for tensor in spec.inputs if (tensor.datatype, tuple(tensor.shape)) == ("BYTES", ())}
-    chat_stages = (stage for stage in spec.stages if stage.generates or stage.encodes)
-    read = (split_reference(read.source) for stage in chat_stages for read in stage.inputs if read.name == OPTIONS)
-    return tuple(sorted({name for owner, name in read if owner == REQUEST and name in declared}))
+def chat_inputs(spec: InferencePipelineSpec, name: str) -> tuple[str, ...]:
+    """Inputs of a pipeline's requests that stages which serve chats read as `name`: texts, or images of a row."""
+    sources = [
+        split_reference(read.source)
+        for stage in spec.stages
+        if stage.generates or stage.encodes
+        for read in stage.inputs
+        if read.name == name
+    ]
+    inputs = (tensor for tensor in spec.inputs if (REQUEST, tensor.name) in sources)
+    return tuple(sorted(i.name for i in inputs if i.datatype == BYTES and (name == IMAGES or not i.shape)))
 
 
 def is_slow_to_rewrite(names: tuple[str, ...], inputs: Iterable[TensorHeader]) -> bool:

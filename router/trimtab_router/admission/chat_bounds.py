@@ -1,0 +1,51 @@
+"""`ChatBounds`: bounds on messages and images that arrive as tensors; they are those of OpenAI's API."""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from math import prod
+from typing import Self
+
+from trimtab_pipelines.chat_settings import ChatSettings, ImageLimits
+from trimtab_pipelines.spec import InferencePipelineSpec
+from trimtab_pipelines.stages import IMAGES_INPUT, MESSAGES_INPUT
+from trimtab_protocol.chat.chat_parser import validate_image_file
+from trimtab_protocol.tensors import TensorLike
+from trimtab_router.admission.request_parsing import chat_inputs
+from trimtab_router.refusal import invalid
+from trimtab_router.request import Call
+
+
+@dataclass(frozen=True, slots=True)
+class ChatBounds:
+    """Bounds of one pipeline. `messages` and `images` name the inputs of requests that they apply to."""
+
+    messages: tuple[str, ...]
+    images: tuple[str, ...]
+    max_message_bytes: int
+    limits: ImageLimits
+
+    @classmethod
+    def of(cls, spec: InferencePipelineSpec, max_message_bytes: int) -> Self:
+        limits = (spec.chat_settings or ChatSettings()).images
+        return cls(chat_inputs(spec, MESSAGES_INPUT), chat_inputs(spec, IMAGES_INPUT), max_message_bytes, limits)
+
+    def check_counts(self, inputs: Iterable[TensorLike]) -> None:
+        """Raise Refusal for a chat with too many images, whose values are still unread."""
+        for tensor in inputs:
+            if tensor.name in self.images and prod(tensor.shape[1:]) > self.limits.max_per_request:
+                count = prod(tensor.shape[1:])
+                raise invalid(
+                    f"input {tensor.name!r} has {count} images in a row; send at most {self.limits.max_per_request}"
+                )
+
+    def check(self, call: Call) -> None:
+        """Raise Refusal for messages that are too long, InvalidChat for an image that is too large or none."""
+        for name in self.messages:
+            size = max(map(len, call.inputs.get(name, ())), default=0)
+            if size > self.max_message_bytes:
+                raise invalid(f"input {name!r} has {size} bytes in a row; send at most {self.max_message_bytes}")
+        rows = len(next(iter(call.inputs.values())))
+        for name in call.inputs.keys() & self.images:
+            for row, files in enumerate(call.inputs[name].reshape(rows, -1)):
+                for number, file in enumerate(files):
+                    validate_image_file(bytes(file), f"image {number} in row {row} of input {name!r}", self.limits)

@@ -1,9 +1,8 @@
 """Messages and options of a chat, parsed and validated."""
 
-import json
 from collections.abc import Sequence
 from itertools import groupby
-from typing import Annotated, Any, Literal, TypeVar
+from typing import Annotated, Literal, TypeVar
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, TypeAdapter, ValidationError
 
@@ -122,10 +121,9 @@ def require_images(messages: Sequence[Message], count: int) -> None:
 
 
 def _read(name: str, adapter: "TypeAdapter[Parsed]", text: bytes) -> Parsed:
+    """Parse JSON, which half a surrogate pair is not; raises RefusalError 400."""
     try:
-        document: Any = json.loads(text)
-        return adapter.validate_python(document)
+        return adapter.validate_json(text)
     except ValidationError as error:
-        raise RefusalError(400, f"{name}: {first_problem(error)}") from error
-    except (ValueError, RecursionError) as error:
-        raise RefusalError(400, f"{name}: not JSON: {error}") from error
+        problem = first_problem(error).replace("Invalid JSON", "not JSON", 1)
+        raise RefusalError(400, f"{name}: {problem}") from error

@@ -70,6 +70,22 @@ async def test_text_that_no_slot_holds_is_not_tokenized(tokenizer):
     assert tokenizer.built == 1
 
 
+@pytest.mark.parametrize(
+    "row",
+    [
+        b'[{"role": "user", "content": "half a pair: \\ud83d"}]',
+        b'[{"role": "user", "content": [{"type": "text", "text": "\\udc00"}]}]',
+    ],
+)
+async def test_half_a_surrogate_pair_in_messages_is_invalid(tokenizer, row):
+    assert (await refusal(tokenizer, InferRequest("m", (texts("messages", row),)))).status_code == 400
+
+
+async def test_half_a_surrogate_pair_in_options_is_invalid(tokenizer):
+    options = texts("options", b'{"stop": ["\\udfff"]}')
+    assert (await refusal(tokenizer, a_chat("m", "?", extra=(options,)))).status_code == 400
+
+
 async def test_slow_prompt_does_not_block_event_loop(tokenizer):
     tokenizer.gate.clear()
     parsing = asyncio.create_task(parse(tokenizer, a_chat("m", "?")))

@@ -50,7 +50,7 @@ async def test_complete_response_and_its_upstream_request():
         content = [{"type": "text", "text": "one two"}, {"type": "image"}]
         assert written.messages == [{"role": "user", "content": content}]
         assert 50.0 < written.options.pop("deadline_seconds") < 60.0
-        assert written.options == {"max_tokens": 1, "seed": 5}
+        assert written.options == {"max_tokens": 1, "seed": 5, "tenant": "127.0.0.1"}
         assert await rig.outcomes() == {"ok": 1}
         assert rig.value("trimtab_tokens_total", modality="image", direction="in") == 14
 

@@ -54,14 +54,14 @@ async def test_options_carry_tenant_and_deadline():
         code, _ = await grpc_refusal(rig.grpc(asked(b"[]")))
 
     assert all(0.0 < left_seconds(replica, chat) < 5.0 for chat in range(5))
-    assert replica.written[4].options == {"max_tokens": 1, "tenant": "127.0.0.1"}
+    assert replica.written[4].options == {"max_tokens": 1, "tenant": "127.0.0.1/32"}
     assert code is grpc.StatusCode.INVALID_ARGUMENT
     ours = {"tenant": "a"}
     sent = sorted((written.options for written in replica.written[:2]), key=lambda options: "seed" in options)
     assert sent == [{"max_tokens": 1} | ours, {"seed": 3} | ours]
     assert replica.written[2].options == ours
     assert replica.written[3].options == {"max_tokens": 1, "tenant": "127.0.0.1"}, "without Envoy, its address"
-    assert [written.tenants for written in replica.written] == [["a"]] * 3 + [["127.0.0.1"]] * 2
+    assert [written.tenants for written in replica.written] == [["a"]] * 3 + [["127.0.0.1"], ["127.0.0.1/32"]]
 
 
 MESSAGES_INPUT = {"name": "messages", "from": "request.inputs.messages"}

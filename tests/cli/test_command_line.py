@@ -75,7 +75,7 @@ def test_run_reuses_an_empty_or_earlier_run_folder(tmp_path: Path) -> None:
 @pytest.mark.parametrize("planted", ["lock", "link", "facts", "folder", "linked folder"])
 def test_run_takes_no_folder_that_only_looks_like_a_run(tmp_path: Path, planted: str) -> None:
     mine, precious = tmp_path / "mine", tmp_path / "precious"
-    weights = mine / "models" / "w.bin"
+    weights = mine / ("models" if "folder" in planted else "data") / "w.bin"
     weights.parent.mkdir(parents=True)
     weights.write_bytes(b"weights")
     precious.write_bytes(MARK + b"precious")

@@ -25,6 +25,7 @@ from trimtab_model_servers.errors import RefusalError
 from trimtab_model_servers.server.chat_loader import load_chat
 from trimtab_protocol import InferRequest, Tensor
 from trimtab_protocol.chat.embedding_refs import EmbeddingCounts, ImageIdentity, dump_refs, parse_encoded_image
+from trimtab_protocol.chat.internal_wire import TENANTS, dump_tenants
 
 NAME = "smolvlm2-2.2b"
 TALL_AND_WIDE = [a_photo(33, 90), a_photo(90, 33)]
@@ -85,24 +86,27 @@ async def test_disaggregated_counts_equal_colocated_counts(colocated, text):
     encoder = part("keep", "encode")
     of_chat = Tensor("chat_images", "INT64", np.array([[2, 0], [2, 1]], dtype=np.int64))
     shown = InferRequest("encode", (rows_of_files(*TALL_AND_WIDE), of_chat))
-    counted = encoder.count(shown)
+    counted = await encoder.count(shown)
     assert counted == EmbeddingCounts(rows=(28, 28), columns=(2, 3))
     asked = texts("messages", messages("What?", 2))
     references = texts("references", dump_refs(counted.blanks()))
 
-    by_parts = text.count(InferRequest("text", (asked, references)))
-    by_whole = colocated.count(InferRequest("colocated", (asked, files(*TALL_AND_WIDE))))
+    by_parts = await text.count(InferRequest("text", (asked, references)))
+    by_whole = await colocated.count(InferRequest("colocated", (asked, files(*TALL_AND_WIDE))))
     assert by_parts == by_whole
 
 
 async def test_stored_and_cached_images_report_tile_columns():
     encoder = part("keep", "encode")
-    made = await encoder.infer(InferRequest("encode", (rows_of_files(*TALL_AND_WIDE),)), BatchWorker())
+    tenants = {TENANTS: dump_tenants(["a", "a"])}
+    made = await encoder.infer(
+        InferRequest("encode", (rows_of_files(*TALL_AND_WIDE),), parameters=tenants), BatchWorker()
+    )
     reported = [parse_encoded_image(bytes(one)) for one in made.outputs[0].array]
     assert [(one.rows, one.columns) for one in reported] == [(28, 2), (28, 3)]
     file = reported[1].digest.split(":")[-2]
 
-    assert encoder.add_names(["again"], ImageIdentity(file=file, alone=True)) == reported[1].model_dump()
+    assert encoder.add_names(["again"], ImageIdentity(file=file, tenant="a", alone=True)) == reported[1].model_dump()
 
 
 def test_uniform_gray_tile_is_encoded():

@@ -44,8 +44,9 @@ class ChatBounds:
             size = max(map(len, call.inputs.get(name, ())), default=0)
             if size > self.max_message_bytes:
                 raise invalid(f"input {name!r} has {size} bytes in a row; send at most {self.max_message_bytes}")
-        rows = len(next(iter(call.inputs.values())))
-        for name in call.inputs.keys() & self.images:
-            for row, files in enumerate(call.inputs[name].reshape(rows, -1)):
+        for name in self.images:
+            if (images := call.inputs.get(name)) is None:
+                continue
+            for row, files in enumerate(images.reshape(len(images), -1)):
                 for number, file in enumerate(files):
                     validate_image_file(bytes(file), f"image {number} in row {row} of input {name!r}", self.limits)

@@ -114,18 +114,17 @@ def hostile_jpeg(plain: Pillow.Image) -> bytes:
     return file.getvalue()[:2] + segment * 4000 + file.getvalue()[2:]
 
 
-@pytest.mark.parametrize(("kind", "hostile"), [("PNG", hostile_png), ("JPEG", hostile_jpeg)])
-@pytest.mark.parametrize("mode", ["L", "RGB", "P", "RGBA", "CMYK", "1"])
-def test_metadata_is_skipped_and_pixels_stay(mode, kind, hostile):
+MODES = {"PNG": ("L", "RGB", "P", "RGBA", "1"), "JPEG": ("L", "RGB", "CMYK", "1")}
+
+
+@pytest.mark.parametrize(("kind", "mode"), [(kind, mode) for kind, modes in MODES.items() for mode in modes])
+def test_metadata_is_skipped_and_pixels_stay(kind, mode):
     noise = np.random.default_rng(1).integers(256, size=(40, 30, 4), dtype=np.uint8)
     picture = Pillow.fromarray(noise).convert("RGB").convert(mode)
     plain = io.BytesIO()
-    try:
-        picture.save(plain, kind)
-    except OSError:
-        pytest.skip(f"{kind} has no {mode}")
+    picture.save(plain, kind)
 
-    file = hostile(picture)
+    file = {"PNG": hostile_png, "JPEG": hostile_jpeg}[kind](picture)
 
     assert len(without_metadata(file)) <= len(plain.getvalue()) < len(file) // 10
     expected = Pillow.open(plain).convert("RGB")

@@ -3,7 +3,6 @@
 import contextlib
 import hashlib
 import io
-import os
 import struct
 import threading
 from collections.abc import Iterator, Mapping, Sequence
@@ -12,6 +11,7 @@ from functools import cache
 from pathlib import Path
 from typing import Final
 
+import psutil
 from PIL import Image as Pillow
 
 from trimtab_model_servers.errors import RefusalError
@@ -121,7 +121,7 @@ def process_budget() -> DecodingBudget:
 
 def memory_limit_bytes(files: Sequence[Path] = _LIMIT_FILES) -> int:
     """Memory limit of the container, by version 2 or 1 of control groups; at most the memory of the machine."""
-    limits = [os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")]
+    limits = [int(psutil.virtual_memory().total)]
     for file in files:
         with contextlib.suppress(OSError, ValueError):  # no such file, or "max"
             limits.append(int(file.read_text()))
@@ -130,8 +130,5 @@ def memory_limit_bytes(files: Sequence[Path] = _LIMIT_FILES) -> int:
 
 def _used_bytes() -> int:
     """Resident memory of this process that is not a file's."""
-    try:
-        resident, of_files = map(int, Path("/proc/self/statm").read_text().split()[1:3])
-    except OSError:
-        return 0
-    return (resident - of_files) * os.sysconf("SC_PAGE_SIZE")
+    memory = psutil.Process().memory_info()
+    return int(memory.rss - getattr(memory, "shared", 0))  # only Linux tells them apart

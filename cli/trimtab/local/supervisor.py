@@ -51,8 +51,6 @@ MAX_ROUTER_TIMEOUTS = 3
 ADAPTER_HANG_SECONDS = 20.0
 """The adapter sends a heartbeat each second, except while it computes a plan."""
 MAX_FAULTS = 1000
-
-
 MODELS_FOLDER = "models"
 OWN_FOLDERS = (MODELS_FOLDER, "logs")
 """Folders of a run folder that are removed with all that they contain, by the run or by the next one."""

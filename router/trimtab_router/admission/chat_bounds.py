@@ -32,8 +32,8 @@ class ChatBounds:
     def check_counts(self, inputs: Iterable[TensorLike]) -> None:
         """Raise Refusal for a chat with too many images, whose values are still unread."""
         for tensor in inputs:
-            if tensor.name in self.images and prod(tensor.shape[1:]) > self.limits.max_per_request:
-                count = prod(tensor.shape[1:])
+            count = prod(tensor.shape[1:]) if tensor.name in self.images else 0
+            if count > self.limits.max_per_request:
                 raise invalid(
                     f"input {tensor.name!r} has {count} images in a row; send at most {self.limits.max_per_request}"
                 )

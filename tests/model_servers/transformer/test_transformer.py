@@ -170,7 +170,7 @@ def test_merging_keeps_sizes_and_weighted_sums(rule, rows, count, share, seed):
 
 
 def slow_bipartite(tokens, sizes, keys, merged):
-    """One image by loops, as section 3 of ToMe tells it."""
+    """Merge the tokens of one image by loops, as section 3 of ToMe describes it."""
     count = len(tokens)
     unit = normalize(keys, dim=-1)
     seekers, sought = range(1, count, 2), range(0, count, 2)

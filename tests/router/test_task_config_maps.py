@@ -136,6 +136,23 @@ async def test_concurrent_registrations_get_separate_numbers(cluster, namespace,
     assert sorted(number for number, _ in filter(None, numbers)) == [2, 3, 4, 5]
 
 
+async def test_version_seen_before_its_tasks_is_not_overwritten(cluster, namespace, pipeline):
+    """The watch sees another router's task after this router chose a number, and before it writes."""
+
+    class Seen(TaskConfigMaps):
+        async def write(self, stage, variant, files, changes):
+            await create(cluster, namespace, "small", {"2-other.safetensors": a_file()})
+            await self.read(stage, variant)
+            return await super().write(stage, variant, files, changes)
+
+    replica = FakeReplica(facts=lambda: task_metadata(OWN, {}))
+    async with a_rig(pipeline, {"stage-0": [replica]}) as rig:
+        task = await TaskStore(rig.router, Seen(cluster, pipeline)).register("stage-0", "small", "new", a_file())
+
+    assert task.index == 3
+    assert {*await stored(cluster, namespace)} == {"2-other.safetensors", "3-new.safetensors"}
+
+
 async def test_number_taken_for_another_variant_is_given_back(cluster, namespace, tmp_path):
     """Another router registers its task between the choice of a number and the write."""
     variants = [a_variant("small"), a_variant("large", accuracy=0.95)]
@@ -144,9 +161,9 @@ async def test_number_taken_for_another_variant_is_given_back(cluster, namespace
         await create(cluster, namespace, variant["name"])
 
     class Late(TaskConfigMaps):
-        async def write(self, stage, variant, changes):
+        async def write(self, stage, variant, files, changes):
             await create(cluster, namespace, "large", {"2-other.safetensors": a_file()})
-            return await super().write(stage, variant, changes)
+            return await super().write(stage, variant, files, changes)
 
     replica = FakeReplica(facts=lambda: task_metadata(OWN, {}))
     async with a_rig(pipeline, {"stage-0": [replica]}) as rig:

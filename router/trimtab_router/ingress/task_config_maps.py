@@ -40,12 +40,14 @@ class TaskConfigMaps:
             raise TaskRefused(503, f"there is no ConfigMap {name} yet, which the operator creates; try again")
         return self._newest_files(found)
 
-    async def write(self, stage: str, variant: str, changes: Changes) -> Files | None:
+    async def write(self, stage: str, variant: str, files: Files, changes: Changes) -> Files | None:
         """As `TaskFiles.write`. Raises TaskRefused: 413 if a ConfigMap has no room, 503 if the API server refuses."""
         name = tasks_name(self._pipeline.name, stage, variant)
         path = kind_of(KIND).path(self._pipeline.metadata.namespace, name)
-        found, manager = self._latest[name], {"fieldManager": ROUTER_MANAGER}
-        _require_room(_files(found), changes)
+        found, manager = self._latest.get(name), {"fieldManager": ROUTER_MANAGER}
+        if found is None or _files(found) != files:  # the watch has seen a newer version than the changes are of
+            return None
+        _require_room(files, changes)
         try:
             return self._newest_files(await self._cluster.call("PATCH", path, manager, _patch(found, changes), MERGE))
         except Conflict:

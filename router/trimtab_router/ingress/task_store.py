@@ -75,8 +75,8 @@ class TaskFiles(Protocol):
 
     async def read(self, stage: str, variant: str) -> Files: ...
 
-    async def write(self, stage: str, variant: str, changes: Changes) -> Files | None:
-        """Change the files that were read; return the new ones, or None if another router has changed them since."""
+    async def write(self, stage: str, variant: str, files: Files, changes: Changes) -> Files | None:
+        """Change files that were read; return the new ones, or None if another router has changed them since."""
         ...
 
 
@@ -90,14 +90,14 @@ class TaskFolder:
         paths = (self._folder / stage / variant).glob("*")
         return await asyncio.to_thread(lambda: {path.name: _read_header(path) for path in paths if path.is_file()})
 
-    async def write(self, stage: str, variant: str, changes: Changes) -> Files | None:
+    async def write(self, stage: str, variant: str, files: Files, changes: Changes) -> Files | None:
         for name, content in changes.items():
             path = self._folder / stage / variant / name
             if content is None:
                 path.unlink(missing_ok=True)
             else:
                 await asyncio.to_thread(write_atomically, path, content)
-        return await self.read(stage, variant)
+        return {name: content for name, content in {**files, **changes}.items() if content is not None}
 
 
 class TaskStore:
@@ -110,6 +110,8 @@ class TaskStore:
         self._applying = asyncio.Lock()
         self.tasks: dict[tuple[str, str], dict[str, RegisteredTask]] = {}
         """By (stage, variant), then by name."""
+        self._files_of: dict[tuple[str, str], Files] = {}
+        """Files that `tasks` was made of, by (stage, variant)."""
         self._next_indices: dict[tuple[str, str], int] = {}
         """First index that follows those of a variant's files."""
 
@@ -137,7 +139,7 @@ class TaskStore:
                 self._router.tasks.unregister(stage, variant, name)
             for name, task in tasks.items():
                 self._router.tasks.register(stage, variant, name, task.record)
-            self.tasks[stage, variant] = tasks
+            self.tasks[stage, variant], self._files_of[stage, variant] = tasks, files
             used = [*filter(None, map(parse_file_name, files)), *removed]
             self._next_indices[stage, variant] = max((index + 1 for index, _ in used), default=0)
 
@@ -212,7 +214,10 @@ class TaskStore:
 
     async def _change(self, owner: Stage, variant: str, decide: Callable[[], Changes]) -> None:
         """Write the changes that `decide` makes of the current tasks, again if another router was faster."""
-        while (files := await self._files.write(owner.name, variant, decide())) is None:
+        while True:
+            read = self._files_of[owner.name, variant]
+            if (files := await self._files.write(owner.name, variant, read, decide())) is not None:
+                break
             await self._read(owner)
         await self.apply(owner.name, variant, files)
 

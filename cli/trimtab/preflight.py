@@ -14,11 +14,14 @@ from trimtab.local import profile_cache
 from trimtab.options import console
 from trimtab_model_servers.errors import ModelError
 from trimtab_model_servers.families.registry import require_family
+from trimtab_model_servers.weights.files import require_digest
 from trimtab_pipelines.documents import DocumentError, load_pipeline, pipeline_folder, write_atomically
-from trimtab_pipelines.model_spec import resolve_uri
+from trimtab_pipelines.model_spec import is_path, resolve_uri
 from trimtab_pipelines.processes.child_process import StartError
 from trimtab_pipelines.spec import InferencePipeline
+from trimtab_pipelines.stages import Stage
 from trimtab_pipelines.variants import Variant
+from trimtab_profiler.identity import model_identity
 from trimtab_profiler.profile import OnProgress
 from trimtab_profiler.profile import Progress as Measured
 
@@ -27,30 +30,68 @@ def prepare(pipeline_file: Path) -> InferencePipeline:
     """Load a pipeline to serve here; raises DocumentError if weights are missing, StartError without PyTorch."""
     require_installed()
     pipeline = load_pipeline(pipeline_file)
-    folder = pipeline_folder(pipeline_file)
-    for stage in pipeline.spec.stages:
-        for variant in stage.variants:
-            _require_servable(variant, f"{pipeline_file}: stage {stage.name}, variant {variant.name}")
-            for uri in variant.storage_uris:
-                _require_file(uri, folder, f"{pipeline_file}: stage {stage.name}, variant {variant.name}")
+    require_servable(pipeline_file, pipeline)
     return pipeline
 
 
-def _require_file(uri: str, folder: Path, where: str) -> None:
-    parts = urlsplit(resolve_uri(uri, folder))
-    path = Path(url2pathname(parts.path)) if parts.scheme in ("", "file") else None
+def require_servable(pipeline_file: Path, pipeline: InferencePipeline) -> None:
+    """Raise DocumentError for a variant that no local model server can serve, and for missing or other weights."""
+    folder = pipeline_folder(pipeline_file)
+    for stage in pipeline.spec.stages:
+        for variant in stage.variants:
+            where = f"{pipeline_file}: stage {stage.name}, variant {variant.name}"
+            if variant.container is not None:
+                message = "a container only runs in a cluster; give the variant a family to serve it here"
+                raise DocumentError(f"{where}: {message}")
+            try:
+                require_family(variant.family)
+                for uri in variant.storage_uris:
+                    _require_file(uri, folder)
+                weights = _local_path(variant.storage_uri, folder)
+                if weights is not None and weights.is_file():
+                    require_digest(weights, variant.digest, f"storageUri {variant.storage_uri}")
+            except ModelError as error:
+                raise DocumentError(f"{where}: {error}") from error
+
+
+def _require_file(uri: str, folder: Path) -> None:
+    path = _local_path(uri, folder)
     if path is not None and not path.exists():
-        raise DocumentError(f"{where}: storageUri {uri}: {path} does not exist")
+        raise ModelError(f"storageUri {uri}: {path} does not exist")
 
 
-def _require_servable(variant: Variant, where: str) -> None:
-    """Raise DocumentError if no local model server can serve the variant."""
-    if variant.container is not None:
-        raise DocumentError(f"{where}: a container only runs in a cluster; give the variant a family to serve it here")
-    try:
-        require_family(variant.family)
-    except ModelError as error:
-        raise DocumentError(f"{where}: {error}") from error
+def _local_path(uri: str, folder: Path) -> Path | None:
+    parts = urlsplit(resolve_uri(uri, folder))
+    return Path(url2pathname(parts.path)) if parts.scheme in ("", "file") else None
+
+
+def remarks(pipeline_file: Path, pipeline: InferencePipeline) -> Iterator[str]:
+    """What is valid in a pipeline, but probably not what its author expects."""
+    folder = pipeline_folder(pipeline_file)
+    for stage in pipeline.spec.stages:
+        for variant in stage.variants:
+            for remark in (*_size_remarks(stage, variant, folder), *_evidence_remarks(variant, folder)):
+                yield f"! stage {stage.name}, variant {variant.name}: {remark}"
+
+
+def _size_remarks(stage: Stage, variant: Variant, folder: Path) -> Iterator[str]:
+    unused = [size for size in stage.batch_sizes if size > variant.max_batch_size]
+    if unused and "batch_sizes" in stage.model_fields_set:
+        sizes = ", ".join(map(str, unused))
+        yield f"batchSizes {sizes} are above maxBatchSize {variant.max_batch_size} and are not used"
+    weights, memory = _local_path(variant.storage_uri, folder), variant.resources.memory
+    if weights is not None and weights.is_file() and weights.stat().st_size > memory:
+        size = weights.stat().st_size / 2**20
+        yield f"its weights of {size:.0f} MiB do not fit into resources.memory, {memory / 2**20:.0f} MiB"
+
+
+def _evidence_remarks(variant: Variant, folder: Path) -> Iterator[str]:
+    for name, value in variant.parameters.items():
+        if isinstance(value, str) and "/" in value and not is_path(value) and (folder / value).exists():
+            yield f"parameters.{name} {value} is passed as it is; write ./{value} for a path relative to the pipeline"
+    digests = {point.measured_accuracy().model_digest for point in variant.points} - {None}
+    if digests and digests != {model_identity(variant, folder).digest}:
+        yield "its accuracy was measured with other weights, parameters or code; run trimtab evaluate again"
 
 
 def write_edited(path: Path, text: str) -> None:
@@ -71,8 +112,12 @@ def require_installed(packages: Sequence[str] = ("mlserver", "torch")) -> None:
 
 def choose_profiles(pipeline_file: Path, pipeline: InferencePipeline, requested: Path | None) -> Path:
     """Find the profile to plan with; measure one if there is none for this machine."""
+    for remark in remarks(pipeline_file, pipeline):
+        console.print(remark)
     choice = profile_cache.find_profile(pipeline_file, pipeline, requested, console.print)
     if choice is None:
+        require_installed()
+        require_servable(pipeline_file, pipeline)
         console.print(f"no profile of {pipeline.name} for this machine: measuring one")
         with profiling_progress() as show:
             choice = asyncio.run(profile_cache.measure_profile(pipeline_file, pipeline, show))

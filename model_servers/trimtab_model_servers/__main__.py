@@ -20,7 +20,7 @@ from trimtab_model_servers.weights.source import take_credentials
 from trimtab_pipelines.edge_settings import ReplicaIdentity
 from trimtab_pipelines.kubernetes_names import DATA_PORT, MLSERVER_GRPC_PORT, MLSERVER_HTTP_PORT
 from trimtab_pipelines.model_spec import ModelSpec, join_variable
-from trimtab_pipelines.processes.child_process import ReplicaPorts, print_ready_line
+from trimtab_pipelines.processes.child_process import REJECTED, ReplicaPorts, print_ready_line
 from trimtab_protocol.mutual_tls import InvalidIdentity, MutualTls
 
 TERMINATION_LOG = Path("/dev/termination-log")
@@ -43,15 +43,18 @@ def main() -> int:
                 stack.enter_context(_model_folder(arguments.models_env)) if arguments.models_env else arguments.folder
             )
             identity = MutualTls(arguments.identity) if arguments.identity else None
-            from trimtab_model_servers.server.replica import Listeners, run  # noqa: PLC0415  (imports torch)
+            from trimtab_model_servers.server.replica import Listeners, check, run  # noqa: PLC0415  (imports torch)
 
             listeners = Listeners(
                 arguments.host, arguments.mlserver_host, ports, identity, arguments.health_port, arguments.metrics_port
             )
-            run(folder, print_ready_line, listeners, drain_seconds)
+            if arguments.check:
+                check(folder)
+            else:
+                run(folder, print_ready_line, listeners, drain_seconds)
     except (ModelError, InvalidIdentity, OSError) as error:
-        _report(f"trimtab_model_servers: {error}\n")
-        return 1
+        _report(f"trimtab_model_servers: {' '.join(str(error).split())}\n")
+        return REJECTED if isinstance(error, ModelError) else 1
     return 0
 
 
@@ -62,6 +65,7 @@ def _parser() -> argparse.ArgumentParser:
     models.add_argument(
         "--models-env", metavar="NAME", help="variable with a JSON list of models, continued in NAME_1, …"
     )
+    parser.add_argument("--check", action="store_true", help="load the models, one after the other, and end")
     parser.add_argument("--host", default="127.0.0.1", help="address of the data port (default: %(default)s)")
     parser.add_argument(
         "--mlserver-host",

@@ -20,6 +20,7 @@ def accuracy_on_basis(basis: AccuracyBasis, value: float, low: float | None) -> 
 AccuracySource = Literal["Measured", "Published", "Declared", "Agreement"]
 """Agreement is the share of samples on which a compiled or quantized form gives the same result as the original model.
 """
+DIGESTS = {"samples_digest", "model_digest"}
 AGREEMENT = "agreement with the original model"
 
 
@@ -40,6 +41,10 @@ class AccuracyEvidence(Model):
         default=None, pattern=r"^sha256:[0-9a-f]{64}$", exclude_if=lambda digest: digest is None
     )
     """SHA-256 of the samples."""
+    model_digest: str | None = Field(
+        default=None, pattern=r"^sha256:[0-9a-f]{64}$", exclude_if=lambda digest: digest is None
+    )
+    """SHA-256 of the family, code, parameters and weights that were measured."""
     mean_confidence: Fraction | None = Field(default=None, exclude_if=lambda confidence: confidence is None)
     """Mean confidence of the model on these samples, for stages with a confidence output. Accuracy drift is detected
     from its change.

@@ -11,6 +11,7 @@ from typing import Any, TypeVar
 
 import yaml
 from pydantic import BaseModel, ValidationError
+from pydantic.alias_generators import to_camel
 
 from trimtab_pipelines.edge_settings import EdgeSettings
 from trimtab_pipelines.endpoints import Endpoints
@@ -73,7 +74,7 @@ def parse_plan(content: object, where: str) -> PipelinePlan:
     Components are upgraded one after the other, and a plan with an unknown field is better than none.
     """
     try:
-        return PipelinePlan.model_validate(content)
+        return PipelinePlan.model_validate(content, by_alias=True, by_name=False)
     except ValidationError as error:
         unknown = [
             problem["loc"] for problem in error.errors(include_url=False) if problem["type"] == "extra_forbidden"
@@ -148,7 +149,7 @@ def parse(model: type[AnyModel], content: object, where: str) -> AnyModel:
     if not isinstance(content, dict):
         raise DocumentError(f"{where}: expected a mapping with apiVersion, kind, metadata and spec")
     try:
-        return model.model_validate(content, context=AS_WRITTEN)
+        return model.model_validate(content, context=AS_WRITTEN, by_alias=True, by_name=False)
     except ValidationError as error:
         raise DocumentError(f"{where}: " + "; ".join(_describe(error))) from None
     except Exception as error:  # a defect of a validator, which one tenant's document must not turn into an outage
@@ -250,11 +251,17 @@ def _read_json_or_yaml(path: Path) -> object:
 
 def _describe(error: ValidationError) -> list[str]:
     lines = []
-    for problem in error.errors(include_url=False):
+    problems = error.errors(include_url=False)
+    inner = {problem["loc"][:depth] for problem in problems for depth in range(len(problem["loc"]))}
+    for problem in problems:
+        if problem["type"] == "too_short" and problem["loc"] in inner:
+            continue  # the list is short only because one of its items is invalid
         field = ".".join(str(part) for part in problem["loc"]) or "document"
         message = problem["msg"].removeprefix("Value error, ")
         if problem["type"] == "extra_forbidden":
-            message = "unknown field; remove it or correct its spelling"
+            name = str(problem["loc"][-1])
+            right = "remove it or correct its spelling" if (camel := to_camel(name)) == name else f"write {camel}"
+            message = f"unknown field; {right}"
         elif problem["type"] != "value_error" and problem["type"] != "missing":
             message += f" (got {str(problem['input'])[:80]!r})"
         lines.append(f"{field}: {message}")

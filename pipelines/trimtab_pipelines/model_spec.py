@@ -73,7 +73,7 @@ def model_spec(
     return ModelSpec(
         name=variant.name,
         family=variant.family,
-        parameters=variant.parameters,
+        parameters={name: resolve_parameter(value, pipeline_folder) for name, value in variant.parameters.items()},
         storage_uri=resolve_uri(variant.storage_uri, pipeline_folder),
         digest=variant.digest,
         tasks=tuple(
@@ -128,6 +128,16 @@ def join_variable(name: str, environment: Mapping[str, str]) -> str:
 def resolve_uri(storage_uri: str, folder: Path) -> str:
     """Make a relative path absolute; other URIs are unchanged."""
     return storage_uri if urlsplit(storage_uri).scheme else str((folder / storage_uri).resolve())
+
+
+def is_path(value: ParameterValue) -> bool:
+    """Whether a parameter is a path relative to the pipeline's file."""
+    return isinstance(value, str) and value.startswith(("./", "../"))
+
+
+def resolve_parameter(value: ParameterValue, folder: Path) -> ParameterValue:
+    """Make a relative path absolute; other parameters are unchanged."""
+    return str((folder / str(value)).resolve()) if is_path(value) else value
 
 
 def source_of(pipeline: InferencePipelineSpec, reference: str) -> TensorSpec:

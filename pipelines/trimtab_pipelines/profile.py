@@ -4,6 +4,7 @@ The fit is IPA's latency law l(b) = α b² + β b + γ (section 4.1). Measured b
 used between and beyond them, bounded by the neighbouring measurements.
 """
 
+import hashlib
 import math
 from bisect import bisect_left
 from collections.abc import Iterable, Mapping
@@ -281,6 +282,8 @@ class ModelIdentity(Model):
     parameters: dict[str, ParameterValue] = Field(default_factory=dict)
     weights: str = ""
     """SHA-256 of local weights; else their URI."""
+    code: str = Field(default="", exclude_if=is_empty)
+    """SHA-256 of the package that holds a family of the user's own."""
 
     def describe_change(self, now: "ModelIdentity") -> str:
         """Short description of how the variant has changed since; empty if it has not."""
@@ -289,7 +292,14 @@ class ModelIdentity(Model):
         if self.parameters != now.parameters:
             changed = {*self.parameters.items()} ^ {*now.parameters.items()}
             return f"other parameters ({', '.join(sorted({name for name, _ in changed}))})"
+        if self.code and self.code != now.code:
+            return "other code"
         return "" if self.weights == now.weights else "other weights"
+
+    @property
+    def digest(self) -> str:
+        """SHA-256 of the identity."""
+        return f"sha256:{hashlib.sha256(self.model_dump_json().encode()).hexdigest()}"
 
 
 class ModelProfileSpec(Model):
@@ -309,6 +319,8 @@ class ModelProfileSpec(Model):
     """Latency limit while measuring. Larger batch sizes were skipped after a smaller one exceeded it; absent if none
     was.
     """
+    busy_share: float | None = Field(default=None, ge=0, exclude_if=lambda share: share is None)
+    """Share of the machine's cores that other processes used while the profile was measured."""
 
     def point(self, variant: str, operating_point: str, cores: float) -> PointProfile | None:
         for point in self.points:

@@ -78,7 +78,7 @@ class Variant(Model):
     acme.models:Embedder. Empty if a container is given.
     """
     parameters: dict[str, ParameterValue] = Field(default_factory=dict)
-    """Parameters of the family."""
+    """Parameters of the family. A value that begins with ./ or ../ is a path relative to this file."""
     storage_uri: str = Field(default="", max_length=1024)
     """Location of the weights: a path relative to this file, file://…, s3://bucket/key, hf://repository/file or
     random://?seed=N. Models of several files may also use s3://bucket/prefix or hf://repository. hf://owner/name@commit

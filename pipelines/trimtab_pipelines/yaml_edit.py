@@ -5,7 +5,7 @@ from types import MappingProxyType
 
 import yaml
 
-from trimtab_pipelines.accuracy_evidence import Accuracy
+from trimtab_pipelines.accuracy_evidence import DIGESTS, Accuracy
 from trimtab_pipelines.escalation import Escalation
 
 Measured = Mapping[tuple[str, str, str], Accuracy]
@@ -164,8 +164,9 @@ def flow_accuracy(accuracy: Accuracy) -> str:
 
 
 def _evidence(accuracy: Accuracy) -> str:
-    fields = accuracy.model_dump(mode="json", by_alias=True, exclude_none=True, exclude={"value", "samples_digest"})
-    digest = [] if accuracy.samples_digest is None else [f"samplesDigest: '{accuracy.samples_digest}'"]
+    fields = accuracy.model_dump(mode="json", by_alias=True, exclude_none=True, exclude={"value", *DIGESTS})
+    digests = accuracy.model_dump(by_alias=True, exclude_none=True, include=DIGESTS).items()
+    digest = [f"{name}: '{value}'" for name, value in digests]
     return ", ".join([*(f"{name}: {_flow_value(value)}" for name, value in fields.items()), *digest])
 
 

@@ -10,6 +10,7 @@ from pathlib import Path
 from trimtab_kubernetes import Cluster, ClusterError
 from trimtab_model_servers.weights.source import take_credentials
 from trimtab_pipelines.documents import DocumentError, load_pipeline
+from trimtab_pipelines.errors import UserError
 from trimtab_pipelines.spec import InferencePipeline
 from trimtab_profiler.kubernetes_job import TaskError, run_task
 from trimtab_profiler.replica import ProfileError
@@ -39,7 +40,7 @@ async def _run(pipeline: InferencePipeline, folder: Path, task: str) -> str:
     try:
         async with await Cluster.connect() as cluster:
             await run_task(cluster, pipeline, folder, task)
-    except (ClusterError, ProfileError, TaskError, ValueError) as error:
+    except (ClusterError, ProfileError, UserError, TaskError, ValueError) as error:
         return f"{type(error).__name__}: {error}"
     return ""
 

@@ -28,10 +28,10 @@ from trimtab_pipelines.variants import Variant
 from trimtab_profiler import chat_profile, inputs
 from trimtab_profiler.base_allocation import base_allocation, stage_slo_seconds
 from trimtab_profiler.fit import fit_latency
-from trimtab_profiler.identity import model_identity, this_machine, usable_cores
+from trimtab_profiler.identity import BusyShare, model_identity, this_machine, usable_cores
 from trimtab_profiler.measure import FULL, QUICK, Batch, Effort, Samples, measure_round
 from trimtab_profiler.measurement_grid import GridPoint, grid, scale_to_cores
-from trimtab_profiler.replica import BatchRejected, Replica, running_replica
+from trimtab_profiler.replica import BatchRejected, Replica, check_models, running_replica
 
 ROWS = 64
 BATCHES_PER_POINT = 4
@@ -124,8 +124,8 @@ async def profile(
     """Measure a pipeline, in full unless `options` are given, and return the profile of each of its stages.
 
     Relative storage URIs start at `pipeline_folder`; `on_progress` is called after each round of a batch size. Raises
-    ProfileError if a variant cannot be loaded or rejects a batch, ValueError if a variant requests more cores than the
-    machine has, or an annotation is invalid.
+    InputRejected if a model is invalid, ProfileError if a replica fails or rejects a batch, ValueError if a variant
+    requests more cores than the machine has, or an annotation is invalid.
     """
     options = options or ProfileOptions.full()
     rows = inputs.request_rows(pipeline, ROWS, options.seed)
@@ -138,7 +138,15 @@ async def profile(
         if chat_profile.needs_chat_profile(stage, inputs.stage_rows(pipeline, stage, rows, ROWS)):
             visits = chat_profile.KINDS * visits + len(chat_profile.LENGTHS) * len(run.grids[stage.name])
         run.total += visits * options.effort.rounds
-    return {stage.name: await _profile_stage(run, stage) for stage in stages}
+    if len(stages) > 1:
+        await check_models(pipeline, pipeline_folder, stages)
+    busy_share = BusyShare()
+    profiles = {stage.name: await _profile_stage(run, stage) for stage in stages}
+    measured_beside = {"busy_share": busy_share.read()}
+    return {
+        name: profile.model_copy(update={"spec": profile.spec.model_copy(update=measured_beside)})
+        for name, profile in profiles.items()
+    }
 
 
 def write_profiles(profiles: Mapping[str, ModelProfile], folder: Path) -> Path:

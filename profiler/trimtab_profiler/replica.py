@@ -7,8 +7,9 @@ from pathlib import Path
 
 from trimtab_model_servers.server.settings import write_model_folder
 from trimtab_pipelines.errors import OperationFailed
-from trimtab_pipelines.processes.child_process import ChildProcess, ReplicaPorts, StartError
+from trimtab_pipelines.processes.child_process import ChildProcess, InputRejected, ReplicaPorts, StartError, start_error
 from trimtab_pipelines.spec import InferencePipeline
+from trimtab_pipelines.stages import Stage
 from trimtab_protocol import InferRequest, InferResponse, ProtocolError, Tensor, rest
 from trimtab_protocol.chat.internal_wire import TENANTS, dump_tenants
 from trimtab_protocol.extensions import OPERATING_POINT
@@ -81,10 +82,29 @@ async def running_replica(
             await process.stop(STOP_SECONDS)
 
 
+async def check_models(pipeline: InferencePipeline, pipeline_folder: Path, stages: Sequence[Stage]) -> None:
+    """Load the models of all stages, one after the other; raise InputRejected for the first that is invalid."""
+    with tempfile.TemporaryDirectory(prefix="trimtab-check-") as name:
+        folder = Path(name)
+        for stage in stages:
+            variants = [variant.name for variant in stage.variants]
+            write_model_folder(pipeline, pipeline_folder, stage.name, variants, folder / "models" / stage.name, 1.0)
+        arguments, log = ["--check", str(folder / "models")], folder / "log"
+        process = await ChildProcess.start("trimtab_model_servers", arguments, log, "the check", is_read=False)
+        try:
+            code = await process.wait()
+        finally:
+            await process.stop(STOP_SECONDS)
+        if code:
+            raise start_error(code, log, f"{process.name} stopped with exit code {code}")
+
+
 async def _connect(process: ChildProcess) -> HttpConnection:
     try:
         ports = await process.read_ready_line(ReplicaPorts, START_SECONDS)
         return await HttpConnection.open(HOST, ports.data_port)
+    except InputRejected:
+        raise
     except StartError as error:
         raise ProfileError(str(error)) from error
     except ConnectionLost as error:

@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from pydantic import TypeAdapter, ValidationError
 
-from trimtab_pipelines.accuracy_evidence import Accuracy
+from trimtab_pipelines.accuracy_evidence import DIGESTS, Accuracy
 
 # Headers of responses, and of requests forwarded by the proxy.
 CLIENT_HEADER = "x-trimtab-client"
@@ -70,7 +70,7 @@ def task_metadata(
         parameters[REJECTED_TASK_FILES] = json.dumps(dict(refused))
     known = {
         task: {
-            point: accuracy.model_dump(mode="json", by_alias=True, exclude_none=True, exclude={"samples_digest"})
+            point: accuracy.model_dump(mode="json", by_alias=True, exclude_none=True, exclude=DIGESTS)
             for point, accuracy in by_point.items()
         }
         for task, by_point in accuracies.items()

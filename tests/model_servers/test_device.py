@@ -1,4 +1,4 @@
-"""Devices: a variant that requests a GPU computes on it if torch finds one.
+"""Devices: a variant that requests a GPU computes on it, or does not load.
 
 The meta device stands for a GPU: it has no numbers, but rejects tensors of other devices.
 """
@@ -38,11 +38,13 @@ def card(monkeypatch):
 
 
 def test_gpu_is_used_if_requested_and_available(card):
-    for gpus, seen, where in [(1, True, META), (1, False, CPU), (0, True, CPU)]:
+    for gpus, where in [(1, META), (0, CPU)]:
         network = UserNetwork(nn.Linear(4, 2), ("y",))
 
-        assert move_to_device(a_spec(gpus=gpus), network, lambda: seen) == where  # noqa: B023  (called at once)
+        assert move_to_device(a_spec(gpus=gpus), network, card) == where
         assert network.module.weight.device == where
+    with pytest.raises(ModelError, match="torch finds no GPU here"):
+        move_to_device(a_spec(gpus=1), network, lambda: False)
 
 
 def test_residual_network_computes_on_its_device(card):
@@ -81,11 +83,10 @@ def test_family_without_gpu_support_rejects_gpu(card):
         load_model(a_spec(gpus=1))
 
 
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 def test_metadata_of_gpu_variant_states_the_device(weights):
-    asked, other = load_model(spec(weights, gpus=1)), load_model(spec(weights))
-
-    assert asked.facts()["device"] == ("cuda" if torch.cuda.is_available() else "cpu")
-    assert "device" not in other.facts()
+    assert load_model(spec(weights, gpus=1)).facts()["device"] == "cuda"
+    assert "device" not in load_model(spec(weights)).facts()
 
 
 def test_inputs_are_moved_to_the_models_device():

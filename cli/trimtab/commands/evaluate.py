@@ -32,6 +32,7 @@ from trimtab_pipelines.documents import pipeline_file, pipeline_folder
 from trimtab_pipelines.result_line import ResultLine
 from trimtab_pipelines.spec import InferencePipeline
 from trimtab_pipelines.yaml_edit import with_accuracies, with_escalations
+from trimtab_profiler.identity import model_identity
 
 COLUMNS = ("stage", "variant", "point", "task", "before", "measured", "95 % interval", "confidence")
 
@@ -71,6 +72,13 @@ def command(
     confidences = {choice: mean_confidences(listed, by_task_stages) for choice, listed in answers.items()}
     measured = accuracies(document, tallies, digest, confidences)
     by_task = task_accuracies(document, answers, tasks, digest)
+    home = pipeline_folder(pipeline)
+    models = {
+        (stage.name, variant.name): {"model_digest": model_identity(variant, home).digest}
+        for stage in document.spec.stages
+        for variant in stage.variants
+    }
+    measured = {key: accuracy.model_copy(update=models[key[:2]]) for key, accuracy in measured.items()}
     escalations_by_point = escalations(document, answers)
     rows = [
         _row(document, point, task, accuracy)

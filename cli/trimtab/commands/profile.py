@@ -11,7 +11,7 @@ from rich.table import Table
 
 from trimtab.kubernetes_access import OnStatus, connected, namespaced_name, request_profiling
 from trimtab.options import NamespaceOption, PipelineArgument, console, terminal_table
-from trimtab.preflight import prepare, profiling_progress
+from trimtab.preflight import prepare, profiling_progress, remarks
 from trimtab_pipelines.documents import pipeline_folder
 from trimtab_pipelines.profile import ModelProfile
 from trimtab_pipelines.result_line import ResultLine
@@ -37,6 +37,8 @@ def command(
     document = prepare(pipeline)
     home = pipeline_folder(pipeline)
     options = ProfileOptions.quick(document) if quick else ProfileOptions.full()
+    for remark in remarks(pipeline, document):
+        console.print(remark)
     with profiling_progress() as show:
         profiles = asyncio.run(profile(document, home, options, show))
     path = write_profiles(profiles, out or home)

@@ -10,12 +10,14 @@ from pathlib import Path
 
 from trimtab_pipelines import documents
 from trimtab_pipelines.documents import DocumentError, load_profiles, pipeline_folder
-from trimtab_pipelines.profile import ModelProfile
+from trimtab_pipelines.profile import Hardware, ModelProfile, ModelProfileSpec
 from trimtab_pipelines.spec import InferencePipeline
-from trimtab_profiler.identity import model_identity, this_machine
+from trimtab_profiler.identity import model_identity, this_machine, usable_cores
 from trimtab_profiler.profile import PROFILE_FILE, OnProgress, ProfileOptions, profile, write_profiles
 
 CACHE_VARIABLE = "TRIMTAB_CACHE"
+MAX_BUSY_SHARE = 0.25
+"""Share of the cores beyond which other processes disturb a measurement; it is repeated once they use half as much."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,6 +33,11 @@ def cache_folder() -> Path:
     return Path(os.environ.get(CACHE_VARIABLE) or Path.home() / ".cache" / "trimtab")
 
 
+def busy_now() -> float:
+    """Share of the cores in use, a mean over the last minute."""
+    return os.getloadavg()[0] / usable_cores()
+
+
 def why_unfit(profiles: Mapping[str, ModelProfile], pipeline_file: Path, pipeline: InferencePipeline) -> str:
     """Return why these profiles do not suit pipeline or machine; empty if they do."""
     machine, folder = this_machine(), pipeline_folder(pipeline_file)
@@ -40,15 +47,23 @@ def why_unfit(profiles: Mapping[str, ModelProfile], pipeline_file: Path, pipelin
             return f"it has no profile of stage {stage.name}"
         if profile.spec.pipeline != pipeline.name:
             return f"it is of pipeline {profile.spec.pipeline}"
-        hardware = profile.spec.hardware
-        if (hardware.processor, hardware.node_cores) != (machine.processor, machine.node_cores):
-            return f"it was measured on {hardware.node_cores} × {hardware.processor}"
+        if reason := _why_unfit_here(profile.spec, machine):
+            return reason
         for variant in stage.variants:
             if not any(point.variant == variant.name for point in profile.spec.points):
                 return f"it has no variant {variant.name} of stage {stage.name}"
             identity = profile.spec.models.get(variant.name)
             if identity is not None and (other := identity.describe_change(model_identity(variant, folder))):
                 return f"variant {variant.name} of stage {stage.name} was measured with {other}"
+    return ""
+
+
+def _why_unfit_here(profile: ModelProfileSpec, machine: Hardware) -> str:
+    hardware, busy_share = profile.hardware, profile.busy_share or 0.0
+    if (hardware.processor, hardware.node_cores) != (machine.processor, machine.node_cores):
+        return f"it was measured on {hardware.node_cores} × {hardware.processor}"
+    if busy_share > MAX_BUSY_SHARE and busy_now() < busy_share / 2:
+        return f"it was measured while other processes used {busy_share:.0%} of the cores"
     return ""
 
 
@@ -86,7 +101,9 @@ def find_profile(
 async def measure_profile(pipeline_file: Path, pipeline: InferencePipeline, on_progress: OnProgress) -> ProfileChoice:
     """Measure a quick profile and cache it; raises ProfileError."""
     profiles = await profile(pipeline, pipeline_folder(pipeline_file), ProfileOptions.quick(pipeline), on_progress)
-    return ProfileChoice(write_profiles(profiles, _cache_entry(pipeline_file)), "measured now")
+    shares = [profile.spec.busy_share or 0.0 for profile in profiles.values()]
+    beside = f", while other processes used {max(shares):.0%} of the cores" if max(shares) > MAX_BUSY_SHARE else ""
+    return ProfileChoice(write_profiles(profiles, _cache_entry(pipeline_file)), f"measured now{beside}")
 
 
 def _cache_entry(pipeline_file: Path) -> Path:

@@ -8,6 +8,7 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 
 from trimtab_pipelines.edge_settings import ReplicaIdentity
+from trimtab_pipelines.processes.child_process import REJECTED
 from trimtab_pipelines.processes.parent_death import die_with_parent
 from trimtab_protocol.mutual_tls import InvalidIdentity, MutualTls
 
@@ -31,8 +32,8 @@ def serve(folder: str, log: str, ready: Connection, identity: ReplicaIdentity | 
         mutual_tls = MutualTls(identity) if identity else None
         run(Path(folder), ready.send, Listeners(identity=mutual_tls))
     except (ModelError, InvalidIdentity, OSError) as error:
-        sys.stderr.write(f"{error}\n")
-        code = CANNOT_SERVE
+        sys.stderr.write(f"{' '.join(str(error).split())}\n")
+        code = REJECTED if isinstance(error, ModelError) else CANNOT_SERVE
     except BaseException:  # noqa: BLE001  (logged, and the process ends)
         sys.excepthook(*sys.exc_info())
         code = CANNOT_SERVE

@@ -14,7 +14,7 @@ from trimtab_pipelines.documents import write_json
 from trimtab_pipelines.edge_settings import ReplicaIdentity
 from trimtab_pipelines.endpoints import Endpoint, Endpoints
 from trimtab_pipelines.plan import PipelinePlan
-from trimtab_pipelines.processes.child_process import ReplicaPorts, last_log_lines
+from trimtab_pipelines.processes.child_process import REJECTED, ReplicaPorts, StartError, last_log_lines, start_error
 from trimtab_pipelines.router_state import RouterState
 from trimtab_pipelines.spec import InferencePipeline
 
@@ -107,7 +107,7 @@ class ReplicaManager:
     """Targets of the plan in force."""
     starts: int = 0
     """Number of replicas started so far."""
-    start_errors: dict[str, str] = field(default_factory=dict)
+    start_errors: dict[str, StartError] = field(default_factory=dict)
     """By stage, the error of its replicas after MAX_FAILED_STARTS failed starts in a row."""
     _managed: dict[str, ManagedReplica] = field(default_factory=dict)
     _failures: dict[str, int] = field(default_factory=dict)
@@ -286,8 +286,10 @@ class ReplicaManager:
         self._failures[stage] = 1 if healthy else self._failures.get(stage, 0) + 1
         self._not_before[stage] = now + rollout.backoff_seconds(self._failures[stage])
         log_lines = last_log_lines(managed.process.log)
-        if managed.ready_at is None and self._failures[stage] >= MAX_FAILED_STARTS:
-            self.start_errors[stage] = f"stage {stage}: its replica does not start{log_lines}"
+        code = managed.process.exit_code
+        if managed.ready_at is None and (code == REJECTED or self._failures[stage] >= MAX_FAILED_STARTS):
+            message = f"stage {stage}: its replica does not start"
+            self.start_errors[stage] = start_error(code, managed.process.log, message)
         if managed.hung:
             log_lines = f"it did not respond to the router; it was killed{log_lines}"
         self.on_death(f"replica {managed.replica.name} {'hung' if managed.hung else 'ended'}", log_lines)

@@ -60,6 +60,11 @@ class ReplicaProcess:
         return self._process.pid if self._process else None
 
     @property
+    def exit_code(self) -> int | None:
+        """Exit code; None before it has ended."""
+        return self._process.exitcode if self._process else None
+
+    @property
     def cpu_seconds(self) -> float:
         """CPU seconds used by all threads; 0 once the process has ended."""
         try:

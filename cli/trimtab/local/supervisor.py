@@ -359,7 +359,7 @@ class Supervisor:
                 self.replica_manager.step(self._serving())
             for reason in self.replica_manager.start_errors.values():
                 if not self._first_ready.is_set():
-                    raise StartError(reason)
+                    raise reason
             if self.replica_manager.settled and self.state is not None and self.state.ready:
                 self._first_ready.set()
             calm = (

@@ -74,22 +74,23 @@ def to_wire(name: str, tensor: torch.Tensor) -> Tensor:
     return Tensor(name, DATATYPES[tensor.dtype], array)
 
 
-def idle_gpu(spec: ModelSpec) -> ModelError:
-    """The error of a variant that requests a GPU which its family cannot use."""
-    return ModelError(f"family {spec.family!r} computes on cores alone; remove resources.gpu, which would stay idle")
+def unusable_gpu(spec: ModelSpec, *, supported: bool) -> ModelError:
+    """The error of a variant that requests a GPU which torch does not find, or which its family does not support."""
+    if not supported:
+        return ModelError(
+            f"family {spec.family!r} computes on cores alone; remove resources.gpu, which would stay idle"
+        )
+    return ModelError("torch finds no GPU here, but resources.gpu requests one; remove it to compute on cores")
 
 
 def move_to_device(
     spec: ModelSpec, network: Network, gpu_available: Callable[[], bool] = torch.cuda.is_available
 ) -> torch.device:
-    """Move a network to its device, and return it; ModelError if the family cannot use a requested GPU."""
+    """Move a network to its device, and return it; ModelError if a requested GPU cannot be used."""
     if not spec.gpus:
         return CPU
-    if not isinstance(network, MovesToDevice):
-        raise idle_gpu(spec)
-    if not gpu_available():
-        log.warning("model %s requests a GPU, but torch finds none: it computes on the CPU", spec.name)
-        return CPU
+    if not isinstance(network, MovesToDevice) or not gpu_available():
+        raise unusable_gpu(spec, supported=isinstance(network, MovesToDevice))
     network.move_to(GPU)
     return GPU
 

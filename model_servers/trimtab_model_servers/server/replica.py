@@ -17,11 +17,13 @@ import mlserver
 from mlserver.repository.load import load_model_settings
 from pydantic import ValidationError
 
-import trimtab_model_servers.server.runtime  # noqa: F401  (imports torch ahead of the fork)
+from trimtab_model_servers.batch_worker import BatchWorker
 from trimtab_model_servers.errors import ModelError
 from trimtab_model_servers.server.data_port import DataPort
+from trimtab_model_servers.server.hosted_model import load
 from trimtab_model_servers.server.mlserver_setup import LOGGING, ReservedPort, limit_bodies
 from trimtab_model_servers.server.model_registry import ModelRegistry, process_registry
+from trimtab_model_servers.server.runtime import spec_of
 from trimtab_model_servers.server.settings import server_settings
 from trimtab_pipelines.processes.child_process import ReplicaPorts
 from trimtab_pipelines.processes.malloc_tuning import retain_freed_memory
@@ -80,6 +82,16 @@ def run(
     gc.freeze()  # else each full collection would scan all of torch, and a fork would copy the scanned pages
     with asyncio.Runner(loop_factory=event_loop.new_event_loop) as runner:
         runner.run(_serve(folder, on_ready, listeners, drain_seconds))
+
+
+def check(folder: Path) -> None:
+    """Load the models of a folder, one after the other; raises ModelError for the first that cannot be loaded."""
+    worker = BatchWorker()
+    for settings in _model_settings(folder):
+        try:
+            load(spec_of(settings), worker)
+        except ModelError as error:
+            raise ModelError(f"model {settings.name}: {error}") from error
 
 
 async def _serve(

@@ -8,7 +8,7 @@ import os
 
 import grpc
 import mlserver.grpc.utils
-from mlserver import MLModel, types
+from mlserver import MLModel, ModelSettings, types
 from mlserver.errors import MLServerError
 from pydantic import ValidationError
 
@@ -44,7 +44,7 @@ class TorchRuntime(MLModel):  # type: ignore[misc]  # MLServer ships no types
         process = process_registry()
         process.expected.add(self.name)
         try:
-            spec = _spec(self)
+            spec = spec_of(self.settings)
             self._model = await process.worker.run(lambda: load(spec, process.worker, process.tls))
             if isinstance(self._model, HostedModel):
                 watcher = self._model.watch_tasks(process.worker)
@@ -93,8 +93,9 @@ class TorchRuntime(MLModel):  # type: ignore[misc]  # MLServer ships no types
         return True
 
 
-def _spec(model: MLModel) -> ModelSpec:
-    parameters = model.settings.parameters
+def spec_of(settings: ModelSettings) -> ModelSpec:
+    """The variant in the settings of MLServer; raises ModelError if there is none."""
+    parameters = settings.parameters
     extra = parameters.extra if parameters is not None else None
     if not extra:
         raise ModelError("parameters.extra is missing from its model-settings.json; write_model_folder writes it")

@@ -6,6 +6,7 @@ The ready line is one line of JSON with the ports of a router or a replica that 
 import asyncio
 import json
 import os
+import re
 import sys
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
@@ -15,11 +16,13 @@ from typing import TypeVar
 
 from pydantic import TypeAdapter, ValidationError
 
-from trimtab_pipelines.errors import OperationFailed
+from trimtab_pipelines.errors import OperationFailed, UserError
 from trimtab_pipelines.processes.parent_death import command_tied_to_parent
 
 LOG_TAIL_BYTES = 2000
 LINE_LIMIT_BYTES = 2**20
+REJECTED = 2
+"""Exit code of a process that rejects its input. The last line of its log names the input and the correction."""
 SAFE_PATH = "PYTHONSAFEPATH"
 """Environment variable that keeps Python from importing modules of the working directory."""
 
@@ -53,6 +56,18 @@ def print_ready_line(ports: Ports) -> None:
 
 class StartError(OperationFailed):
     """A process did not start; the message names it and quotes its log."""
+
+
+class InputRejected(StartError, UserError):
+    """A process did not start because its input is invalid; the message is the process's own line."""
+
+
+def start_error(code: int | None, log: Path, message: str) -> StartError:
+    """The error of a process that ended with a code before it was ready."""
+    lines = last_log_lines(log)
+    if code == REJECTED and lines:
+        return InputRejected(re.sub(r"^trimtab_\w+: ", "", lines.rpartition("\n")[2]))
+    return StartError(f"{message}{lines}")
 
 
 def command_options(**values: object) -> list[str]:
@@ -122,7 +137,8 @@ class ChildProcess:
                 f"{self.name} did not start within {timeout_seconds:g} s{last_log_lines(self._log)}"
             ) from None
         if not line:
-            raise StartError(self.exit_message(await self.wait()))
+            code = await self.wait()
+            raise start_error(code, self._log, f"{self.name} stopped with exit code {code}")
         try:
             return TypeAdapter(kind).validate_json(line)
         except ValidationError:

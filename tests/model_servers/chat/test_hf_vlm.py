@@ -323,7 +323,8 @@ def test_missing_gpu_is_reported(monkeypatch):
 def test_requested_gpu_is_used_or_rejected_if_idle(monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     published: dict[str, Any] = {"family": "internvl3-8b/encode", "parameters": TINY}
-    assert build(a_chat_spec("encode", **published, gpus=1)).facts["device"] == "cpu"
+    with pytest.raises(ModelError, match="torch finds no GPU here"):
+        load_chat(a_chat_spec("encode", **published, gpus=1), BatchWorker())
     with pytest.raises(ModelError, match="family 'lmm-digits/encode' computes on cores alone"):
         load_chat(a_chat_spec("encode", gpus=1), BatchWorker())
 

@@ -7,7 +7,7 @@ certificate authority and optionally by a name, not by address, since pod addres
 import logging
 import re
 import ssl
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -36,16 +36,23 @@ class InvalidIdentity(ValueError):
 class _Contexts:
     client: ssl.SSLContext
     server: ssl.SSLContext
+    authorities: Sequence[bytes]
+    refusal: str
+    """Why the authorities refuse the certificate itself; empty if they accept it."""
 
 
 class MutualTls:
-    """TLS contexts for both sides, reloaded when the files change. Raises InvalidIdentity if the files are invalid."""
+    """TLS contexts for both sides, reloaded when the files change. Raises InvalidIdentity if the files are invalid.
+
+    Invalid files do not replace valid ones, nor does a certificate that the unchanged authorities refuse, as an expired
+    one, replace one that they accepted.
+    """
 
     def __init__(self, identity: ReplicaIdentity) -> None:
         self._identity = identity
         self._versions = _file_versions(identity)
-        self._contexts = self._load()
         self._refusals: set[str] = set()
+        self._contexts = self._load()
 
     def client_context(self) -> ssl.SSLContext:
         """Context for a new connection; the same object while the files are unchanged."""
@@ -65,7 +72,7 @@ class MutualTls:
         if versions != self._versions:
             self._versions = versions
             try:
-                self._contexts = self._load()
+                self._contexts = self._accept(self._load())
             except InvalidIdentity as error:  # the files may be being written
                 log.warning("%s; keeping the previous certificate", error)
             else:
@@ -73,8 +80,30 @@ class MutualTls:
                 log.info("%s: certificate reloaded", self._identity.certificate)
         return self._contexts
 
+    def _accept(self, contexts: _Contexts) -> _Contexts:
+        previous = self._contexts
+        if contexts.refusal and not previous.refusal and contexts.authorities == previous.authorities:
+            raise InvalidIdentity(f"identity: certificate {self._identity.certificate}: {contexts.refusal}")
+        return contexts
+
     def _load(self) -> _Contexts:
-        return _Contexts(self._context(ssl.PROTOCOL_TLS_CLIENT), self._context(ssl.PROTOCOL_TLS_SERVER))
+        client, server = self._context(ssl.PROTOCOL_TLS_CLIENT), self._context(ssl.PROTOCOL_TLS_SERVER)
+        return _Contexts(client, server, client.get_ca_certs(binary_form=True), self._refusal(client))
+
+    def _refusal(self, client: ssl.SSLContext) -> str:
+        """Why a client with this identity refuses a server with the same one, by a handshake in memory."""
+        server = self._context(ssl.PROTOCOL_TLS_SERVER)
+        server.verify_mode = ssl.CERT_NONE
+        requests, responses = ssl.MemoryBIO(), ssl.MemoryBIO()
+        caller, callee = client.wrap_bio(responses, requests), server.wrap_bio(requests, responses, server_side=True)
+        for side in (caller, callee, caller):
+            try:
+                side.do_handshake()
+            except ssl.SSLWantReadError:
+                continue
+            except ssl.SSLError as error:
+                return explain_ssl_error(error)
+        return ""
 
     def _context(self, side: int) -> ssl.SSLContext:
         files, context = self._identity, ssl.SSLContext(side)

@@ -90,6 +90,19 @@ async def test_replaced_certificate_applies_to_new_connections(tmp_path, authori
         await met(port, tls.client_context())
 
 
+@pytest.mark.parametrize("expired", [True, False])
+async def test_refused_certificate_keeps_the_previous(tmp_path, authority, other, caplog, expired):
+    router = Holder(tmp_path / "router").take(authority, authority)
+    tls = MutualTls(router.identity())
+    before = tls.client_context()
+
+    router.take(authority if expired else other, authority, expired=expired)
+    assert tls.client_context() is before
+    assert "its certificate is refused: " in caplog.text
+    router.take(authority, authority)
+    assert tls.client_context() is not before
+
+
 async def test_invalid_files_keep_the_previous_certificate(tmp_path, authority, caplog):
     router = Holder(tmp_path / "router").take(authority, authority)
     tls = MutualTls(router.identity())

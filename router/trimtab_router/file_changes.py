@@ -4,10 +4,13 @@ The poll covers file systems without notifications, and changes before the watch
 compared with ours: with symbolic links, a folder has several names.
 """
 
+import logging
 from collections.abc import AsyncIterator
 from pathlib import Path
 
 from watchfiles import awatch
+
+logging.getLogger("watchfiles").setLevel(logging.WARNING)  # it logs each change, as of the samples of each second
 
 POLL_SECONDS = 1.0
 

@@ -4,7 +4,9 @@ import copy
 import json
 import logging
 import os
+import re
 import tempfile
+from contextlib import suppress
 from functools import cache
 from pathlib import Path
 from typing import Any, TypeVar
@@ -18,13 +20,15 @@ from trimtab_pipelines.endpoints import Endpoints
 from trimtab_pipelines.errors import UserError
 from trimtab_pipelines.plan import PipelinePlan, idle_stages, plan_capacity
 from trimtab_pipelines.profile import ModelProfile, profiles_by_stage
-from trimtab_pipelines.quantity import AS_WRITTEN
+from trimtab_pipelines.quantity import AS_WRITTEN, MAX_NUMBER
 from trimtab_pipelines.rollout import Capacity
 from trimtab_pipelines.spec import InferencePipeline, Pools
 
 log = logging.getLogger(__name__)
 
 MAX_DOCUMENT_BYTES = 16 * 2**20
+MAX_DEPTH = 64
+_SURROGATE = re.compile("[\ud800-\udfff]")
 AnyModel = TypeVar("AnyModel", bound=BaseModel)
 
 
@@ -73,12 +77,13 @@ def parse_plan(content: object, where: str) -> PipelinePlan:
 
     Components are upgraded one after the other, and a plan with an unknown field is better than none.
     """
-    try:
-        return PipelinePlan.model_validate(content, by_alias=True, by_name=False)
-    except ValidationError as error:
-        unknown = [
-            problem["loc"] for problem in error.errors(include_url=False) if problem["type"] == "extra_forbidden"
-        ]
+    _require_plain(content, where)
+    unknown: list[tuple[int | str, ...]] = []
+    with suppress(Exception):  # `parse` names the error
+        try:
+            return PipelinePlan.model_validate(content, by_alias=True, by_name=False)
+        except ValidationError as error:
+            unknown = [found["loc"] for found in error.errors(include_url=False) if found["type"] == "extra_forbidden"]
     supported = copy.deepcopy(content)
     for path in unknown:
         _remove_field(supported, path)
@@ -98,7 +103,9 @@ def validate_plan(plan: PipelinePlan, pipeline: InferencePipeline) -> PipelinePl
                 stage.variant(planned.variant).point(point.name)
         except KeyError as error:
             raise DocumentError(f"spec.stages: {error.args[0]}") from error
-        if not planned.replicas and stage.name not in idle_stages(plan, pipeline.spec):
+    idle = idle_stages(plan, pipeline.spec)
+    for stage in pipeline.spec.stages:
+        if not plan.spec.stage(stage.name).replicas and stage.name not in idle:
             raise DocumentError(f"spec.stages: {stage.name} has 0 replicas, but another stage reads its outputs")
     return plan
 
@@ -148,6 +155,7 @@ def parse(model: type[AnyModel], content: object, where: str) -> AnyModel:
     """Validate parsed YAML or JSON; DocumentError lists each invalid field with its path."""
     if not isinstance(content, dict):
         raise DocumentError(f"{where}: expected a mapping with apiVersion, kind, metadata and spec")
+    _require_plain(content, where)
     try:
         return model.model_validate(content, context=AS_WRITTEN, by_alias=True, by_name=False)
     except ValidationError as error:
@@ -155,6 +163,30 @@ def parse(model: type[AnyModel], content: object, where: str) -> AnyModel:
     except Exception as error:  # a defect of a validator, which one tenant's document must not turn into an outage
         log.exception("%s: validation failed", where)
         raise DocumentError(f"{where}: cannot be validated: {type(error).__name__}: {error}") from error
+
+
+def _require_plain(content: object, where: str) -> None:
+    """Raise DocumentError for a value outside the status that is too deep, no Unicode or an unbounded number."""
+    written = {key: part for key, part in content.items() if key != "status"} if isinstance(content, dict) else content
+    pending: list[tuple[object, tuple[object, ...]]] = [(written, ())]
+    containers: set[int] = set()
+    while pending:
+        value, path = pending.pop()
+        problem = ""
+        if isinstance(value, dict | list) and id(value) not in containers:
+            containers.add(id(value))  # YAML's aliases repeat a container, possibly within itself
+            parts = value.items() if isinstance(value, dict) else enumerate(value)
+            pending += ((part, (*path, key)) for key, part in parts)
+            pending += ((key, path) for key in value if isinstance(value, dict))
+        if len(path) > MAX_DEPTH:
+            problem = f"nested more than {MAX_DEPTH} deep"
+        elif isinstance(value, int | float) and not abs(value) <= MAX_NUMBER:
+            problem = f"the number must be finite and at most {MAX_NUMBER}"
+        elif isinstance(value, str) and not value.isascii() and _SURROGATE.search(value):
+            problem = "the text contains half of a surrogate pair"
+        if problem:
+            field = ascii(".".join(map(str, path[:8])))[1:-1]
+            raise DocumentError(f"{where}: {field or 'document'}: {problem}")
 
 
 def dump_yaml(*documents: BaseModel) -> str:

@@ -7,7 +7,7 @@ from pydantic import Field, model_validator
 from trimtab_pipelines.accuracy_evidence import AccuracyBasis
 from trimtab_pipelines.escalation import MAX_ESCALATIONS, EscalationPlan
 from trimtab_pipelines.operating_point import OperatingPoint
-from trimtab_pipelines.quantity import Cores, Fraction
+from trimtab_pipelines.quantity import Cores, Fraction, SecondsBySize
 from trimtab_pipelines.resource import Model, Name, Resource, find_named, is_empty, require_unique
 from trimtab_pipelines.rollout import Capacity, total
 from trimtab_pipelines.spec import InferencePipelineSpec
@@ -25,7 +25,7 @@ class PointPlan(Model):
     """Accuracy on individual tasks, if known."""
     inputs: tuple[TensorName, ...] = Field(default=(), max_length=16, exclude_if=is_empty)
     """Inputs that batches include in addition to the stage's required inputs; all if empty."""
-    service_seconds: dict[int, float] = Field(default_factory=dict)
+    service_seconds: SecondsBySize = Field(default_factory=dict)
     """Expected service time of a batch in seconds, by its number of rows."""
     escalations: tuple[EscalationPlan, ...] = Field(default=(), max_length=MAX_ESCALATIONS, exclude_if=is_empty)
     """Escalations that the router may use for low-confidence rows of this point."""
@@ -36,7 +36,7 @@ class StagePlan(Model):
 
     name: Name
     variant: Name
-    batch_size: int = Field(ge=1)
+    batch_size: int = Field(ge=1, le=4096)
     """Maximum number of rows in a batch."""
     replicas: int = Field(ge=0)
     """Number of replicas. 0 if the stage receives no traffic because its generation stage runs a variant with a
@@ -55,13 +55,13 @@ class StagePlan(Model):
     """Accuracy on individual tasks, if known."""
     inputs: tuple[TensorName, ...] = Field(default=(), max_length=16, exclude_if=is_empty)
     """Inputs that batches include in addition to the stage's required inputs; all if empty."""
-    service_seconds: dict[int, float] = Field(default_factory=dict)
+    service_seconds: SecondsBySize = Field(default_factory=dict)
     """Expected service time of a batch in seconds, by its number of rows."""
     escalations: tuple[EscalationPlan, ...] = Field(default=(), max_length=MAX_ESCALATIONS, exclude_if=is_empty)
     """Escalations that the router may use for low-confidence rows of this point."""
     prompt_tokens: float = Field(default=0.0, ge=0, exclude_if=is_empty)
     """Mean number of prompt tokens that serviceSeconds refer to; for generation stages."""
-    prefill_seconds: dict[int, float] = Field(default_factory=dict, max_length=32, exclude_if=is_empty)
+    prefill_seconds: SecondsBySize = Field(default_factory=dict, max_length=32, exclude_if=is_empty)
     """Expected time to first token of a prompt in seconds, by its number of tokens; for generation stages."""
     throughput_rps: float = Field(default=0.0, ge=0)
     """Rows per second that all replicas can serve at the fastest allowed point."""

@@ -7,13 +7,13 @@ used between and beyond them, bounded by the neighbouring measurements.
 import hashlib
 import math
 from bisect import bisect_left
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from functools import cached_property
 from typing import Literal, Self
 
 from pydantic import Field, model_validator
 
-from trimtab_pipelines.quantity import Cores
+from trimtab_pipelines.quantity import Cores, SecondsBySize
 from trimtab_pipelines.resource import Model, Name, Resource, is_empty
 from trimtab_pipelines.variants import ParameterValue
 
@@ -21,11 +21,11 @@ from trimtab_pipelines.variants import ParameterValue
 class Measurement(Model):
     """One batch size at saturation; every batch is full."""
 
-    batch_size: int = Field(ge=1)
-    latency_seconds_mean: float = Field(gt=0)
-    latency_seconds_p50: float = Field(gt=0)
-    latency_seconds_p99: float = Field(gt=0)
-    throughput_rps: float = Field(gt=0)
+    batch_size: int = Field(ge=1, le=4096)
+    latency_seconds_mean: float = Field(ge=1e-9, le=1e9)
+    latency_seconds_p50: float = Field(ge=1e-9, le=1e9)
+    latency_seconds_p99: float = Field(ge=1e-9, le=1e9)
+    throughput_rps: float = Field(ge=1e-9, le=1e12)
     """Rows per second of one replica."""
     batches: int = Field(ge=1)
     """Number of batches measured."""
@@ -56,6 +56,11 @@ class LatencyCurve(Model):
 
     measurements: tuple[Measurement, ...] = Field(min_length=1, max_length=64)
     fit: LatencyFit
+
+    @model_validator(mode="after")
+    def _unique_batches(self) -> Self:
+        _require_unique_batches(self.measurements)
+        return self
 
     def interpolate(self, other: "LatencyCurve", share: float) -> "LatencyCurve":
         """The curve between this one (share 0) and another (share 1), for the batch sizes that both have.
@@ -113,7 +118,7 @@ class ChatProfile(Model):
     """Mean number of prompt tokens of chats with one image, including the image's tokens in the prompt."""
     text_prompt_tokens: float = Field(default=0.0, ge=0, exclude_if=is_empty)
     """Mean number of prompt tokens of text-only chats."""
-    prefill_seconds: dict[int, float] = Field(default_factory=dict, max_length=32, exclude_if=is_empty)
+    prefill_seconds: SecondsBySize = Field(default_factory=dict, max_length=32, exclude_if=is_empty)
     """Median time to first token of a single text-only prompt, by its number of tokens."""
 
     def mean_prompt_tokens(self, images: float) -> float:
@@ -233,9 +238,13 @@ class PointProfile(Model):
 
     @model_validator(mode="after")
     def _unique_batches(self) -> Self:
-        if len(self._by_batch) != len(self.measurements):
-            raise ValueError(f"profile of {self.variant}: measurements has a duplicate batchSize")
+        _require_unique_batches(self.measurements)
         return self
+
+
+def _require_unique_batches(measurements: Sequence[Measurement]) -> None:
+    if len({measurement.batch_size for measurement in measurements}) < len(measurements):
+        raise ValueError("measurements has a duplicate batchSize")
 
 
 def _interpolate(start: Measurement, end: Measurement, share: float) -> Measurement:

@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from decimal import Decimal
 from typing import Annotated
 
-from pydantic import BeforeValidator, Field, PlainSerializer, ValidationInfo, WithJsonSchema
+from pydantic import AfterValidator, BeforeValidator, Field, PlainSerializer, ValidationInfo, WithJsonSchema
 
 _SUFFIXES = {
     "": Decimal(1),
@@ -34,21 +34,28 @@ _DURATION_UNITS = {"ms": Decimal("1e-3"), "s": Decimal(1), "m": Decimal(60), "h"
 DURATION_PATTERN = r"^([0-9]+(?:\.[0-9]*)?|\.[0-9]+)(ms|s|m|h)$"
 _DURATION = re.compile(DURATION_PATTERN)
 MAX_LENGTH = 32
+MAX_NUMBER = 2**63 - 1
+"""Largest quantity and integer of Kubernetes."""
+MAX_SECONDS = 366 * 86400
 AS_WRITTEN = {"as_written": True}
 """Validation context of a document written by a user, in which a duration needs its unit."""
 
 
 def parse_quantity(written: object) -> float:
     """Parse a Kubernetes quantity; ValueError shows the valid form."""
-    return _parse(written, _QUANTITY, _SUFFIXES, "a quantity", "write a number such as 2, 0.5, 500m or 256Mi")
+    advice = "write a number such as 2, 0.5, 500m or 256Mi"
+    return _parse(written, _QUANTITY, _SUFFIXES, "a quantity", advice, MAX_NUMBER)
 
 
 def parse_duration(written: object) -> float:
     """Parse `250ms`, `1.5s`, `2m` or `1h` into seconds; a number is in seconds."""
-    return _parse(written, _DURATION, _DURATION_UNITS, "a duration", "write for instance 250ms, 1.5s or 2m")
+    advice = "write for instance 250ms, 1.5s or 2m"
+    return _parse(written, _DURATION, _DURATION_UNITS, "a duration", advice, MAX_SECONDS)
 
 
-def _parse(written: object, form: re.Pattern[str], units: Mapping[str, Decimal], kind: str, advice: str) -> float:
+def _parse(
+    written: object, form: re.Pattern[str], units: Mapping[str, Decimal], kind: str, advice: str, most: float
+) -> float:
     match = form.match(written) if isinstance(written, str) and len(written) <= MAX_LENGTH else None
     if match is not None:
         number = float(Decimal(match[1]) * units[match[2]])
@@ -56,8 +63,8 @@ def _parse(written: object, form: re.Pattern[str], units: Mapping[str, Decimal],
         number = math.inf if written > sys.float_info.max else float(written)
     else:
         raise ValueError(f"{reprlib.repr(written)} is not {kind}; {advice}")
-    if not math.isfinite(number) or number < 0:
-        raise ValueError(f"{reprlib.repr(written)} is not {kind}; it must be finite and not negative")
+    if not 0 <= number <= most:
+        raise ValueError(f"{reprlib.repr(written)} is not {kind}; it must be between 0 and {most:.4g}")
     return number
 
 
@@ -90,6 +97,13 @@ def format_duration(seconds: float) -> str:
     return f"{Decimal(repr(seconds)) * 1000:f}".rstrip("0").rstrip(".") + "ms"
 
 
+def _require_sizes(seconds_by_size: dict[int, float]) -> dict[int, float]:
+    for size, seconds in seconds_by_size.items():
+        if not (1 <= size <= MAX_NUMBER and 0 <= seconds <= MAX_SECONDS):
+            raise ValueError(f"{seconds:g} seconds for {reprlib.repr(size)}; write sizes from 1 and seconds from 0")
+    return seconds_by_size
+
+
 _QUANTITY_SCHEMA = {"type": ["string", "number"], "maxLength": MAX_LENGTH, "pattern": QUANTITY_PATTERN}
 Cores = Annotated[
     float,
@@ -111,4 +125,5 @@ Seconds = Annotated[
         {"type": "string", "maxLength": MAX_LENGTH, "pattern": DURATION_PATTERN, "examples": ["250ms", "1.5s"]}
     ),
 ]
+SecondsBySize = Annotated[dict[int, float], AfterValidator(_require_sizes)]
 Fraction = Annotated[float, Field(ge=0, le=1, description="Between 0 and 1.")]

@@ -34,7 +34,12 @@ class Model(BaseModel):
     """A frozen value that rejects unknown fields; camelCase in documents, snake_case in Python."""
 
     model_config = ConfigDict(
-        frozen=True, extra="forbid", alias_generator=to_camel, populate_by_name=True, serialize_by_alias=True
+        frozen=True,
+        extra="forbid",
+        allow_inf_nan=False,
+        alias_generator=to_camel,
+        populate_by_name=True,
+        serialize_by_alias=True,
     )
 
     @classmethod

@@ -50,6 +50,11 @@ def test_plan_and_endpoints_round_trip(tmp_path):
         ("kind: Deployment\nmetadata: {name: x}\nspec: {}", "kind: Input should be 'InferencePipeline'"),
         ("x: &x {name: a}\ny: {<<: *x, name: b}\nz: 1", "x: unknown field"),  # a merge key may be overridden
         (b"\xff\xfe\x00", "not UTF-8"),
+        (f"spec: {'[' * 70}{']' * 70}", "spec.0.0.0.0.0.0.0: nested more than 64 deep"),
+        ("spec: &a {b: [*a]}", "spec"),
+        ("spec: {a: {b: .inf}}", "spec.a.b: the number must be finite"),
+        (f"spec: {{a: [1, {10**400}]}}", "spec.a.1: the number must be finite"),
+        ('spec: {a: "\\ud800"}', "spec.a: the text contains half of a surrogate pair"),
     ],
 )
 def test_invalid_pipeline_file_is_rejected(tmp_path, text, complaint):
@@ -128,6 +133,15 @@ def test_invalid_plan_with_unknown_fields_is_rejected():
         parse_plan(["a plan"], "plan.json")
 
 
+@pytest.mark.parametrize("written", [{"1": -0.5}, {"0": 1.0}, {"1": 1e300}])
+def test_invalid_seconds_of_a_plan_are_named(written):
+    plan = a_plan(a_pipeline()).model_dump(mode="json", by_alias=True, exclude_none=True)
+    plan["spec"]["stages"][0]["serviceSeconds"] = written
+
+    with pytest.raises(DocumentError, match=r"spec\.stages\.0\.serviceSeconds"):
+        parse_plan(plan, "plan.json")
+
+
 def test_unknown_fields_are_ignored_and_absent_ones_default():
     state = RouterState.model_validate({"stages": {"read": {"variant": "small", "temperature": 3}}, "mood": "well"})
 
@@ -165,7 +179,7 @@ def test_quantity_is_parsed(written, number):
 
 @pytest.mark.parametrize(
     "written",
-    ["", "m", "-1", "1 core", "0x10", "1e3", "nan", "inf", None, True, [], float("nan"), -2, "9" * 33, 10**400],
+    ["", "m", "-1", "1 core", "0x10", "1e3", "nan", "inf", None, True, [], float("nan"), -2, "9" * 32, 10**400],
 )
 def test_invalid_quantity_is_rejected_with_an_example(written):
     with pytest.raises(ValueError, match="is not a quantity"):
@@ -179,7 +193,7 @@ def test_duration_is_parsed_to_seconds(written, seconds):
     assert parse_duration(written) == seconds
 
 
-@pytest.mark.parametrize("written", ["", "10", "5 s", "-1s", "1d", None, False, float("inf")])
+@pytest.mark.parametrize("written", ["", "10", "5 s", "-1s", "1d", None, False, float("inf"), "8785h"])
 def test_invalid_duration_is_rejected_with_an_example(written):
     with pytest.raises(ValueError, match="is not a duration"):
         parse_duration(written)

@@ -1,11 +1,13 @@
 """Profiles: measured latencies, and fitted ones in between."""
 
+from functools import partial
 from itertools import pairwise
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from numpy import cumprod
+from pydantic import ValidationError
 
 from tests.builders import a_chat_point, a_measured_profile, a_point_profile, a_profile
 from trimtab_pipelines.profile import LatencyCurve, PointProfile, prefill_seconds
@@ -26,6 +28,15 @@ def test_profile_point_lookup():
     assert profile.point("small", "default", 2) == profile.points[1]
     assert profile.point("small", "default", 4) is None
     assert profile.point("large", "default", 1) is None
+
+
+def test_duplicate_batch_size_is_rejected():
+    curve = a_point_profile()
+    twice = {"measurements": curve.measurements[:1] * 2, "fit": curve.fit}
+
+    for build in (LatencyCurve, partial(PointProfile, variant="small", cores=1)):
+        with pytest.raises(ValidationError, match="duplicate batchSize"):
+            build(**twice)
 
 
 def test_result_holds_if_every_threshold_holds():

@@ -150,6 +150,9 @@ def test_plan_idles_encoder_only_for_colocated_variant():
     starving.spec.stages[0].__dict__["replicas"] = 0
     with pytest.raises(DocumentError, match="encode has 0 replicas"):
         validate_plan(starving, pipeline)
+    starving.spec.stages[1].__dict__["variant"] = "gone"
+    with pytest.raises(DocumentError, match="no variant 'gone'"):
+        validate_plan(starving, pipeline)
 
 
 def test_budget_excludes_optional_encoders():

@@ -5,6 +5,7 @@ restarted operator does not retry it at once.
 """
 
 import json
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -51,9 +52,17 @@ def read_plan_history(
         return PlanHistory(good=good, rejected=str(error))
     applied, generation = condition_of(published, APPLIED), published["metadata"].get("generation")
     given_up = applied.get("reason") == "ReadyTimeout" and applied.get("observedGeneration") == generation
-    if given_up and now - parse_rfc3339(applied["lastTransitionTime"]) < RETRY_SECONDS:
+    if given_up and now - _transition_seconds(applied) < RETRY_SECONDS:
         return PlanHistory(newest, good, given_up=applied)
     return PlanHistory(newest, good)
+
+
+def _transition_seconds(condition: Mapping[str, Any]) -> float:
+    """Time of a condition's last transition; long ago if it cannot be read."""
+    try:
+        return parse_rfc3339(str(condition.get("lastTransitionTime")))
+    except ValueError:
+        return -math.inf
 
 
 def rollout_targets(plan: PipelinePlan, pipeline: InferencePipeline) -> tuple[Target, ...]:

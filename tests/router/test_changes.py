@@ -103,6 +103,25 @@ def _is_another_broken(router: Router, before: float | None) -> bool:
     return _broken_plans(router) != before
 
 
+async def test_plan_that_raises_leaves_the_last_one_in_use(tmp_path):
+    def prepare(_, most_rows):
+        if most_rows == 2:
+            raise OverflowError("too large")
+        return lambda: None
+
+    pipeline = two_variants()
+    router = Router(pipeline, policy=replace(POLICIES["EarliestDeadlineFirst"], prepare=prepare))
+    watcher = FileWatcher(router, tmp_path / "plan.json", tmp_path / "endpoints.json")
+    write_json(tmp_path / "endpoints.json", endpoints_of({"stage-0": [FakeReplica(port=1)]}))
+    for generation in (1, 2):
+        write_json(tmp_path / "plan.json", a_plan(pipeline, generation, batchSize=generation))
+        watcher.read()
+    await router.drain(1.0)
+
+    assert router.state().plan_generation == 1
+    assert "replica-0" in router.state().stages["stage-0"].endpoints
+
+
 async def test_files_are_followed_and_broken_ones_change_nothing(watched):
     router, folder, pipeline = watched
     assert router.state().plan_generation == 0

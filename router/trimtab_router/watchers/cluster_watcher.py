@@ -18,6 +18,7 @@ from trimtab_pipelines.status import condition_of
 from trimtab_router.envoy.overload_controller import write_if_possible
 from trimtab_router.router import Router
 from trimtab_router.watchers.endpoint_slices import endpoint_names, ready_endpoints
+from trimtab_router.watchers.file_watcher import apply_plan
 
 log = logging.getLogger(__name__)
 
@@ -88,8 +89,7 @@ class ClusterWatcher:
             return
         if self._router.plan is None or plan.spec != self._router.plan.spec:  # ignores changes of its status
             self._replaced_plan = self._router.plan
-            self._router.apply_plan(plan)
-            log.info("plan %d applied", plan.spec.generation)
+            apply_plan(self._router, plan)
 
     def _require_unrejected(self, plan: PipelinePlan, plan_object: Object) -> None:
         """Raise DocumentError for a plan that the operator rejects, and return to the plan that it replaced.
@@ -103,7 +103,7 @@ class ClusterWatcher:
         if not is_rejected or current is None:
             return
         if self._replaced_plan is not None and current.spec == plan.spec:
-            self._router.apply_plan(self._replaced_plan)
+            apply_plan(self._router, self._replaced_plan)
         raise DocumentError(f"{PLAN} {plan.metadata.name}: the operator rejects it: {applied.get('message', '')}")
 
     async def _watch_slices(self) -> None:

@@ -19,6 +19,20 @@ log = logging.getLogger(__name__)
 Document = TypeVar("Document", PipelinePlan, Endpoints)
 
 
+def apply_plan(router: Router, plan: PipelinePlan) -> None:
+    """Apply a valid plan. If it raises all the same, the previous one is applied again, and the watch goes on."""
+    previous = router.plan
+    try:
+        router.apply_plan(plan)
+    except Exception:
+        log.exception("plan %d cannot be applied; the last one stays in use", plan.spec.generation)
+        router.metrics.count_invalid_file(plan.kind)
+        if previous is not None:
+            router.apply_plan(previous)
+    else:
+        log.info("plan %d applied", plan.spec.generation)
+
+
 class FileWatcher:
     """Applies plan and endpoints to a router when their files change."""
 
@@ -32,8 +46,7 @@ class FileWatcher:
         pipeline = self._router.pipeline
         plan = self._load(self._plan_path, lambda path: accept_plan(load_published_plan(path), pipeline))
         if plan is not None:
-            self._router.apply_plan(plan)
-            log.info("plan %d applied", plan.spec.generation)
+            apply_plan(self._router, plan)
         if self._endpoints_path is None:
             return
         endpoints = self._load(self._endpoints_path, load_endpoints)

@@ -228,6 +228,9 @@ class ControlLoop:
         except (PlanningError, OSError) as error:
             log.warning("%s: no first plan: %s", pipeline.name, error)
             return
+        except Exception:
+            log.exception("%s: no first plan", pipeline.name)
+            return
         await self._publisher.report(Tick(now_seconds, pipeline, "changed", plan))
 
     async def _observe(self, now_seconds: float) -> Load:

@@ -213,6 +213,25 @@ async def test_run_writes_a_first_plan_ticks_and_stops_on_event(site):
     assert site.plan().generation == 1
 
 
+async def test_defect_in_the_first_plan_ends_no_loop(site):
+    site.write(adaptation={"interval": "1s"})
+    loop, stop = site.loop(), asyncio.Event()
+    planner = loop.controller.planner
+
+    def fail_once(*inputs):
+        loop.controller.planner = planner
+        raise OverflowError("too large")
+
+    loop.controller.planner = fail_once
+    running = asyncio.create_task(loop.run(stop))
+    async with asyncio.timeout(10):
+        await site.router.asked.acquire()
+        stop.set()
+        await running
+
+    assert site.plan().generation == 1
+
+
 async def test_killed_adapter_leaves_a_whole_plan_and_continues(site):
     """Kill -9, three times, while the plan is rewritten as often as may be."""
     site.write(adaptation={"interval": "1s", "scaleDownStabilization": "0s", "switchingCost": 0})

@@ -1,9 +1,12 @@
-"""Random requests: to the decoders in this process, and to a served pipeline beside friendly clients.
+"""Random requests and documents: to decoders and controllers here, and to a served pipeline beside friendly clients.
 
-A request depends on its number only. `--requests 100000` sends more of them.
+A request or document depends on its number only. `--requests 100000` sends more of them.
 """
 
 import asyncio
+import logging
+import re
+import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from random import Random
@@ -14,12 +17,16 @@ import pytest
 from tests.figures import Figures
 from tests.security import generators
 from tests.security.conftest import MODEL, Server
+from tests.security.documents import Defects, adapt, operate, route, some_documents
 from tests.security.raw_http import NOTHING, ask, call
 from trimtab_protocol import ProtocolError, grpc_messages, rest
 
 CLIENTS = 6
 WARM_UP_SHARE = 0.1
 MAX_GROWTH = 0.05
+DOCUMENTS = 30_000
+NAMED = re.compile(r"\b(apiVersion|kind|spec|stage|budget|slo)\b")
+"""A field, or what a plan cannot be made for."""
 FAULTS = {"500", "INTERNAL", NOTHING}
 """Responses that blame the server."""
 SENT: dict[str, tuple[Callable[[Random], bytes], bool]] = {
@@ -28,6 +35,14 @@ SENT: dict[str, tuple[Callable[[Random], bytes], bool]] = {
     "gRPC to the router": (generators.grpc_call, True),
 }
 """Kinds of requests, and whether they go to the router's own socket."""
+
+
+@pytest.fixture
+def defects() -> Iterator[Defects]:
+    found = Defects()
+    logging.getLogger().addHandler(found)
+    yield found
+    logging.getLogger().removeHandler(found)
 
 
 def decode_body(draw: Random) -> None:
@@ -53,6 +68,34 @@ def test_decoders_raise_protocol_errors_only(decode: Callable[[Random], None], r
             raise
 
     assert 0.1 < valid / request_count < 0.8, "some requests are valid, and most are not"
+
+
+@pytest.mark.timeout(3600)
+@pytest.mark.parametrize("count", [40, pytest.param(DOCUMENTS, marks=pytest.mark.security)])
+async def test_documents_are_accepted_or_refused(count: int, defects: Defects, figures: Figures) -> None:
+    """Operator, adapter and router neither raise nor log an exception, and name what they refuse."""
+    accepted: Counter[str] = Counter()
+    seconds = []
+    for number in range(count):
+        draw = Random(number)
+        changed = some_documents(draw)
+        readers = {"operator": operate(changed), "adapter": adapt(changed, draw), "router": route(changed)}
+        for reader, reading in readers.items():
+            began = time.thread_time()
+            try:
+                refusal = await reading
+                defects.require_none()
+            except Exception as error:
+                error.add_note(f"{reader} of documents {number}, whose {changed.changed} is changed")
+                raise
+            seconds.append(time.thread_time() - began)
+            accepted[reader] += not refusal
+            assert not refusal or NAMED.search(refusal), f"{reader} of documents {number}: {refusal}"
+    if count == DOCUMENTS:
+        figures.add(documents=count, **{f"accepted_by_{reader}": number for reader, number in accepted.items()})
+        figures.require("longest of one document, processor seconds", round(max(seconds), 3), "<=", 5.0)
+
+    assert all(0.2 < number / count < 0.9 for number in accepted.values()), accepted
 
 
 @pytest.mark.security

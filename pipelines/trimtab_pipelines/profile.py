@@ -251,14 +251,14 @@ def _interpolate(start: Measurement, end: Measurement, share: float) -> Measurem
     def line(low: float, high: float) -> float:
         return max(_linear(low, high, share), min(low, high))
 
-    return Measurement(
-        batch_size=start.batch_size,
-        latency_seconds_mean=line(start.latency_seconds_mean, end.latency_seconds_mean),
-        latency_seconds_p50=line(start.latency_seconds_p50, end.latency_seconds_p50),
-        latency_seconds_p99=line(start.latency_seconds_p99, end.latency_seconds_p99),
-        throughput_rps=1.0 / line(1.0 / start.throughput_rps, 1.0 / end.throughput_rps),
-        batches=min(start.batches, end.batches),
-    )
+    between = {
+        "latency_seconds_mean": line(start.latency_seconds_mean, end.latency_seconds_mean),
+        "latency_seconds_p50": line(start.latency_seconds_p50, end.latency_seconds_p50),
+        "latency_seconds_p99": line(start.latency_seconds_p99, end.latency_seconds_p99),
+        "throughput_rps": 1.0 / line(1.0 / start.throughput_rps, 1.0 / end.throughput_rps),
+        "batches": min(start.batches, end.batches),
+    }
+    return start.model_copy(update=between)  # extrapolation may exceed the bounds of a document
 
 
 def _with_row_seconds(measurement: Measurement, row_seconds: float) -> Measurement:

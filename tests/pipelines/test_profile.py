@@ -39,6 +39,14 @@ def test_duplicate_batch_size_is_rejected():
             build(**twice)
 
 
+def test_extrapolation_may_exceed_the_bounds_of_documents():
+    text = a_point_profile(constant_seconds=1.0, linear_seconds=0.0)
+    image = a_point_profile(constant_seconds=1e9, linear_seconds=0.0)
+    curves = [LatencyCurve(measurements=point.measurements, fit=point.fit) for point in (text, image)]
+
+    assert curves[0].interpolate(curves[1], 8).measurements[0].latency_seconds_p50 > 1e9
+
+
 def test_result_holds_if_every_threshold_holds():
     kept, missed = threshold("p99", 0.3, "<=", 0.5), threshold("accuracy", 0.8, ">=", 0.9)
 

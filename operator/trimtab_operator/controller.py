@@ -4,7 +4,7 @@ import asyncio
 import logging
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from trimtab_kubernetes import Change, Cluster, ClusterError, NotFound
 from trimtab_kubernetes.errors import Backoff
@@ -14,9 +14,8 @@ from trimtab_operator.applier import Applier
 from trimtab_operator.manifests.objects import SELECTOR
 from trimtab_operator.metrics import Metrics
 from trimtab_operator.pipeline_cache import PipelineCache
-from trimtab_operator.reconcile import Reconciliation, reconcile
+from trimtab_operator.reconcile import Reconciliation, invalid_reconciliation, reconcile
 from trimtab_operator.reconciliation.observed_state import ObservedState, live_sets, pod_states, replica_group_states
-from trimtab_operator.reconciliation.status import invalid_status
 from trimtab_operator.settings import Settings
 
 log = logging.getLogger(__name__)
@@ -157,8 +156,8 @@ class Controller:
             log.exception("%s/%s: reconciliation failed", *key)
             self._metrics.outcomes.labels("broken").inc()
             message = f"the operator cannot reconcile this pipeline: {type(error).__name__}: {error}"
-            status = invalid_status(observed.pipeline, message, now, "ReconcileFailed")
-            return Reconciliation(pipeline_status=status, requeue_after_seconds=RESYNC_SECONDS)
+            failed = invalid_reconciliation(observed, message, now, "ReconcileFailed")
+            return replace(failed, requeue_after_seconds=RESYNC_SECONDS)
 
     def _update_metrics(self, key: Key, observed: ObservedState) -> None:
         live = live_sets(observed.owned, observed.pipeline["spec"].get("deployer", "Deployment"))

@@ -17,7 +17,13 @@ from trimtab_operator.reconciliation.observed_state import ObservedState, pod_st
 from trimtab_operator.reconciliation.plan_selection import PlanSelection, select_plan
 from trimtab_operator.reconciliation.profiling import profiling
 from trimtab_operator.reconciliation.replica_rollout import ClusterSite, decide_replicas, stage_states
-from trimtab_operator.reconciliation.status import StatusInputs, invalid_status, pipeline_status, plan_status
+from trimtab_operator.reconciliation.status import (
+    StatusInputs,
+    invalid_events,
+    invalid_status,
+    pipeline_status,
+    plan_status,
+)
 from trimtab_operator.reconciliation.status import events as events_of
 from trimtab_operator.settings import Settings
 from trimtab_pipelines.documents import DocumentError, parse
@@ -62,7 +68,7 @@ def reconcile(observed: ObservedState, settings: Settings, now: float) -> Reconc
     try:
         pipeline = parse(InferencePipeline, observed.pipeline, "InferencePipeline")
     except DocumentError as error:
-        return Reconciliation(pipeline_status=invalid_status(observed.pipeline, str(error), now))
+        return invalid_reconciliation(observed, str(error), now)
     site = ClusterSite(pipeline, observed.owned, pod_states(observed.pods), settings)
     config_map = observed.owned.get(Ref("ConfigMap", router_name(pipeline.name)))
     measured = profiling(pipeline, observed.profiles, observed.owned, settings)
@@ -77,7 +83,8 @@ def reconcile(observed: ObservedState, settings: Settings, now: float) -> Reconc
     ]
     replaced = frozenset(ref_of(each) for each in wanted if is_replaced(observed.owned.get(ref_of(each)), each))
     scheme = "https" if settings.edge.tls else "http"
-    facts = StatusInputs(site, selection, measured.finding, stage_states(site, selection.plan), observed, now, scheme)
+    stages = stage_states(site, selection.plan)
+    facts = StatusInputs(site, selection, measured.finding, stages, observed, now, scheme, measured.invalid)
     return Reconciliation(
         apply=tuple(with_fingerprint(manifest) for manifest in wanted if ref_of(manifest) not in replaced),
         scale=replicas.scaled,
@@ -88,6 +95,16 @@ def reconcile(observed: ObservedState, settings: Settings, now: float) -> Reconc
         plan_status=plan_status(facts),
         events=events_of(facts),
         requeue_after_seconds=selection.requeue_after_seconds,
+    )
+
+
+def invalid_reconciliation(
+    observed: ObservedState, message: str, now: float, reason: str = "InvalidSpec"
+) -> Reconciliation:
+    """Status and Event of a pipeline that cannot be reconciled; its objects stay."""
+    return Reconciliation(
+        pipeline_status=invalid_status(observed.pipeline, message, now, reason),
+        events=invalid_events(observed.pipeline, message, now, reason),
     )
 
 

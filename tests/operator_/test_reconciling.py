@@ -83,6 +83,7 @@ async def test_defect_becomes_a_condition_of_its_pipeline(serving, monkeypatch) 
 
     assert (await serving.conditions())["Ready"] == ("False", "ReconcileFailed")
     assert "OverflowError: too large" in await serving.message("Ready")
+    assert "ReconcileFailed" in [reason for reason, _ in await serving.events()]
     assert await serving.replicas() == {"small": 1}
     await serving.look()
     assert (await serving.conditions())["Ready"] == ("True", "Ready")
@@ -203,7 +204,23 @@ async def test_rejected_plan_leaves_the_last_good_one_serving(serving, changes, 
     assert says in await serving.message("PlanApplied")
     assert await serving.replicas() == {"small": 1}
     assert await serving.good_plan() == 1
-    assert "PlanRejected" in [reason for reason, _ in await serving.events()]
+    rejections = [found for found in await serving.operator_events() if found["reason"] == "PlanRejected"]
+    assert {found["involvedObject"]["kind"] for found in rejections} == {"InferencePipeline", "PipelinePlan"}
+
+
+async def test_unreadable_profile_is_named_by_condition_and_event(serving) -> None:
+    name = min(await serving.names("ModelProfile"))
+    profile = await serving.get("ModelProfile", name)
+    profile["spec"]["points"][0]["measurements"] *= 2
+    await serving.cluster.replace(profile, manager="user")
+    await serving.settle()
+
+    (event,) = [found for found in await serving.operator_events() if found["involvedObject"]["kind"] == "ModelProfile"]
+    assert (event["reason"], event["type"]) == ("InvalidSpec", "Warning")
+    assert "spec.points.0: measurements has a duplicate batchSize" in event["message"]
+    assert f"ModelProfile {name}: spec.points.0" in await serving.message("ProfilesReady")
+    assert await serving.replicas() == {"small": 1}
+    assert await serving.look() == 0
 
 
 async def test_advisory_plan_is_ignored(site) -> None:
@@ -336,6 +353,7 @@ async def test_invalid_pipeline_is_reported(serving) -> None:
 
     assert (await serving.conditions())["Ready"] == ("False", "InvalidSpec")
     assert "budget.cores" in await serving.message("Ready")
+    assert "InvalidSpec" in [reason for reason, _ in await serving.events()]
     assert await serving.replicas() == {"small": 1}
 
 

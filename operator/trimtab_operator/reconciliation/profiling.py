@@ -1,7 +1,7 @@
 """Missing profiles of a pipeline, and the Jobs that measure them."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from trimtab_kubernetes.conditions import ConditionState, failing, ok
 from trimtab_kubernetes.objects import Object
@@ -15,6 +15,9 @@ from trimtab_pipelines.profiling import ProfileTask, missing_profile_tasks, prof
 from trimtab_pipelines.spec import InferencePipeline
 from trimtab_pipelines.status import condition_of
 
+InvalidProfile = tuple[Object, str]
+"""A ModelProfile that cannot be read, and the error."""
+
 
 @dataclass(frozen=True, slots=True)
 class ProfilingState:
@@ -24,18 +27,22 @@ class ProfilingState:
     finding: ConditionState
     objects: tuple[Object, ...]
     """Jobs with their ServiceAccount."""
+    invalid: tuple[InvalidProfile, ...] = ()
 
 
 def profiling(
     pipeline: InferencePipeline, found: Sequence[Object], owned: Mapping[Ref, Object], settings: Settings
 ) -> ProfilingState:
-    profiles = _parse_profiles(found)
+    profiles, invalid = _parse_profiles(found)
     missing, unknown = missing_profile_tasks(pipeline, profiles), unprofiled_containers(pipeline, profiles)
     jobs = [profile_job(pipeline, task, settings) for task in missing]
     running = [ref for ref, job in owned.items() if ref.kind == "Job" and not _finished(job)]
     account = profiler_account(pipeline, settings) if jobs or running else []
     finding = _finding(pipeline, missing, owned) if missing or not unknown else _containers_unprofiled(unknown)
-    return ProfilingState(missing, finding, (*account, *jobs))
+    if invalid:
+        ignored = "; ".join(f"ignored: {message}" for _, message in invalid)
+        finding = replace(finding, message=f"{finding.message}; {ignored}")
+    return ProfilingState(missing, finding, (*account, *jobs), tuple(invalid))
 
 
 def _containers_unprofiled(unknown: Sequence[tuple[str, str]]) -> ConditionState:
@@ -44,15 +51,15 @@ def _containers_unprofiled(unknown: Sequence[tuple[str, str]]) -> ConditionState
     return failing("ProfilesReady", "ProfileMissing", f"{variants}: Jobs do not profile custom containers; {hint}")
 
 
-def _parse_profiles(found: Sequence[Object]) -> list[ModelProfile]:
+def _parse_profiles(found: Sequence[Object]) -> tuple[list[ModelProfile], list[InvalidProfile]]:
     """Parse profiles; invalid ones count as missing."""
-    profiles = []
+    profiles, invalid = [], []
     for document in found:
         try:
-            profiles.append(parse(ModelProfile, document, "ModelProfile"))
-        except DocumentError:
-            continue
-    return profiles
+            profiles.append(parse(ModelProfile, document, f"ModelProfile {document['metadata']['name']}"))
+        except DocumentError as error:
+            invalid.append((document, str(error)))
+    return profiles, invalid
 
 
 def _finding(

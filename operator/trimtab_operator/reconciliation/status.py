@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from trimtab_kubernetes.conditions import ConditionState, conditions, failing, ok
+from trimtab_kubernetes.conditions import MAX_MESSAGE, ConditionState, conditions, failing, ok
 from trimtab_kubernetes.events import event
 from trimtab_kubernetes.objects import Object
 from trimtab_operator.manifests.objects import ROUTER, Ref, generation_of
@@ -15,6 +15,7 @@ from trimtab_operator.reconciliation.conditions import StageProgress, route_read
 from trimtab_operator.reconciliation.observed_state import ObservedState, hosted_variants
 from trimtab_operator.reconciliation.plan_history import APPLIED
 from trimtab_operator.reconciliation.plan_selection import PlanSelection
+from trimtab_operator.reconciliation.profiling import InvalidProfile
 from trimtab_operator.reconciliation.replica_rollout import ClusterSite
 from trimtab_operator.reconciliation.write_errors import OBJECTS_WRITTEN, objects_written
 from trimtab_pipelines.kubernetes_names import OPERATOR_MANAGER, ROUTER_REST_PORT, advisory_name, router_name
@@ -35,6 +36,7 @@ class StatusInputs:
     observed: ObservedState
     now: float
     scheme: str = "http"
+    invalid_profiles: Sequence[InvalidProfile] = ()
 
     @property
     def before(self) -> dict[str, Any]:
@@ -74,6 +76,13 @@ def invalid_status(document: Object, message: str, now: float, reason: str = "In
     others = [c for c in before if c["type"] in _OWN_CONDITIONS]
     status = {**retained, "observedGeneration": generation, "reason": reason, "conditions": [*invalid, *others]}
     return _status("InferencePipeline", metadata["name"], metadata["namespace"], status)
+
+
+def invalid_events(document: Object, message: str, now: float, reason: str = "InvalidSpec") -> tuple[Object, ...]:
+    """The Event of a pipeline that cannot be reconciled, unless its status has the reason already."""
+    if condition_of(document, "Ready").get("reason") == reason:
+        return ()
+    return (event(document, reason, message, decision=message, by=OPERATOR_MANAGER, now_seconds=now, bad=True),)
 
 
 _OWN_FIELDS = ("url", "planGeneration", "stages", "cores", "schedulable")
@@ -116,15 +125,23 @@ def events(inputs: StatusInputs) -> tuple[Object, ...]:
         earlier = condition_of(inputs.observed.pipeline, finding.type).get("reason")
         if finding.reason in _EVENT_REASONS and earlier != finding.reason:
             created.append(_event(inputs, finding.reason, finding.message, about))
+            if finding.reason == "PlanRejected" and inputs.observed.plan is not None:
+                created.append(_event(inputs, finding.reason, finding.message, about, inputs.observed.plan))
+    if condition_of(inputs.observed.pipeline, "ProfilesReady").get("message") != inputs.profiles.message[:MAX_MESSAGE]:
+        created += [
+            _event(inputs, "InvalidSpec", message, message, found) for found, message in inputs.invalid_profiles
+        ]
     return tuple(created)
 
 
-def _event(inputs: StatusInputs, reason: str, message: str, about: str) -> Object:
-    pipeline, is_warning = inputs.observed.pipeline, reason in _WARNING_REASONS
-    return event(pipeline, reason, message, decision=about, by=OPERATOR_MANAGER, now_seconds=inputs.now, bad=is_warning)
+def _event(inputs: StatusInputs, reason: str, message: str, decision: str, about: Object | None = None) -> Object:
+    """An Event about the pipeline, or about another object."""
+    is_warning, about = reason in _WARNING_REASONS, about or inputs.observed.pipeline
+    return event(about, reason, message, decision=decision, by=OPERATOR_MANAGER, now_seconds=inputs.now, bad=is_warning)
 
 
 _WARNING_REASONS = (
+    "InvalidSpec",
     "PlanRejected",
     "ReadyTimeout",
     "Unschedulable",

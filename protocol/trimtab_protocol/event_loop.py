@@ -8,6 +8,7 @@ then. The issue is fixed after 0.22.1, which MLServer 1.7.1 does not support. He
 import asyncio
 import logging
 import socket
+from collections import deque
 from collections.abc import Callable, Coroutine
 from typing import Any, TypeVar
 
@@ -19,6 +20,8 @@ Result = TypeVar("Result")
 RESTART_SECONDS = 1.0
 LAG_INTERVAL_SECONDS = 0.1
 LAG_WINDOW_SECONDS = 60.0
+READINESS_WINDOW_SECONDS = 5.0
+MIN_LAG_SECONDS, READY_LAG_SECONDS, UNREADY_LAG_SECONDS = 0.05, 0.25, 1.0
 Service = Callable[[], Coroutine[Any, Any, None]]
 
 
@@ -58,10 +61,31 @@ def start_service(name: str, service: Service) -> asyncio.Task[None]:
     return asyncio.get_running_loop().create_task(supervise(), name=name)
 
 
+class LagReadiness:
+    """Whether an event loop keeps up: not once it lagged for a second of the last five, until it hardly lags."""
+
+    def __init__(self) -> None:
+        self.reason = ""
+        """Why it does not keep up; empty if it does."""
+        self._lags: deque[tuple[float, float]] = deque()
+
+    def observe(self, lag_seconds: float, now: float) -> None:
+        if lag_seconds >= MIN_LAG_SECONDS:
+            self._lags.append((now, lag_seconds))
+        while self._lags and self._lags[0][0] <= now - READINESS_WINDOW_SECONDS:
+            self._lags.popleft()
+        lagged_seconds = sum(lag for _, lag in self._lags)
+        if lagged_seconds >= UNREADY_LAG_SECONDS:
+            self.reason = f"its event loop lagged for {lagged_seconds:.1f} s of {READINESS_WINDOW_SECONDS:g} s"
+        elif lagged_seconds <= READY_LAG_SECONDS:
+            self.reason = ""
+
+
 class LagMonitor:
     """Longest lag of an event loop, in seconds, within one to two windows: how late a timer ran."""
 
     def __init__(self) -> None:
+        self.readiness = LagReadiness()
         self._maxima = [0.0, 0.0]
         """Of the previous window and of this one."""
 
@@ -81,3 +105,4 @@ class LagMonitor:
                 self._maxima = [self._maxima[1], 0.0]
                 window_ends_at = now + LAG_WINDOW_SECONDS
             self._maxima[1] = max(self._maxima[1], now - due_at)
+            self.readiness.observe(now - due_at, now)

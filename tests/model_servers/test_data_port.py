@@ -1,6 +1,8 @@
 """Data port: disconnects, failed upstream connections, and cached metrics."""
 
+import asyncio
 import logging
+import time
 from types import SimpleNamespace
 from typing import Any
 
@@ -10,11 +12,12 @@ import pytest
 from trimtab_model_servers.server import chat_routes
 from trimtab_model_servers.server.chat_metrics import CachedExposition
 from trimtab_model_servers.server.data_port import DataPort
+from trimtab_protocol.event_loop import LAG_INTERVAL_SECONDS, UNREADY_LAG_SECONDS
 
 
 @pytest.fixture
 async def address():
-    host: Any = SimpleNamespace(model=lambda name: name)
+    host: Any = SimpleNamespace(model=lambda name: name, serving=True)
     port = DataPort(host)
     yield f"http://127.0.0.1:{await port.start('127.0.0.1', 0)}/v2/models/m/embeddings/e"
     await port.stop()
@@ -46,6 +49,20 @@ async def test_broken_upstream_connection_is_reported_to_client(address, monkeyp
         assert (response.status, "the encoder's end" in await response.text()) == (500, True)
 
     assert len(faults(caplog)) == 1
+
+
+async def test_blocked_loop_is_not_ready_for_its_reason(address):
+    ready = address.replace("embeddings/e", "ready")
+    async with aiohttp.ClientSession() as session:
+        async with session.get(ready) as response:
+            assert (response.status, await response.json()) == (200, {"name": "m", "ready": True})
+        time.sleep(UNREADY_LAG_SECONDS + LAG_INTERVAL_SECONDS)  # noqa: ASYNC251  (the pause)
+        await asyncio.sleep(LAG_INTERVAL_SECONDS)
+        async with session.get(ready) as response:
+            answer = await response.json()
+
+    assert response.status == 503
+    assert answer["reason"].startswith("its event loop lagged")
 
 
 def test_metrics_are_rendered_at_most_once_a_second():

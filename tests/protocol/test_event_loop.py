@@ -114,6 +114,15 @@ async def test_service_that_fails_is_started_again(monkeypatch, caplog):
     assert "watch of a file failed" in caplog.text
 
 
+def test_lagging_loop_is_unready_until_it_hardly_lags():
+    readiness, seen = event_loop.LagReadiness(), []
+    for now, lag_seconds in [(1.0, 0.02), (2.0, 0.6), (3.0, 0.6), (4.0, 0.0), (7.5, 0.0), (8.5, 0.0), (9.0, 0.9)]:
+        readiness.observe(lag_seconds, now)
+        seen.append(readiness.reason)
+
+    assert seen == ["", "", "its event loop lagged for 1.2 s of 5 s", seen[2], seen[2], "", ""]
+
+
 async def test_lag_is_the_longest_pause_of_the_loop():
     monitor = event_loop.LagMonitor()
     watch = event_loop.start_service("lag", monitor.watch)

@@ -96,6 +96,7 @@ class FakeReplica:
         self.health.set()
         self.probes = 0
         self.unready: set[str] = set()
+        self.overload = ""
         self._runner: web.ServerRunner | None = None
 
     async def start(self) -> "FakeReplica":
@@ -144,6 +145,8 @@ class FakeReplica:
         if action == "ready":
             self.probes += 1
             await self.health.wait()
+            if self.overload:
+                return web.json_response({"ready": False, "reason": self.overload}, status=503)
             known = variant in self.variants and variant not in self.unready
             return web.json_response({"ready": known}, status=200 if known else 404)
         if request.path == f"/v2/models/{action}":

@@ -153,6 +153,24 @@ async def test_draining_answers_what_was_accepted_and_refuses_the_rest(rig, repl
     await draining
 
 
+async def test_lagging_replica_is_ejected_with_its_reason():
+    replicas = [FakeReplica(name=f"replica-{n}") for n in range(2)]
+    async with a_rig(a_pipeline(), {"stage-0": replicas}) as rig:
+        await rig.until_ready()
+        for replica in replicas:
+            replica.overload = "its event loop lagged"
+
+        def rejections() -> list[str]:
+            endpoints = rig.router.state().stages["stage-0"].endpoints.values()
+            return sorted(endpoint.rejection for endpoint in endpoints)
+
+        await rig.until(lambda: rejections() == ["", "ejected as an outlier: its event loop lagged"])
+        assert rig.router.ready
+        for replica in replicas:
+            replica.overload = ""
+        await rig.until(lambda: not any(replica.overload for replica in rig.router.schedulers["stage-0"].replicas))
+
+
 async def test_busy_replica_stays_ready_despite_late_probe(monkeypatch):
     monkeypatch.setattr(replica_client, "PROBE_TIMEOUT_SECONDS", 0.05)
     busy = FakeReplica()

@@ -129,6 +129,23 @@ def test_replica_that_is_much_slower_than_its_peers_is_ejected(seconds, ejected)
     assert fleet.ejected == []
 
 
+def test_overloaded_replica_gets_no_batch_until_it_recovers():
+    fleet = Fleet()
+    for slot in fleet.slots:
+        slot.overload = "its event loop lagged"
+        fleet.scheduler.refresh_replicas()
+    fleet.serve(20)
+
+    assert fleet.ejected == ["slot-0"]
+    assert set(fleet.served_by) == {"slot-1"}
+    assert "slot-0 is ejected: its event loop lagged" in fleet.stats_calls
+    for slot in fleet.slots:
+        slot.overload = ""
+    fleet.until_probe()
+    fleet.serve(4)
+    assert fleet.ejected == []
+
+
 def test_replica_that_restarts_is_no_longer_ejected():
     fleet = Fleet(failing={"slot-0"})
     fleet.serve(5)

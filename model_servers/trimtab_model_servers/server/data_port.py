@@ -132,7 +132,7 @@ class DataPort:
             _, kind, key = action.split("/")
             route = chat_routes.embeddings if kind == "embeddings" else chat_routes.references
             return await route(request, model, name, key)
-        return _json({"name": name, "ready": self._models.serving}, 200 if self._models.serving else 503)
+        return self._answer_readiness(name)
 
     def _server_route(self, request: web.BaseRequest) -> web.StreamResponse:
         match request.path:
@@ -146,6 +146,12 @@ class DataPort:
             case "/v2":
                 return _json({"name": "trimtab", "version": "2", "extensions": ["binary_tensor_data"]})
         raise RefusalError(404, f"nothing at {request.path}; try /v2/models/NAME/infer")
+
+    def _answer_readiness(self, name: str) -> web.Response:
+        """Answer routers; a reason means that the replica serves, but should get no new requests if others can."""
+        reason = self._lag.readiness.reason if self._models.serving else ""
+        ready = self._models.serving and not reason
+        return _json({"name": name, "ready": ready} | ({"reason": reason} if reason else {}), 200 if ready else 503)
 
     async def _infer(self, request: web.BaseRequest, name: str, action: str) -> web.StreamResponse:
         model = self._models.model(name)

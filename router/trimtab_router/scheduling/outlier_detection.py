@@ -2,7 +2,8 @@
 
 A failed batch counts against its replica only once another replica has served the same rows, so that a bad request
 ejects no replica. A stage whose rows may not run twice has no such evidence: there every failure counts. An ejected
-replica gets one batch as a probe after a pause, and returns if it serves it; otherwise the pause doubles.
+replica gets one batch as a probe after a pause, and returns if it serves it; otherwise the pause doubles. A replica
+that reports that its event loop lags is ejected as well.
 """
 
 from collections import deque
@@ -89,6 +90,9 @@ class OutlierDetector(Feature):
         self._records = {replica: self._records.get(replica) or ReplicaRecord() for replica in replicas}
         for replica in self.ejected[self._max_ejected() :]:
             self._readmit(replica)
+        for replica in replicas:
+            if replica.overload and not replica.ejection:
+                self._eject(replica, replica.overload)
 
     def candidates(self, failed_on: str) -> list[ReplicaSlots]:
         """Return the ready replicas for rows that failed on a replica: the other ones, if there are any."""
@@ -160,7 +164,9 @@ class OutlierDetector(Feature):
         self._clock.call_at(self._clock.now + pause_seconds, partial(self._probe, replica))
 
     def _probe(self, replica: ReplicaSlots) -> None:
-        if replica.ejection:
+        if replica.ejection and replica.overload:
+            self._eject(replica, replica.overload)
+        elif replica.ejection:
             replica.set_ejection(replica.ejection, probing=True)
             self._wake()
 

@@ -148,6 +148,8 @@ class ReplicaSlots:
     """Whether another batch may be sent: it will be free when that arrives."""
     ejection: str = ""
     """Why outlier detection keeps batches from it; empty if it does not."""
+    overload: str = ""
+    """Why the replica reports that it should get no new batches while others are ready; empty if it does not."""
     probing: bool = False
     """Whether it may take a single batch although it is ejected."""
     inflight: int = 0

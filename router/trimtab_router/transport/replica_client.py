@@ -365,8 +365,14 @@ class ReplicaClient:
         self.identity_error = reason
 
     async def _ask(self, connection: HttpConnection, variant: str) -> bool:
-        path = self.endpoint.ready_path or self._path(variant, "ready")
-        return (await self._get(connection, path)).status == 200
+        """Whether the replica is ready, or would be if its event loop did not lag."""
+        reply = await self._get(connection, self.endpoint.ready_path or self._path(variant, "ready"))
+        is_own = not self.endpoint.model_names and not self.chats
+        overload = printable(str(_json_object(reply).get("reason", ""))) if is_own and reply.status == 503 else ""
+        if overload != self.slots.overload:
+            self.slots.overload = overload
+            self._on_change()
+        return reply.status == 200 or bool(overload)
 
     async def _reads_ahead(self, connection: HttpConnection, variant: str) -> bool:
         return (await self._fetch_metadata(connection, variant) or {}).get(PARTIAL_PREFILL) is True

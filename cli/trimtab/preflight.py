@@ -1,6 +1,9 @@
 """Checks before a run: packages, pipeline, weights and profiles."""
 
 import asyncio
+import os
+import socket
+import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from importlib.util import find_spec
@@ -16,6 +19,7 @@ from trimtab_model_servers.errors import ModelError
 from trimtab_model_servers.families.registry import require_family
 from trimtab_model_servers.weights.files import require_digest
 from trimtab_pipelines.documents import DocumentError, load_pipeline, pipeline_folder, write_atomically
+from trimtab_pipelines.errors import UserError
 from trimtab_pipelines.model_spec import is_path, resolve_uri
 from trimtab_pipelines.processes.child_process import StartError
 from trimtab_pipelines.spec import InferencePipeline
@@ -24,6 +28,9 @@ from trimtab_pipelines.variants import Variant
 from trimtab_profiler.identity import model_identity
 from trimtab_profiler.profile import OnProgress
 from trimtab_profiler.profile import Progress as Measured
+
+PLAIN_PROGRESS_SECONDS = 5.0
+"""Interval of lines about a profiling in a log."""
 
 
 def prepare(pipeline_file: Path) -> InferencePipeline:
@@ -94,6 +101,18 @@ def _evidence_remarks(variant: Variant, folder: Path) -> Iterator[str]:
         yield "its accuracy was measured with other weights, parameters or code; run trimtab evaluate again"
 
 
+def require_free_ports(**ports: int) -> None:
+    """Raise UserError for a port, by its option, that another process listens on; 0 is any free port."""
+    for option, port in ports.items():
+        try:
+            with socket.create_server(("127.0.0.1", max(port, 0))):
+                pass
+        except OSError as error:
+            reason = os.strerror(error.errno or 0)
+            message = f"--{option.replace('_', '-')} {port}: {reason}; give another port, or 0 for a free one"
+            raise UserError(message) from error
+
+
 def write_edited(path: Path, text: str) -> None:
     """Write an edited pipeline; raises DocumentError if it cannot be read."""
     write_atomically(path, text)
@@ -135,11 +154,15 @@ def profiling_progress() -> Iterator[OnProgress]:
     """Show the progress of a profiling while the block runs."""
     with counting_progress() as bar:
         task = bar.add_task("loading the first models", total=None)
+        printed = [time.monotonic()]
 
         def show(measured: Measured) -> None:
             m = measured.measurement
-            result = f"batch {m.batch_size}: {1000 * m.latency_seconds_p50:.2f} ms, {m.throughput_rps:.0f} rows/s"
+            result = f"batch {m.batch_size}: {1000 * m.latency_seconds_p50:.2f} ms with threads: {measured.threads}"
             description = f"{measured.stage} {measured.variant} {result}"
             bar.update(task, total=measured.total, completed=measured.done, description=description)
+            if not console.is_terminal and time.monotonic() - printed[0] > PLAIN_PROGRESS_SECONDS:
+                printed[0] = time.monotonic()
+                console.print(f"{measured.done}/{measured.total} measurements: {description}")
 
         yield show

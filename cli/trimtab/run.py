@@ -123,6 +123,8 @@ class LocalRun:
                 for task in tasks:
                     task.cancel()
                 await asyncio.gather(*tasks, return_exceptions=True)
+                with suppress(RouterUnreachable):
+                    self.record_sample(await self._take_sample())  # what happened since the last one
                 supervisor.raise_failure()
 
     async def _send_load(self) -> Results | None:

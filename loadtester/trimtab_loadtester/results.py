@@ -236,6 +236,16 @@ class Results:
         batch_size = float(visited[f"batch_size:{stage}"].mean())
         return StageTimes(queue_p50, queue_p99, service_p50, service_p99, batch_size)
 
+    def idle_stages(self) -> list[str]:
+        """Stages that served no rows of any response; empty if responses name no stages."""
+        idle = [stage for stage in self.facts.stages if not self.answered[f"batch_size:{stage}"].any()]
+        return [] if len(idle) == len(self.facts.stages) else idle
+
+    def failures(self) -> dict[str, int]:
+        """Number of failed requests by reason."""
+        failed = self.records[self.records["outcome"] == RequestOutcome.FAILED]
+        return _counts(np.where(failed["detail"] == "", failed["code"], failed["detail"]))
+
     def summary(self) -> dict[str, Any]:
         """Figures of the run, with units in their names; a figure without measurements is None."""
         received, answered, facts = len(self.records), self.answered, self.facts
@@ -258,7 +268,7 @@ class Results:
             "client_saturated": bool(lateness > SATURATED_LATENESS_SECONDS),
             "codes": _counts(self.records["code"]),
             "drops": _counts(self._drops()),
-            "failures": _counts(self.records["detail"][self.records["outcome"] == RequestOutcome.FAILED]),
+            "failures": self.failures(),
             "gap_seconds": facts.gap_seconds,
             "distinct_payloads": facts.distinct_payloads,
             "interrupted": facts.interrupted,

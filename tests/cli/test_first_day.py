@@ -1,6 +1,8 @@
 """Mistakes of a first day: each is reported in one line, with exit code 2, before anything starts."""
 
 import os
+import re
+import socket
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -11,10 +13,13 @@ import yaml
 
 from tests.builders import a_pipeline_document, a_point_profile, a_profile
 from tests.cli.test_command_line import Captured, said
+from trimtab.app import run
 from trimtab.local import profile_cache
 from trimtab.preflight import remarks
+from trimtab_loadtester.results import Record, Results, RunFacts, StageVisit
 from trimtab_pipelines.documents import load_pipeline
 from trimtab_pipelines.profile import ModelProfile
+from trimtab_pipelines.request_outcome import RequestOutcome
 from trimtab_profiler.identity import model_identity, this_machine
 
 Change = Callable[[dict[str, Any]], object]
@@ -128,6 +133,29 @@ def test_unexpected_but_valid_setting_is_remarked(tmp_path: Path, change: Change
     found = list(remarks(path, load_pipeline(path)))
     assert len(found) == bool(remark)
     assert remark in "".join(found)
+
+
+@pytest.mark.parametrize("option", ["--rest-port", "--grpc-port", "--admin-port"])
+def test_port_in_use_is_named_by_its_option(tmp_path: Path, capsys: Captured, option: str) -> None:
+    ports = dict.fromkeys(("--rest-port", "--grpc-port", "--admin-port"), "0")
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        ports[option] = str(taken.getsockname()[1])
+        words = [word for pair in ports.items() for word in pair]
+        error = said(capsys, 2, "up", str(a_file(tmp_path)), *words)
+    assert f"{option} {ports[option]}: Address already in use; give another port, or 0 for a free one" in error
+
+
+def test_dead_address_is_the_reason_of_failed_requests(tmp_path: Path, capsys: Captured) -> None:
+    load = ("--load", "constant:5", "--duration", "1", "--address", "127.0.0.1:9")
+    assert run(["loadtest", str(a_file(tmp_path)), *load]) == 1
+    assert re.search(r"^! \d+ requests failed: .*127\.0\.0\.1:9.*[Cc]onnect", capsys.readouterr().out, re.MULTILINE)
+
+
+def test_stage_that_served_no_rows_is_named() -> None:
+    facts = RunFacts("sample", "5", 1.0, 1.0, ("first", "second"), 0.0)
+    record = Record(0.0, 0.0, 0.1, RequestOutcome.OK, "200", visits={"first": StageVisit("small", batch_size=2)})
+    assert Results.of(facts, [record]).idle_stages() == ["second"]
+    assert Results.of(facts, []).idle_stages() == []
 
 
 def a_profile_of(path: Path, **fields: Any) -> ModelProfile:

@@ -70,6 +70,13 @@ def test_facts_of_a_running_pipeline_are_json(tmp_path: Path) -> None:
     assert all(json.loads(done.output)["plan"]["spec"]["feasible"] for done in plans)
 
 
+def test_summary_has_the_requests_of_the_last_second(tmp_path: Path) -> None:
+    with up(tmp_path) as served:
+        assert [served.ask()[0] for _ in range(7)] == [200] * 7
+        output = served.stop().output
+    assert "requests received 7 = 7 ok" in " ".join(output.split())
+
+
 def test_hung_model_server_is_replaced(tmp_path: Path, figures: Figures) -> None:
     """It is the only one of its stage; no request fails, and the router's sums are the clients'."""
     with up(tmp_path) as served:

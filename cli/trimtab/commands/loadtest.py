@@ -52,6 +52,10 @@ def command(
         results = attack(document, address, options.spec(), options.attack_options, on_progress, signals.append)
     if out is not None:
         results.save(out)
+    for reason, count in results.failures().items():
+        console.print(f"! {count} requests failed: {reason}")
+    for stage in results.idle_stages():
+        console.print(f"! stage {stage} served no rows; send --samples that reach it")
     result = loadtest_result(results.summary(), least_within_slo)
     result.print()
     if results.facts.interrupted:

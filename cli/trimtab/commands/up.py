@@ -26,7 +26,7 @@ from trimtab.options import (
     SampledLoadArguments,
     console,
 )
-from trimtab.preflight import choose_profiles, prepare
+from trimtab.preflight import choose_profiles, prepare, require_free_ports
 from trimtab.report.page import write_report
 from trimtab.report.summary import print_summary
 from trimtab.report.summary_stats import run_stats
@@ -73,6 +73,7 @@ def command(
     check_samples(document, load.samples)
     check_chats(document, load_options)
     fixed_plan = load_plan(plan) if plan else None
+    require_free_ports(rest_port=rest_port, grpc_port=0 if no_proxy else grpc_port, admin_port=admin_port)
     with RunFolder(folder) as run_folder:
         setup = Setup(
             pipeline,

@@ -111,6 +111,10 @@ def _stage_items(run: Run) -> Iterator[SummaryItem]:
             p99 = f"p99 {_milliseconds(times.queue_p99)} + {_milliseconds(times.service_p99)}"
             detail = f"queue + service time, median; {p99}; {times.mean_batch_size:.1f} rows per batch"
             yield SummaryItem(f"stage {stage.name}", median, detail)
+        elif run.results and stage.name in run.results.idle_stages():
+            yield SummaryItem(
+                f"stage {stage.name}", "no rows", "no request reached it; send --samples that do", holds=False
+            )
 
 
 def print_summary(run: Run, console: Console) -> None:

@@ -116,6 +116,12 @@ def _parts(turns: int, part: object, count: int) -> Callable[[Ground], bytes]:
     return lambda ground: json.dumps({"model": ground.model, "messages": messages}, separators=(",", ":")).encode()
 
 
+def _commented_often() -> bytes:
+    """Comments that are each small enough for the decoder, and unpack to 63 MiB."""
+    comment = b"a\0\0" + _zeros_packed(MEBIBYTE - 1024 * 16)
+    return png(8, zlib.compress(bytes(8 * 9)), *[(b"zTXt", comment)] * 63)
+
+
 _INVALID, _LARGE, _NONE, _ADDRESS = "InvalidArgument", "image_too_large", "invalid_image", "invalid_image_url"
 _BEGUN = b'{"x": "data:image/png;base64,'
 READ: Final = (
@@ -176,3 +182,11 @@ SHOWN: Final = (
     Attack("more text than a replica holds", lambda ground: chat(ground, "see " * 100_000), 400, _INVALID),
 )
 """Left to the replica, which serves or rejects it."""
+BURDENING: Final = (
+    Attack("1.4 MB of text", lambda ground: chat(ground, "word " * 280_000), 400, _INVALID),
+    Attack("sixteen images with comments", _showing(*[_commented_often] * _MOST_IMAGES), 200),
+    Attack("counts of 1 MB", lambda ground: chat(ground, "see " * 250_000, dry_run=True), 400, _INVALID),
+    Attack("half a surrogate pair", lambda ground: chat(ground, "\ud800"), 400, _INVALID),
+    Attack("an image of six megapixels", _showing(lambda: png(2450, _zeros_packed(7 * MEBIBYTE))), 200),
+)
+"""Costly to a replica that handles them on its event loop."""

@@ -1,5 +1,7 @@
 """Friendly clients in a process of their own: REST and gRPC in turn, 20 requests a second, and 20 health checks.
 
+With the port of a replica they send chats with an image instead, and check the health of the replica.
+
 It writes one line of JSON for each request and each check until SIGTERM. A client gets only the response to its own
 request, whose numbers no other client sends.
 """
@@ -18,6 +20,7 @@ from typing import Any, TextIO
 import aiohttp
 import numpy as np
 
+from tests.security.attacks import Ground, a_small_png, chat
 from trimtab_loadtester.clients import Client, GrpcClient, RestClient
 from trimtab_pipelines.router_state import READY_PATH
 from trimtab_protocol import Tensor
@@ -47,6 +50,14 @@ async def ask(client: Client, number: int) -> str:
     y = response.message.outputs[0].array
     own = y.shape == (1, WIDTH) and bool((y == number + 2).all()) and response.message.id == request_id
     return "ok" if own and response.headers.get("x-request-id", request_id) == request_id else "wrong"
+
+
+async def ask_chat(session: aiohttp.ClientSession, url: str, body: bytes) -> str:
+    async with session.post(url, data=body, headers={"Content-Type": "application/json"}) as response:
+        answer = await response.json()
+    if response.status != 200:
+        return f"{response.status} {answer}"[:100]
+    return "ok" if answer["usage"]["prompt_tokens_details"]["image_tokens"] else "wrong"
 
 
 async def record(log: TextIO, router: int, kind: str, asking: Awaitable[str]) -> None:
@@ -86,12 +97,20 @@ async def run(given: argparse.Namespace) -> None:
                 kind, client = ("rest", rest) if number % 2 else ("grpc", grpc)
                 await record(log, given.router, kind, ask(client, number))
 
-            async def health() -> str:
-                async with session.get(f"http://127.0.0.1:{given.admin_port}{READY_PATH}") as response:
+            async def health(port: int, path: str) -> str:
+                async with session.get(f"http://127.0.0.1:{port}{path}") as response:
                     await response.read()
                     return "ok" if response.status == 200 else str(response.status)
 
-            acts = (request, lambda: record(log, given.router, "health", health()))
+            async def request_chat() -> None:
+                url = f"http://127.0.0.1:{given.rest_port}/v1/chat/completions"
+                await record(log, given.router, "chat", ask_chat(session, url, body))
+
+            body = chat(Ground(given.model), "see", [a_small_png()], max_tokens=2)
+            acts = [request, lambda: record(log, given.router, "health", health(given.admin_port, READY_PATH))]
+            if given.replica_port:
+                live = "/v2/health/live"
+                acts = [request_chat, lambda: record(log, given.replica, "replica", health(given.replica_port, live))]
             tasks = [asyncio.ensure_future(at_rate(act)) for act in acts]
             await stop.wait()
             for task in tasks:
@@ -103,6 +122,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(prog="tests.security.friendly")
     for option in ("--rest-port", "--grpc-port", "--admin-port", "--router"):
         parser.add_argument(option, type=int, required=True)
+    parser.add_argument("--replica-port", type=int)
+    parser.add_argument("--replica", type=int)
     parser.add_argument("--model", required=True)
     parser.add_argument("--log", type=Path, required=True)
     asyncio.run(run(parser.parse_args()))

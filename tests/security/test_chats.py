@@ -3,23 +3,31 @@
 tests/router/test_chats.py sends them to a router in the process of the test.
 """
 
+import asyncio
+import itertools
 import json
+import os
+import subprocess
 import threading
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import suppress
+import time
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import psutil
 import pytest
 
 from tests.figures import Figures
-from tests.local_run import chat_pipeline, chat_plan, post, up
+from tests.local_run import chat_pipeline, chat_plan, post, until, up
 from tests.security import raw_http
-from tests.security.attacks import FETCHED, READ, SHOWN, SPELLED, Attack, Ground, a_small_png, chat
-from tests.security.conftest import MEBIBYTE, Server, forget_peak_memory, peak_memory_bytes
-from trimtab_pipelines.documents import write_json
+from tests.security.attacks import BURDENING, FETCHED, READ, SHOWN, SPELLED, Attack, Ground, a_small_png, chat
+from tests.security.conftest import HOSTILE_NICENESS, MEBIBYTE, Server, forget_peak_memory, peak_memory_bytes
+from trimtab_pipelines.documents import load_endpoints, write_json
+from trimtab_pipelines.processes.parent_death import command_tied_to_parent
 from trimtab_pipelines.spec import InferencePipeline
 
 pytestmark = pytest.mark.security
@@ -30,6 +38,9 @@ GIGABYTE = 10**9
 TIMES = 3
 MAX_MEMORY_MEBIBYTES, MAX_CPU_SECONDS = 64, 0.05
 PATIENCE_SECONDS = 60.0
+PHASE_SECONDS, WARM_LINES = 20.0, 400
+ATTACKERS, HOSTILE_RPS = 4, 10.0
+MAX_STOP_SECONDS = 0.2
 
 
 class ImageStore(BaseHTTPRequestHandler):
@@ -160,6 +171,71 @@ async def test_gigabyte_is_rejected(server: Server, router: int, figures: Figure
         yield from [piece] * (GIGABYTE // MEBIBYTE)
 
     assert await attack(server, router, figures, pieces) == {("413", "request_too_large")}
+
+
+@contextmanager
+def friendly_chats(server: Server, replica: psutil.Process) -> Iterator[None]:
+    """Twenty chats with an image a second from another process, and as many checks of the replica's health."""
+    endpoints = load_endpoints(server.local.folder / "endpoints.json")
+    port = int(endpoints.stages["text"][0].address.rpartition(":")[2])
+    server.friendly_log = server.local.folder / "friendly.jsonl"
+    options = {"rest-port": server.local.rest_port, "grpc-port": server.local.grpc_port or 1, "model": "tiny"}
+    options |= {"admin-port": server.local.admin_port, "router": server.processes()["router"]}
+    options |= {"replica-port": port, "replica": replica.pid, "log": server.friendly_log}
+    words = [f"--{name}={value}" for name, value in options.items()]
+    friendly = subprocess.Popen(command_tied_to_parent("tests.security.friendly", *words))
+    try:
+        os.setpriority(os.PRIO_PROCESS, 0, HOSTILE_NICENESS)
+        until(lambda: len(server.friendly_lines()) > WARM_LINES, "friendly chats are served")
+        yield
+    finally:
+        friendly.terminate()
+        friendly.wait()
+
+
+async def send_in_turn(server: Server, requests: Sequence[bytes]) -> Counter[str]:
+    """Send all requests again and again from some clients, ten a second; returns how many got which status."""
+    sent: Counter[str] = Counter()
+
+    async def send(first: int) -> None:
+        for number in itertools.count(first, ATTACKERS):
+            due = asyncio.get_running_loop().time() + ATTACKERS / HOSTILE_RPS
+            status, _ = await respond(server.local.rest_port, [requests[number % len(requests)]])
+            sent[status] += 1
+            await asyncio.sleep(due - asyncio.get_running_loop().time())
+
+    with suppress(TimeoutError):
+        async with asyncio.timeout(PHASE_SECONDS):
+            await asyncio.gather(*map(send, range(ATTACKERS)))
+    return sent
+
+
+async def test_friendly_chats_are_served_beside_hostile_ones(server: Server, store: Any, figures: Figures) -> None:
+    """First alone, then beside every attack again and again."""
+    replica = server.local.model_server("text")
+    processes = server.processes() | {"replica": replica.pid}
+    requests = [raw_http.post(CHAT, kind.body(Ground("tiny", store[0])), JSON) for kind in (*READ, *SHOWN, *BURDENING)]
+    with friendly_chats(server, replica):
+        calm_from = time.monotonic()
+        await asyncio.sleep(PHASE_SECONDS)
+        forget_peak_memory(processes.values())
+        hostile_from = time.monotonic()
+        sent = await send_in_turn(server, requests)
+        hostile_to = time.monotonic()
+
+    lines = server.friendly_lines(calm_from)
+    chats = [line for line in lines if line.kind == "chat" and line.at < hostile_to]
+    calm, hostile = ([c.seconds for c in chats if (c.at < hostile_from) is is_calm] for is_calm in (True, False))
+    stops = [min(c.seconds, c.busy_seconds) for c in lines if c.kind == "replica" and c.at >= hostile_from]
+    calm_p99, hostile_p99 = (float(np.percentile(seconds, 99)) for seconds in (calm, hostile))
+    memory = {f"peak_memory_of_{name}_mebibytes": peak_memory_bytes(pid) / MEBIBYTE for name, pid in processes.items()}
+    figures.add(calm_p99_seconds=round(calm_p99, 3), hostile_p99_seconds=round(hostile_p99, 3), **memory)
+    figures.add(friendly_chats=len(hostile), **{f"hostile_{status}": count for status, count in sent.items()})
+    failed = Counter(c.code for c in chats if c.code != "ok")
+    figures.require("failed friendly chats", failed.total(), "<=", 0)
+    figures.require("p99 relative to calm", round(hostile_p99 / calm_p99, 2), "<=", 2.0, depends_on_load=True)
+    figures.require("longest stop of the replica's loop, seconds", round(max(stops), 3), "<=", MAX_STOP_SECONDS)
+    assert server.processes() | {"replica": server.local.model_server("text").pid} == processes
 
 
 def test_placeholders_in_text_are_no_images(server: Server) -> None:

@@ -26,7 +26,9 @@ from tests.local_run import chat_pipeline, chat_plan, post, until, up
 from tests.security import raw_http
 from tests.security.attacks import BURDENING, FETCHED, READ, SHOWN, SPELLED, Attack, Ground, a_small_png, chat
 from tests.security.conftest import HOSTILE_NICENESS, MEBIBYTE, Server, forget_peak_memory, peak_memory_bytes
-from trimtab_pipelines.documents import load_endpoints, write_json
+from trimtab_operator.manifests.replica_groups import memory_bytes
+from trimtab_pipelines.documents import load_endpoints, load_pipeline, write_json
+from trimtab_pipelines.edge_settings import EdgeSettings
 from trimtab_pipelines.processes.parent_death import command_tied_to_parent
 from trimtab_pipelines.spec import InferencePipeline
 
@@ -193,6 +195,14 @@ def friendly_chats(server: Server, replica: psutil.Process) -> Iterator[None]:
         friendly.wait()
 
 
+def memory_limits(server: Server) -> dict[str, int]:
+    """Memory limits of the containers in a cluster, by process."""
+    pipeline = load_pipeline(server.local.folder.parent / "pipeline.yaml")
+    limits = {"router": pipeline.spec.router.resources.memory, "envoy": EdgeSettings().memory}
+    limits["replica"] = memory_bytes(pipeline.spec.stages[0].variants)
+    return {name: limit for name, limit in limits.items() if name in {*server.processes(), "replica"}}
+
+
 async def send_in_turn(server: Server, requests: Sequence[bytes]) -> Counter[str]:
     """Send all requests again and again from some clients, ten a second; returns how many got which status."""
     sent: Counter[str] = Counter()
@@ -228,14 +238,16 @@ async def test_friendly_chats_are_served_beside_hostile_ones(server: Server, sto
     calm, hostile = ([c.seconds for c in chats if (c.at < hostile_from) is is_calm] for is_calm in (True, False))
     stops = [min(c.seconds, c.busy_seconds) for c in lines if c.kind == "replica" and c.at >= hostile_from]
     calm_p99, hostile_p99 = (float(np.percentile(seconds, 99)) for seconds in (calm, hostile))
-    memory = {f"peak_memory_of_{name}_mebibytes": peak_memory_bytes(pid) / MEBIBYTE for name, pid in processes.items()}
-    figures.add(calm_p99_seconds=round(calm_p99, 3), hostile_p99_seconds=round(hostile_p99, 3), **memory)
+    figures.add(calm_p99_seconds=round(calm_p99, 3), hostile_p99_seconds=round(hostile_p99, 3))
     figures.add(friendly_chats=len(hostile), **{f"hostile_{status}": count for status, count in sent.items()})
+    for name, limit in memory_limits(server).items():
+        peak = peak_memory_bytes(processes[name]) / MEBIBYTE
+        figures.require(f"peak memory of the {name}, MiB", round(peak, 1), "<=", limit / MEBIBYTE)
     failed = Counter(c.code for c in chats if c.code != "ok")
     figures.require("failed friendly chats", failed.total(), "<=", 0)
-    figures.require("p99 relative to calm", round(hostile_p99 / calm_p99, 2), "<=", 2.0, depends_on_load=True)
     figures.require("longest stop of the replica's loop, seconds", round(max(stops), 3), "<=", MAX_STOP_SECONDS)
     assert server.processes() | {"replica": server.local.model_server("text").pid} == processes
+    figures.require("p99 relative to calm", round(hostile_p99 / calm_p99, 2), "<=", 2.0, depends_on_load=True)
 
 
 def test_placeholders_in_text_are_no_images(server: Server) -> None:

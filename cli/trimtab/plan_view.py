@@ -8,7 +8,7 @@ from typing import Any
 from rich.table import Table
 
 from trimtab.options import terminal_table
-from trimtab_adapter.planning.batch_enlargement import enlarge_batches
+from trimtab_adapter.planning.batch_enlargement import SHARE_OF_SLO, enlarge_batches
 from trimtab_adapter.planning.explain import describe_option
 from trimtab_adapter.planning.planning_problem import PlanningProblem
 from trimtab_adapter.planning.relaxation import PlanSolution
@@ -108,7 +108,10 @@ def explanation_lines(plan: PipelinePlan) -> list[str]:
         gpus = f", GPUs {expected.gpus}" if expected.gpus else ""
         lines.append(f"expected: accuracy {expected.accuracy:.4f}, {latency}, cores {expected.cores:g}{gpus}")
     if explanation.accuracy_basis:
-        lines.append(f"accuracies: {explanation.accuracy_basis}")
+        basis = explanation.accuracy_basis.replace(
+            "expected values", "as declared or measured, without their intervals"
+        )
+        lines.append(f"accuracies: {basis}")
     if not spec.feasible:
         lines.append(f"not feasible: {spec.reason}; the plan serves {100 * spec.planned_fraction:.0f} % of the load")
     elif explanation.binding_constraint:
@@ -125,6 +128,24 @@ def explanation_lines(plan: PipelinePlan) -> list[str]:
     lines += [f"batch size capped: {stage}" for stage in explanation.batch_sizes_capped]
     lines += [f"excluded: {point}" for point in explanation.excluded_points]
     return lines
+
+
+def legend_lines(pipeline: InferencePipeline) -> list[str]:
+    """Say what the figures of a plan mean: its objective, and its batch sizes."""
+    objective = pipeline.spec.objective
+    match objective.goal:
+        case "Weighted":
+            weights = f"{objective.accuracy_weight:g} × accuracy - {objective.cost_weight:g} × cores"
+            meaning = f"{weights} - {objective.batch_weight:g} × the sum of the batch sizes; higher is better"
+        case "MaxAccuracy":
+            meaning = "the highest accuracy that the budget allows, then the fewest cores"
+        case _:
+            meaning = f"the fewest cores with an accuracy of at least {objective.accuracy_floor:g}"
+    largest = f"raised while the planned latency stays within {100 * SHARE_OF_SLO:g} % of the SLO"
+    return [
+        f"objective: {meaning}",
+        f"batch size: the most rows that a replica computes at once; {largest}, so that bursts fit",
+    ]
 
 
 def sensitivity_rows(view: PlanView) -> Rows:

@@ -197,6 +197,7 @@ def test_explain_prints_sensitivity_and_alternatives(tmp_path: Path, capsys: Cap
     assert "solver: Exact, proven optimal" in said_
     assert "1 core less" in said_
     assert "load=300 0.6400 (-0.1700)" in said_
+    assert "objective: 10 × accuracy - 0.5 × cores - 1e-06 × the sum of the batch sizes; higher is better" in said_
     assert "budget=x2 " in said_
 
 

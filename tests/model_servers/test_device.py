@@ -13,7 +13,8 @@ from tests.model_servers.test_model_adapters import a_spec
 from tests.model_servers.transformer.test_family import SHAPE, spec
 from tests.model_servers.transformer.test_family import weights as weights  # noqa: PLC0414  (a fixture)
 from tests.model_servers.transformer.test_task_registry import a_task
-from trimtab_model_servers.errors import ModelError
+from trimtab_model_servers.batch_worker import BatchWorker
+from trimtab_model_servers.errors import InvalidRow, ModelError, RefusalError
 from trimtab_model_servers.families.image_classification import Classifier
 from trimtab_model_servers.families.interfaces import CPU
 from trimtab_model_servers.families.registry import build
@@ -24,6 +25,7 @@ from trimtab_model_servers.server.hosted_model import HostedModel, load_model, m
 from trimtab_model_servers.transformer.config import preprocess
 from trimtab_model_servers.transformer.merging import RULES
 from trimtab_pipelines.operating_point import OperatingPoint
+from trimtab_protocol import InferRequest
 from trimtab_protocol import Tensor as Wire
 
 META = torch.device("meta")
@@ -87,6 +89,21 @@ def test_family_without_gpu_support_rejects_gpu(card):
 def test_metadata_of_gpu_variant_states_the_device(weights):
     assert load_model(spec(weights, gpus=1)).facts()["device"] == "cuda"
     assert "device" not in load_model(spec(weights)).facts()
+
+
+async def test_invalid_row_is_the_callers_fault():
+    class Strict(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            if x.any():
+                raise InvalidRow("x must be 0")
+            return x
+
+    model, worker = HostedModel(a_spec(), UserNetwork(Strict(), ("y",)), "none"), BatchWorker()
+    request = InferRequest("small", (Wire.of("x", torch.ones(1, 4).numpy()),))
+    with pytest.raises(RefusalError, match="x must be 0") as refused:
+        await model.infer(request, worker)
+    worker.close()
+    assert refused.value.status_code == 400
 
 
 def test_inputs_are_moved_to_the_models_device():

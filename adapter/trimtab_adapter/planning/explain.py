@@ -62,7 +62,7 @@ def binding_constraint(solved: PlanSolution) -> str:
     name = max(gains, key=lambda candidate: gains[candidate])
     if gains[name] > _MIN_REPORTED_GAIN * max(1.0, abs(objective)):
         return f"{name}: without it the objective would gain {gains[name]:.4g}"
-    return "none: relaxing no constraint would improve the objective"
+    return "none: no looser limit would allow a better plan"
 
 
 def _gain(relaxed: Program, program: Program, objective: float) -> float:

@@ -8,7 +8,7 @@ import typer
 
 from trimtab.commands.plan import check_what_if, peak_rps, plan_inputs, plan_view, print_alternatives, print_plan
 from trimtab.options import PipelineArgument, PlanArguments, console, console_to_stderr, print_json_line, terminal_table
-from trimtab.plan_view import SENSITIVITY_COLUMNS, plan_view_json, sensitivity_rows
+from trimtab.plan_view import SENSITIVITY_COLUMNS, legend_lines, plan_view_json, sensitivity_rows
 from trimtab_adapter.planning.what_if import WhatIfError
 from trimtab_pipelines.documents import load_plan
 from trimtab_pipelines.plan import PipelinePlan
@@ -39,6 +39,8 @@ def command(
             console.print()
             console.print(terminal_table(SENSITIVITY_COLUMNS, sensitivity_rows(view), "sensitivity"))
             print_alternatives(view)
+            for line in ("", *legend_lines(inputs.pipeline)):
+                console.print(line)
     if arguments.as_json:
         print_json_line(plan_view_json(view))
     return 0 if view.plan.spec.feasible else 1

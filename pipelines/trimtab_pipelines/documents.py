@@ -28,7 +28,7 @@ log = logging.getLogger(__name__)
 
 MAX_DOCUMENT_BYTES = 16 * 2**20
 MAX_DEPTH = 64
-_SURROGATE = re.compile("[\ud800-\udfff]")
+_NO_TEXT = re.compile("[\0\ud800-\udfff]")
 AnyModel = TypeVar("AnyModel", bound=BaseModel)
 
 
@@ -182,8 +182,8 @@ def _require_plain(content: object, where: str) -> None:
             problem = f"nested more than {MAX_DEPTH} deep"
         elif isinstance(value, int | float) and not abs(value) <= MAX_NUMBER:
             problem = f"the number must be finite and at most {MAX_NUMBER}"
-        elif isinstance(value, str) and not value.isascii() and _SURROGATE.search(value):
-            problem = "the text contains half of a surrogate pair"
+        elif isinstance(value, str) and _NO_TEXT.search(value):
+            problem = "the text contains a null character or half of a surrogate pair"
         if problem:
             field = ascii(".".join(map(str, path[:8])))[1:-1]
             raise DocumentError(f"{where}: {field or 'document'}: {problem}")

@@ -54,7 +54,8 @@ def test_plan_and_endpoints_round_trip(tmp_path):
         ("spec: &a {b: [*a]}", "spec"),
         ("spec: {a: {b: .inf}}", "spec.a.b: the number must be finite"),
         (f"spec: {{a: [1, {10**400}]}}", "spec.a.1: the number must be finite"),
-        ('spec: {a: "\\ud800"}', "spec.a: the text contains half of a surrogate pair"),
+        ('spec: {a: "\\ud800"}', "spec.a: the text contains a null character or half"),
+        ('spec: {a: ["\\0"]}', "spec.a.0: the text contains a null character"),
     ],
 )
 def test_invalid_pipeline_file_is_rejected(tmp_path, text, complaint):

@@ -33,7 +33,7 @@ class Call:
 
 @dataclass(slots=True)
 class Callers:
-    """Callers of the routers at `addresses`, which take turns."""
+    """Callers of the routers at `addresses`, which take turns and may change."""
 
     addresses: Sequence[str]
     slo_seconds: float
@@ -96,12 +96,11 @@ class Callers:
 
 
 @asynccontextmanager
-async def calling(addresses: Sequence[str], slo_seconds: float) -> AsyncIterator[Callers]:
+async def sending(callers: Callers) -> AsyncIterator[Callers]:
     """Send a load until the block ends."""
-    callers = Callers(addresses, slo_seconds)
-    sending = asyncio.create_task(callers.run())
+    requests = asyncio.create_task(callers.run())
     try:
         yield callers
     finally:
-        sending.cancel()
-        await asyncio.gather(sending, return_exceptions=True)
+        requests.cancel()
+        await asyncio.gather(requests, return_exceptions=True)

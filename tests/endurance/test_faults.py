@@ -22,7 +22,7 @@ from aiohttp import web
 from aiohttp.test_utils import TestServer
 
 from tests.builders import a_pipeline_document, a_stage, a_variant
-from tests.endurance.callers import RATE_RPS, calling
+from tests.endurance.callers import RATE_RPS, Callers, sending
 from tests.figures import Figures
 from tests.local_run import Up, up
 from tests.processes import held_port, running
@@ -359,7 +359,7 @@ async def test_fault(
 ) -> None:
     await site.whole()
     clock = asyncio.get_running_loop().time
-    async with calling(site.addresses, SLO_SECONDS) as callers:
+    async with sending(Callers(site.addresses, SLO_SECONDS)) as callers:
         await asyncio.sleep(CALM_SECONDS)
         began = clock()
         await strike(site)

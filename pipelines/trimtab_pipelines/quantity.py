@@ -99,7 +99,7 @@ def format_duration(seconds: float) -> str:
 
 def _require_sizes(seconds_by_size: dict[int, float]) -> dict[int, float]:
     for size, seconds in seconds_by_size.items():
-        if not (1 <= size <= MAX_NUMBER and 0 <= seconds <= MAX_SECONDS):
+        if not (1 <= size <= MAX_NUMBER and 0 <= seconds <= MAX_NUMBER):
             raise ValueError(f"{seconds:g} seconds for {reprlib.repr(size)}; write sizes from 1 and seconds from 0")
     return seconds_by_size
 

@@ -12,6 +12,8 @@ from functools import partial
 from math import isfinite
 from typing import Any
 
+import orjson
+
 from trimtab_protocol.errors import ProtocolError
 from trimtab_protocol.messages import (
     InferRequest,
@@ -27,12 +29,12 @@ from trimtab_protocol.tensors import (
     Buffer,
     Tensor,
     checked_shape,
-    decode_raw,
     dtype_of,
     encode_raw,
     from_values,
     is_slow,
     to_values,
+    view_raw,
 )
 
 HEADER_LENGTH = "Inference-Header-Content-Length"
@@ -40,6 +42,7 @@ BINARY_CONTENT_TYPE = "application/octet-stream"
 JSON_CONTENT_TYPE = "application/json"
 BINARY_SIZE = "binary_data_size"
 _MAX_DIGITS = 15
+_PARAMETER_TYPES = (str, int, float)  # a union of types would be built at each use
 _ENCODER = json.JSONEncoder(separators=(",", ":"), allow_nan=False)
 _LONG_JSON_BYTES = 2**16
 _DescribedTensor = tuple[TensorHeader, Callable[[], Tensor], int]
@@ -127,8 +130,7 @@ def encode_batch(
 def encode_json(inputs: Sequence[Tensor], parameters: Parameters, request_id: str = "") -> bytes:
     """Encode a request as JSON, for servers without the binary extension; ProtocolError for other values."""
     entries, _ = _encode_tensors(inputs, frozenset())
-    header = _identity(request_id, parameters)
-    return _ENCODER.encode(_finite(header) | {"inputs": entries}).encode()
+    return _encode(_identity(request_id, parameters) | {"inputs": entries})
 
 
 def encode_response(response: InferResponse, binary: frozenset[str]) -> tuple[list[Buffer], int | None]:
@@ -186,12 +188,19 @@ def _split(body: Buffer, header_length: str | int | None) -> tuple[dict[str, Any
 def _loaded(text: bytes) -> Any:
     """Parse JSON; long documents without the garbage collector, which would scan their lists repeatedly."""
     if len(text) < _LONG_JSON_BYTES or not gc.isenabled():
-        return json.loads(text)
+        return _parsed(text)
     gc.disable()
     try:
-        return json.loads(text)
+        return _parsed(text)
     finally:
         gc.enable()
+
+
+def _parsed(text: bytes) -> Any:
+    try:
+        return orjson.loads(text)
+    except orjson.JSONDecodeError:
+        return json.loads(text)  # accepts more, such as NaN and half a surrogate pair
 
 
 def _checked_length(header_length: str | int, body_bytes: int) -> int:
@@ -215,7 +224,7 @@ def _parameters(owner: Mapping[str, Any], where: str) -> Parameters:
     if not parameters:
         return {}
     for key, value in parameters.items():
-        if not isinstance(value, bool | int | float | str):
+        if not isinstance(value, _PARAMETER_TYPES):
             raise ProtocolError(f"{where}: parameter {key!r} must be a boolean, a number or a string")
     return parameters
 
@@ -265,7 +274,7 @@ def _describe_tensor(field: str, entry: object, binary: memoryview) -> _Describe
         raise ProtocolError(
             f"tensor {name!r}: '{BINARY_SIZE}' is {size!r}, but {binary.nbytes} bytes are left in the body"
         )
-    return header, partial(decode_raw, name, datatype, header.shape, binary[:size]), size
+    return header, partial(view_raw, header.name, header.datatype, header.shape, binary[:size]), size
 
 
 def _tensor_parameters(entry: Mapping[str, Any], name: str) -> Mapping[str, Any]:
@@ -317,5 +326,13 @@ def _encode_tensors(tensors: Sequence[Tensor], binary: frozenset[str]) -> tuple[
 
 
 def _join(header: Mapping[str, Any], raw: Sequence[Buffer]) -> tuple[list[Buffer], int]:
-    encoded = _ENCODER.encode(_finite(header)).encode()
+    encoded = _encode(header)
     return [encoded, *raw], len(encoded)
+
+
+def _encode(header: Mapping[str, Any]) -> bytes:
+    """Encode JSON; NaN and infinities become null."""
+    try:
+        return orjson.dumps(header)
+    except TypeError:  # half a surrogate pair, or an integer beyond 64 bits
+        return _ENCODER.encode(_finite(header)).encode()

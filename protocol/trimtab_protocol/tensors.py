@@ -110,14 +110,15 @@ def dtype_of(name: str, datatype: object) -> np.dtype[Any]:
 
 def checked_shape(name: str, shape: Iterable[object]) -> tuple[int, ...]:
     """Require non-negative integers whose product is addressable; ProtocolError otherwise."""
-    dims = tuple(shape)
+    dims, sizes, elements = tuple(shape), [], 1
+    if len(dims) > MAX_RANK:
+        raise ProtocolError(f"tensor {name!r}: {len(dims)} dimensions are too many; at most {MAX_RANK}")
     for dim in dims:
-        if not isinstance(dim, int) or isinstance(dim, bool) or dim < 0:
+        if type(dim) is not int or dim < 0:  # bool is a subclass of int
             raise ProtocolError(f"tensor {name!r}: shape {list(dims)} must hold integers of at least 0")
-    sizes = [dim for dim in dims if isinstance(dim, int)]
-    if len(sizes) > MAX_RANK:
-        raise ProtocolError(f"tensor {name!r}: {len(sizes)} dimensions are too many; at most {MAX_RANK}")
-    if prod(max(size, 1) for size in sizes) > MAX_ELEMENTS:
+        sizes.append(dim)
+        elements *= dim or 1
+    if elements > MAX_ELEMENTS:
         raise ProtocolError(f"tensor {name!r}: shape {sizes} has too many elements; at most {MAX_ELEMENTS}")
     return tuple(sizes)
 
@@ -133,16 +134,19 @@ def decode_raw(name: str, datatype: object, shape: Iterable[object], buffer: Buf
 
     Raises ProtocolError if the datatype or the shape is invalid, or the bytes do not fit them.
     """
-    dtype = dtype_of(name, datatype)
-    dims = checked_shape(name, shape)
+    dtype_of(name, datatype)
+    return view_raw(name, str(datatype), checked_shape(name, shape), buffer)
+
+
+def view_raw(name: str, datatype: str, dims: tuple[int, ...], buffer: Buffer) -> Tensor:
+    """`decode_raw` of a known datatype and a checked shape."""
     if datatype == BYTES:
         return Tensor(name, BYTES, _decode_bytes(name, dims, bytes(buffer)))
+    dtype, received = DTYPES[datatype], memoryview(buffer).nbytes
     expected = prod(dims) * dtype.itemsize
-    received = memoryview(buffer).nbytes
     if received != expected:
         raise ProtocolError(f"tensor {name!r}: shape {list(dims)} of {datatype} needs {expected} bytes; got {received}")
-    array = np.frombuffer(buffer, dtype=dtype).reshape(dims) if expected else np.empty(dims, dtype)
-    return Tensor(name, str(datatype), array)
+    return Tensor(name, datatype, np.frombuffer(buffer, dtype).reshape(dims) if expected else np.empty(dims, dtype))
 
 
 def encode_raw(tensor: Tensor) -> Buffer:

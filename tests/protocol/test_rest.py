@@ -248,6 +248,13 @@ def test_bad_bodies(sent, length, message):
         rest.decode_request("m", sent, length)
 
 
+@pytest.mark.parametrize("value", ["\ud800", 2**70, -(2**70)])
+def test_values_beyond_utf8_and_64_bits_are_transported(value):
+    """Of parameters, which clients and model servers choose."""
+    buffers, length = rest.encode_request(InferRequest("m", (Tensor.of("x", np.ones(1)),), parameters={"p": value}))
+    assert rest.decode_request("m", joined(buffers), length).parameters["p"] == value
+
+
 def test_non_finite_numbers_become_null():
     outputs = (Tensor.of("y", np.array([1.0, np.nan, np.inf], np.float32)),)
     answer = InferResponse("m", outputs, parameters={"score": float("nan")})

@@ -6,8 +6,9 @@ uses: responses with a Content-Length, received into the buffer that the tensors
 
 import asyncio
 import ssl
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import cast
 
 import numpy as np
@@ -17,6 +18,7 @@ from trimtab_protocol.mutual_tls import explain_ssl_error
 from trimtab_protocol.sanitize import fits_header
 
 MAX_HEAD_BYTES = 64 * 1024
+MAX_CACHED_HEADS = 64
 MAX_BODY_BYTES = 2**31
 """Default maximum of a response body."""
 _END_OF_HEAD = b"\r\n\r\n"
@@ -37,7 +39,7 @@ class Reply:
     """A response; header names are in lower case."""
 
     status: int
-    headers: dict[str, str]
+    headers: Mapping[str, str]
     body: memoryview
 
 
@@ -51,7 +53,7 @@ class HttpConnection(asyncio.BufferedProtocol):
         self._head = bytearray(MAX_HEAD_BYTES)
         self._head_filled = 0
         self._status = 0
-        self._headers: dict[str, str] = {}
+        self._headers: Mapping[str, str] = {}
         self._body: memoryview | None = None
         self._body_filled = 0
         self._max_body_bytes = 0
@@ -78,25 +80,35 @@ class HttpConnection(asyncio.BufferedProtocol):
         return self._transport is not None and self._waiter is None and not self._transport.is_closing()
 
     async def exchange(
-        self, head: bytes, body: Sequence[Buffer] = (), *, max_body_bytes: int = MAX_BODY_BYTES
+        self,
+        head: bytes,
+        body: Sequence[Buffer] = (),
+        *,
+        max_body_bytes: int = MAX_BODY_BYTES,
+        deadline: float | None = None,
     ) -> Reply:
         """Send a request and wait for its response; a cancelled wait closes the connection.
 
-        Raises ConnectionLost if the connection was lost, or the response is invalid or too large.
+        Raises ConnectionLost if the connection was lost, or the response is invalid or too large, and TimeoutError at
+        the deadline, a time of the event loop.
         """
         transport = self._transport
         if transport is None or not self.usable:
             raise self._lost("the connection is closed")
-        self._waiter = asyncio.get_running_loop().create_future()
+        loop = asyncio.get_running_loop()
+        self._waiter = loop.create_future()
         self._max_body_bytes = max_body_bytes
+        timer = None if deadline is None else loop.call_at(deadline, self._expire)
         try:
             transport.writelines([head, *body])
             return await self._waiter
-        except asyncio.CancelledError:
+        except (asyncio.CancelledError, TimeoutError):
             transport.abort()
             raise
         finally:
             self._waiter = None
+            if timer is not None:
+                timer.cancel()
 
     def close(self) -> None:
         """Close at once; an exchange in flight fails with ConnectionLost."""
@@ -137,8 +149,7 @@ class HttpConnection(asyncio.BufferedProtocol):
                 self._give_up(f"its headers are longer than {MAX_HEAD_BYTES} bytes")
             return
         try:
-            self._status, self._headers = _parse_head(bytes(self._head[:end]))
-            length = _content_length(self._headers)
+            self._status, self._headers, length = _parse_head(bytes(self._head[:end]))
         except (ValueError, KeyError, IndexError):
             self._give_up("its response is not HTTP/1.1 with a Content-Length")
             return
@@ -163,7 +174,10 @@ class HttpConnection(asyncio.BufferedProtocol):
         self._fail(ConnectionLost(why))
         self.close()
 
-    def _fail(self, broken: ConnectionLost) -> None:
+    def _expire(self) -> None:
+        self._fail(TimeoutError())
+
+    def _fail(self, broken: Exception) -> None:
         if self._waiter is not None and not self._waiter.done():
             self._waiter.set_exception(broken)
 
@@ -187,13 +201,21 @@ class ConnectionPool:
 
     async def take(self) -> HttpConnection:
         """An idle connection, or a new one; raises as `HttpConnection.open`."""
+        return self.idle() or await self.open()
+
+    def idle(self) -> HttpConnection | None:
+        """An idle connection, if there is one."""
         tls = self._tls()
         while self._idle:
             connection = self._idle.pop()
             if connection.usable and connection.tls is tls:
                 return connection
             connection.close()
-        return await HttpConnection.open(self._host, self._port, tls)
+        return None
+
+    async def open(self) -> HttpConnection:
+        """A new connection; raises as `HttpConnection.open`."""
+        return await HttpConnection.open(self._host, self._port, self._tls())
 
     def give_back(self, connection: HttpConnection) -> None:
         """Return a connection after its exchange, unless it was closed."""
@@ -215,20 +237,22 @@ def request_head(method: str, path: str, host: str, headers: dict[str, str], con
     """
     lines = [f"{method} {path} HTTP/1.1", f"Host: {host}", f"Content-Length: {content_length}"]
     lines += [f"{name}: {value}" for name, value in headers.items()]
-    for line in lines:
-        if not fits_header(line):
-            raise ValueError(f"{ascii(line)[:200]} cannot stand in the head of a request; send printable ASCII only")
+    if not fits_header("".join(lines)):
+        wrong = next(line for line in lines if not fits_header(line))
+        raise ValueError(f"{ascii(wrong)[:200]} cannot stand in the head of a request; send printable ASCII only")
     return "\r\n".join([*lines, "", ""]).encode("ascii")
 
 
-def _content_length(headers: dict[str, str]) -> int:
+def _content_length(headers: Mapping[str, str]) -> int:
     written = headers["content-length"]
     if "transfer-encoding" in headers or not (written.isascii() and written.isdigit() and len(written) <= 15):
         raise ValueError(written)
     return int(written)
 
 
-def _parse_head(head: bytes) -> tuple[int, dict[str, str]]:
+@lru_cache(MAX_CACHED_HEADS)  # a replica repeats the heads of its responses
+def _parse_head(head: bytes) -> tuple[int, Mapping[str, str], int]:
+    """Status, headers and length of the body."""
     status_line, *lines = head.decode("latin-1").split("\r\n")
     headers: dict[str, str] = {}
     for line in lines:
@@ -237,4 +261,4 @@ def _parse_head(head: bytes) -> tuple[int, dict[str, str]]:
         if key == "content-length" and headers.get(key, value) != value:
             raise ValueError(line)
         headers[key] = value
-    return int(status_line.split(" ", 2)[1]), headers
+    return int(status_line.split(" ", 2)[1]), headers, _content_length(headers)

@@ -105,6 +105,18 @@ async def test_response_to_another_batch_is_discarded():
         assert len({batch.id for batch in replica.seen}) == len(replica.seen)
 
 
+async def test_exchange_without_response_ends_at_its_deadline():
+    async def silent(writer: asyncio.StreamWriter) -> None:
+        await writer.drain()
+
+    async with a_server(silent) as connection:
+        deadline = asyncio.get_running_loop().time() + 0.05
+        with pytest.raises(TimeoutError):
+            await connection.exchange(request_head("GET", "/", "x", {}, 0), deadline=deadline)
+        assert asyncio.get_running_loop().time() >= deadline
+        assert not connection.usable
+
+
 async def test_connection_with_extra_data_is_closed():
     more = asyncio.Event()
 

@@ -140,17 +140,21 @@ class ReplicaClient:
         body, headers = encode_binary(batch) if self._accepts_binary else encode_json(batch)
         path = self._path(batch.variant, "infer")
         head = request_head("POST", path, self.endpoint.address, headers, sum(map(len, body)))
-        sent = False
+        max_bytes, sent = self._max_response_bytes(batch), False
+        loop = asyncio.get_running_loop()
+        deadline = loop.time() + batch.timeout_seconds
         try:
-            async with asyncio.timeout(batch.timeout_seconds):
-                connection = await self._connections.take()
-                sent = True
-                reply = await connection.exchange(head, body, max_body_bytes=self._max_response_bytes(batch))
+            connection = self._connections.idle()
+            if connection is None:
+                async with asyncio.timeout_at(deadline):
+                    connection = await self._connections.open()
+            sent = True
+            reply = await connection.exchange(head, body, max_body_bytes=max_bytes, deadline=deadline)
         except TimeoutError:
             return ReplicaLost(f"{self.name} did not respond within {batch.timeout_seconds:.1f} s", delivered=sent)
         except ConnectionLost as error:
             return ReplicaLost(f"{self.name}: {error}", delivered=sent)
-        self._last_response_at = asyncio.get_running_loop().time()
+        self._last_response_at = loop.time()
         response = self._read(batch, reply)
         if isinstance(response, ReplicaLost) or (reply.status == 200 and not isinstance(response, InferResponse)):
             connection.close()  # its next response may belong to another batch

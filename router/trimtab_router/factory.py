@@ -76,6 +76,8 @@ def _unauthenticated_replicas(transport: Transport) -> int:
 
 
 QUIET_TURNS = 16
+FEW_QUIET_TURNS = 2
+JOINING_SECONDS = 0.0002
 
 
 class EventLoopClock:
@@ -83,6 +85,10 @@ class EventLoopClock:
 
     def __init__(self) -> None:
         self._loop = asyncio.get_running_loop()
+        self._joined: set[Callback] = set()
+        """Callbacks that an arrival has joined since they were scheduled."""
+        self._alone_since: dict[Callback, float] = {}
+        """Callbacks that no arrival joined last time, and when they were called."""
 
     @property
     def now(self) -> float:
@@ -94,17 +100,25 @@ class EventLoopClock:
     def call_when_idle(self, callback: Callback, pending_arrivals: PendingArrivals) -> None:
         """Call `callback` once several turns of the event loop bring no new arrival.
 
-        Requests being read thus join the batch. This costs an idle router some ten microseconds. A busy router loses no
-        time: it reads the next requests meanwhile.
+        Requests being read thus join the batch. A busy router loses no time: it reads the next requests meanwhile. An
+        idle one would spend a hundred microseconds on them, so a few turns suffice if none joined last time, unless
+        this call follows so soon that its arrival would have joined.
         """
-        self._loop.call_soon(self._settle, callback, pending_arrivals, None, 0)
+        alone_since = self._alone_since.pop(callback, None)
+        few = alone_since is not None and time.monotonic() - alone_since > JOINING_SECONDS
+        turns = FEW_QUIET_TURNS if few else QUIET_TURNS
+        self._loop.call_soon(self._settle, callback, pending_arrivals, None, turns)
 
-    def _settle(
-        self, callback: Callback, pending_arrivals: PendingArrivals, before: int | None, quiet_turns: int
-    ) -> None:
+    def _settle(self, callback: Callback, pending_arrivals: PendingArrivals, before: int | None, turns: int) -> None:
+        """Call back if a batch is full, or after this many quiet turns."""
         arrivals = pending_arrivals()
-        if arrivals is None or quiet_turns >= QUIET_TURNS:
+        if before not in {None, arrivals}:  # earlier arrivals belong to the event that scheduled the call
+            self._joined.add(callback)
+            turns = QUIET_TURNS + 1
+        if arrivals is None or not turns:
+            if callback not in self._joined and arrivals is not None:
+                self._alone_since[callback] = time.monotonic()
+            self._joined.discard(callback)
             callback()
-        else:  # arrivals before the first turn belong to the event that scheduled the call
-            quiet_turns = quiet_turns + 1 if before in {None, arrivals} else 0
-            self._loop.call_soon(self._settle, callback, pending_arrivals, arrivals, quiet_turns)
+            return
+        self._loop.call_soon(self._settle, callback, pending_arrivals, arrivals, turns - 1)

@@ -18,7 +18,7 @@ from trimtab_protocol import InferRequest, PendingRequest
 from trimtab_protocol.chat.internal_wire import IMAGES, bytes_tensor, options_with_tenant
 from trimtab_protocol.extensions import TASK
 from trimtab_protocol.messages import TensorHeader
-from trimtab_protocol.tensors import BYTES, Array, TensorLike
+from trimtab_protocol.tensors import BYTES, TensorLike
 from trimtab_router.execution.task_registry import missing_input, task_inputs
 from trimtab_router.limits import JSON_MULTIPLE
 from trimtab_router.refusal import Refusal, invalid, unknown_model
@@ -40,7 +40,7 @@ def parse_request(pipeline: str, spec: InferencePipelineSpec, pending: PendingRe
     outputs, options = validate_header(pipeline, spec, pending.request, pending.inputs)
     tensors = [decoder() for decoder in pending.decoders]
     for tensor in tensors:
-        if tensor.datatype.startswith("FP") and not _all_finite(tensor.array):
+        if tensor.datatype.startswith("FP") and not np.isfinite(tensor.array).all():
             raise invalid(f"input {tensor.name!r} holds NaN or an infinity; every number must be finite")
     inputs = {tensor.name: tensor.array for tensor in tensors}
     images = inputs.get(IMAGES)
@@ -105,12 +105,6 @@ def _check_tensor(declared: RequestInput, tensor: TensorLike) -> None:
         raise invalid(f"input {tensor.name!r} has shape {list(shape)}; it must be [{right}]")
     if not shape[0]:
         raise invalid(f"input {tensor.name!r} has no rows; its first dimension must be at least 1")
-
-
-def _all_finite(array: Array) -> bool:
-    # A sum is several times faster than isfinite().all(). It may also overflow, so a non-finite sum is checked again.
-    with np.errstate(over="ignore", invalid="ignore"):
-        return bool(np.isfinite(np.add.reduce(array, axis=None))) or bool(np.isfinite(array).all())
 
 
 def _check_rows(pipeline: str, spec: InferencePipelineSpec, tensors: Sequence[TensorLike]) -> None:

@@ -298,10 +298,10 @@ class RowSlice:
     escalation: EscalationRule | None = None
     failed_on: str = ""
     """Name of the replica that failed on it last, if it may have been at fault."""
+    rows: int = field(init=False)
 
-    @property
-    def rows(self) -> int:
-        return self.stop - self.start
+    def __post_init__(self) -> None:
+        self.rows = self.stop - self.start
 
     @property
     def tokens(self) -> float:

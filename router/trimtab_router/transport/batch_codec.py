@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 from math import prod
 
 import numpy as np
@@ -65,7 +66,7 @@ class MalformedResponse(Exception):
 def scatter(stage: Stage, outputs: Sequence[Tensor], members: Sequence[int]) -> list[dict[str, Array]]:
     """Split a batch's outputs into views of each member's rows, given the numbers of rows. Raises MalformedResponse."""
     tensors = {tensor.name: tensor for tensor in outputs}
-    edges = np.concatenate(([0], np.cumsum(members)))
+    edges = [0, *accumulate(members)]
     split: list[dict[str, Array]] = [{} for _ in members]
     for output in stage.outputs:
         array = _checked_array(stage.name, output, tensors)
@@ -97,11 +98,11 @@ def _checked_array(stage: str, output: StageOutput, tensors: Mapping[str, Tensor
     return tensor.array
 
 
-def _counted_edges(stage: str, count: str, tensors: Mapping[str, Tensor], edges: Array) -> Array:
+def _counted_edges(stage: str, count: str, tensors: Mapping[str, Tensor], edges: list[int]) -> list[int]:
     tensor = tensors.get(count)
     if tensor is None or tensor.array.shape != (edges[-1],) or (tensor.array < 0).any():
         raise MalformedResponse(
             f"stage {stage}: output {count!r} must hold one non-negative count for each of {edges[-1]} rows"
         )
     totals = np.concatenate(([0], np.cumsum(tensor.array, dtype=np.int64)))
-    return np.asarray(totals[edges])
+    return [int(total) for total in totals[edges]]

@@ -276,8 +276,9 @@ class HttpTransport:
     def _settle(self, replica: ReplicaClient, batch: Batch, outcome: BatchOutcome, on_end: OnEnd) -> None:
         name = self._stage.name
         replica.release()
-        if isinstance(outcome, ReplicaLost | NotReady) or (isinstance(outcome, StreamCut) and outcome.lost):
-            replica.mark_unready()
+        match outcome:
+            case ReplicaLost() | NotReady() | StreamCut(lost=True):
+                replica.mark_unready()
         try:
             on_end(batch, outcome)
         except Exception:

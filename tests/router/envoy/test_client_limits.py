@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import random
 from typing import Any
 
 import grpc
@@ -92,14 +93,16 @@ async def test_a_body_over_the_limit_is_refused_before_it_is_there():
 
 
 async def keep_uploading_slowly(rig: Rig) -> None:
-    """Send large bodies a byte at a time; each time one is cut, begin again."""
+    """Send large bodies a byte at a time; each time one is cut, begin again, not at the same moment as all others."""
     while True:
+        await asyncio.sleep(random.uniform(0.0, 1.0))
         reader, writer = await connect(rig, HEAD + b"content-length: 1000000\r\n\r\n")
         with contextlib.closing(writer), contextlib.suppress(ConnectionError):
             while not reader.at_eof():
                 writer.write(b" ")
                 with contextlib.suppress(TimeoutError):
-                    await asyncio.wait_for(reader.read(1000), 0.5)
+                    async with asyncio.timeout(0.5):
+                        await reader.read(1000)
 
 
 async def test_slow_uploads_displace_no_other_requests(rig):

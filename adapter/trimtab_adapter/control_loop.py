@@ -123,7 +123,8 @@ class ControlLoop:
         """Leave the solver threads to other pipelines for a while."""
         seconds, self._computed_seconds = REST_FACTOR * self._computed_seconds, 0.0
         with suppress(TimeoutError):
-            await asyncio.wait_for(stop.wait(), seconds)
+            async with asyncio.timeout(seconds):
+                await stop.wait()
 
     async def _wait(self, stop: asyncio.Event, due: float) -> bool:
         """Wait until the next tick is due or the loop stops; True if the tick was triggered early."""

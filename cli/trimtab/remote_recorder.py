@@ -139,7 +139,8 @@ async def read_forwarded_port(process: asyncio.subprocess.Process, pod: str) -> 
     if process.stdout is None or process.stderr is None:
         raise StartError("the output of kubectl is not piped")
     try:
-        line = await asyncio.wait_for(process.stdout.readline(), FORWARD_SECONDS)
+        async with asyncio.timeout(FORWARD_SECONDS):
+            line = await process.stdout.readline()
     except TimeoutError:
         line = b""
         process.terminate()  # so that reading its stderr ends

@@ -130,7 +130,8 @@ class LocalRun:
     async def _send_load(self) -> Results | None:
         if self.load is None:
             with suppress(TimeoutError):
-                await asyncio.wait_for(asyncio.Event().wait(), self.duration_seconds)
+                async with asyncio.timeout(self.duration_seconds):
+                    await asyncio.Event().wait()
             return None
         port = self.supervisor.grpc_port if self.load.protocol == "gRPC" else self.supervisor.rest_port
         folder = self.setup.folder / "load"

@@ -70,7 +70,8 @@ class WorkQueue(Generic[AnyKey]):
             self._changed.clear()
             wait_seconds = self._heap[0][0] - self._clock() if self._heap else None
             try:
-                await asyncio.wait_for(self._changed.wait(), wait_seconds)
+                async with asyncio.timeout(wait_seconds):
+                    await self._changed.wait()
             except TimeoutError:
                 continue
 

@@ -53,7 +53,8 @@ class KeyedFutures(Generic[Value]):
         try:
             if future.done():
                 return future.result()
-            return await asyncio.wait_for(asyncio.shield(future), self._ttl_seconds)
+            async with asyncio.timeout(self._ttl_seconds):
+                return await asyncio.shield(future)
         except asyncio.CancelledError:
             if not existed and not future.done():
                 self._remove(name)

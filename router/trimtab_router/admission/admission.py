@@ -63,7 +63,8 @@ class ConcurrencyController:
     async def wait_until_nearly_full(self, max_seconds: float) -> None:
         self._nearly_full.clear()
         with suppress(TimeoutError):
-            await asyncio.wait_for(self._nearly_full.wait(), max_seconds)
+            async with asyncio.timeout(max_seconds):
+                await self._nearly_full.wait()
 
     def close(self) -> None:
         if self._timer is not None:

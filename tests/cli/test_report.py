@@ -154,7 +154,8 @@ def test_summary_items_state_whether_targets_hold() -> None:
 def test_summary_items_show_queue_and_service_time() -> None:
     shown = {card.label: (card.value, card.detail) for card in summary_items(a_run()) if card.label.startswith("stage")}
     detail = "queue + service time, median; p99 20 ms + 50 ms; 3.0 rows per batch"
-    assert shown == {"stage first": ("20 ms + 50 ms", detail)}
+    idle = ("no rows", "no request reached it; send --samples that do")
+    assert shown == {"stage first": ("20 ms + 50 ms", detail), "stage second": idle}
 
 
 def test_window_holds_the_last_seconds() -> None:

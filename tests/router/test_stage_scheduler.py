@@ -253,30 +253,6 @@ def test_query_of_death_costs_two_replicas_and_no_neighbour():
     assert isinstance(top.take(value=4.0), StageRequest)
 
 
-@pytest.mark.parametrize("returns", [True, False])
-def test_query_of_death_never_costs_the_last_of_two_replicas(returns):
-    top = SchedulerScenario(slots=2, replicas=2)
-    request = top.take(value=13.0, deadline=50.0)
-    top.settle()
-    (batch,) = top.sent
-    batch.replica.set_ready_variants(NOTHING)
-    top.scheduler.refresh_replicas()
-    top.end(batch, ReplicaLost("gone"))
-    neighbour = top.take(value=1.0)
-    top.settle()
-    assert [sent.row_slices[0].request for sent in top.sent[1:]] == [neighbour]
-    top.end(top.sent[1])
-
-    if returns:
-        batch.replica.set_ready_variants(frozenset({"small"}))
-        top.scheduler.refresh_replicas()
-        top.settle()
-        top.end(top.sent[2])
-    else:
-        top.clock.run(51.0)
-    assert (len(top.sent), why(request)) == ((3, None) if returns else (2, "DeadlineExpired"))
-
-
 def test_suspects_are_bounded_and_expire():
     suspects = QueryOfDeathDetector(max_suspects=3, refused_seconds=10.0)
     works = [a_work(rows=number + 1) for number in range(4)]

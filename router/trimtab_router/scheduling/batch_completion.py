@@ -48,8 +48,6 @@ class BatchCompletion:
     def __init__(self, stage: Stage, queue: DeadlineQueue, stats: StatsSink) -> None:
         self._stage = stage
         self.retryable = stage.retryable
-        self.suspects: list[RowSlice] = []
-        """Rows that a replica computed when it was lost, for the scheduler to retry."""
         self._queue = queue
         self._stats = stats
         self._points = {(variant.name, point.name): point for variant in stage.variants for point in variant.points}
@@ -174,7 +172,7 @@ class BatchCompletion:
                 attempts = row_slice.attempts + 1
                 self.fail(row_slice, f"{attempts} replicas were lost while they served it; the last: {lost.message}")
             elif suspected:
-                self.suspects.append(row_slice)
+                self.retry(row_slice, "ReplicaLost", alone=True)
             elif lost.delivered and batch.replica.capacity and row_slice.attempts + 1 >= MAX_LOST_CONCURRENT:
                 self.fail(
                     row_slice,

@@ -23,7 +23,7 @@ from trimtab_router.scheduling.policies.interface import NEVER, Dispatch, DropPo
 from trimtab_router.scheduling.queue import DeadlineQueue
 from trimtab_router.scheduling.queue_admission import Expiry, QueueAdmission, StageStatus
 from trimtab_router.scheduling.replica_selection import ReplicaSelection
-from trimtab_router.scheduling.replica_slots import Batch, BatchOutcome, Completed, ReplicaLost, ReplicaSlots
+from trimtab_router.scheduling.replica_slots import Batch, BatchOutcome, Completed, ReplicaSlots
 from trimtab_router.scheduling.shadow_evaluation import ShadowEvaluation
 from trimtab_router.scheduling.stage_request import RowSlice, StageRequest
 
@@ -165,7 +165,6 @@ class StageScheduler:
         self.replica_selection.notify(before, self.variant, self.ready_replicas)
         self.had_replica = self.had_replica or self.ready_replicas > 0
         self._expiry.set_ready(some=self.ready_replicas > 0)
-        self._retry_suspects()
         self.wake()
 
     def capacity(self) -> StageCapacity:
@@ -227,26 +226,7 @@ class StageScheduler:
             next_batch = batch.replica.release(batch, now)
             if next_batch is not None:
                 self._schedule_prefetch(next_batch)
-            if isinstance(outcome, ReplicaLost):
-                self._retry_suspects()
             self.wake()
-
-    def _retry_suspects(self) -> None:
-        """Retry rows that may break replicas; not on the last replica of several, unless their deadline drops them."""
-        if not self.completion.suspects:
-            return
-        suspects, self.completion.suspects = self.completion.suspects, []
-        spares_one = self.ready_replicas > 1 or self.plan.replicas <= 1
-        for row_slice in suspects:
-            due_at = row_slice.request.due_at
-            if spares_one or (self._drop_policy != "Never" and due_at <= self._clock.now):
-                self.completion.retry(row_slice, "ReplicaLost", alone=True)
-            elif row_slice.provisional_response is not None:
-                row_slice.request.accept_provisional(row_slice.start, row_slice.stop)
-            elif not row_slice.request.closed:
-                self.completion.suspects.append(row_slice)
-                self._clock.call_at(due_at, self._retry_suspects)
-        self.wake()
 
     def observe(self, batch: Batch, outcome: BatchOutcome, now: float) -> None:
         if isinstance(outcome, Completed) and not batch.replica.ejection:

@@ -1,9 +1,10 @@
 """Callers that send a steady load to several routers, with one retry at another router, and what a fault costs them."""
 
 import asyncio
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
+from typing import Any
 
 import aiohttp
 
@@ -37,6 +38,9 @@ class Callers:
 
     addresses: Sequence[str]
     slo_seconds: float
+    path: str = PATH
+    body: Mapping[str, Any] = field(default_factory=lambda: BODY)
+    rate_rps: float = RATE_RPS
     calls: list[Call] = field(default_factory=list)
 
     async def run(self) -> None:
@@ -45,7 +49,7 @@ class Callers:
         began, timeout = clock(), aiohttp.ClientTimeout(total=TRY_SECONDS)
         async with aiohttp.ClientSession(timeout=timeout) as session, asyncio.TaskGroup() as requests:
             for number in range(10**9):
-                await asyncio.sleep(began + number / RATE_RPS - clock())
+                await asyncio.sleep(began + number / self.rate_rps - clock())
                 requests.create_task(self._call(session, number))
 
     async def _call(self, session: aiohttp.ClientSession, number: int) -> None:
@@ -53,10 +57,10 @@ class Callers:
         began = clock()
         problems: list[str] = []
         while not answered and tries < 2:
-            url = f"http://{self.addresses[(number + tries) % len(self.addresses)]}{PATH}"
+            url = f"http://{self.addresses[(number + tries) % len(self.addresses)]}{self.path}"
             tries += 1
             try:
-                async with session.post(url, json=BODY) as response:
+                async with session.post(url, json=self.body) as response:
                     await response.read()
                     answered = response.status == 200
                     problem = str(response.status)

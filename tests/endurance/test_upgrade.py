@@ -20,8 +20,9 @@ import aiohttp
 import pytest
 
 from tests.builders import a_pipeline, a_plan, a_point_profile, a_profile, a_stage, a_variant
-from tests.endurance.callers import Callers, sending
+from tests.endurance.callers import BODY, PATH, RATE_RPS, Callers, sending
 from tests.figures import Figures
+from tests.local_run import chat_pipeline
 from tests.processes import held_port, running
 from trimtab_pipelines.documents import dump_yaml, write_json
 from trimtab_pipelines.endpoints import Endpoint, Endpoints
@@ -38,6 +39,7 @@ ROUTERS, REPLICAS = ("router-a", "router-b"), ("replica-a", "replica-b")
 ORDER = (ROUTERS[0], REPLICAS[0], "adapter", REPLICAS[1], ROUTERS[1])
 """Between its steps routers of each version send to replicas of each, and read the plans of adapters of each."""
 CALM_SECONDS, LINGER_SECONDS, PATIENCE_SECONDS = 2.0, 1.0, 90.0
+CHAT = {"model": "tiny", "messages": [{"role": "user", "content": "how many"}], "max_tokens": 4}
 
 
 @dataclass(frozen=True, slots=True)
@@ -189,7 +191,11 @@ def tensors(folder: Path) -> tuple[InferencePipeline, Callers]:
     pipeline = a_pipeline([stage], budget={"cores": "2"}, slo={"latency": "1s"})
     profile = a_profile("only", [a_point_profile("small", cores=0.5)])
     (folder / PROFILES).write_text(dump_yaml(profile))
-    return pipeline, Callers([], 1.0)
+    return pipeline, Callers([], 1.0, PATH, BODY, RATE_RPS)
+
+
+def chats(_: Path) -> tuple[InferencePipeline, Callers]:
+    return chat_pipeline(), Callers([], 60.0, "/v1/chat/completions", CHAT, 10.0)
 
 
 @pytest.fixture
@@ -198,22 +204,26 @@ def ports() -> Iterator[list[int]]:
         yield [held.enter_context(held_port()) for _ in range(4)]
 
 
-async def test_no_request_fails(tmp_path: Path, previous: Version, ports: list[int], figures: Figures) -> None:
+@pytest.mark.parametrize("kind", [tensors, chats])
+async def test_no_request_fails(
+    tmp_path: Path, previous: Version, ports: list[int], kind: Any, figures: Figures
+) -> None:
     this = Version(ROOT)
-    pipeline, callers = tensors(tmp_path)
+    pipeline, callers = kind(tmp_path)
     (tmp_path / PIPELINE).write_text(dump_yaml(pipeline))
     write_json(tmp_path / "plan.json", a_plan(pipeline, replicas=2, batchSize=pipeline.spec.stages[0].batch_sizes[-1]))
     write_json(tmp_path / "endpoints.json", Endpoints(generation=0, stages={}))
+    order = [part for part in ORDER if kind is tensors or part != "adapter"]
     async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=5.0)) as session:
         numbers = dict(zip(ROUTERS, ports[:2], strict=True)), dict(zip(ROUTERS, ports[2:], strict=True))
         site = Site(tmp_path, pipeline, session, *numbers, callers)
         try:
-            for part in sorted(ORDER, key=lambda name: name not in REPLICAS):  # replicas come first, the adapter last
+            for part in sorted(order, key=lambda name: name not in REPLICAS):  # replicas come first, the adapter last
                 await site.replace(part, previous)
             async with sending(callers):
                 began = asyncio.get_running_loop().time()
                 for version in (this, previous):
-                    for part in ORDER:
+                    for part in order:
                         await asyncio.sleep(CALM_SECONDS)
                         await site.replace(part, version)
                 await asyncio.sleep(CALM_SECONDS)

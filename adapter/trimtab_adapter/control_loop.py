@@ -243,7 +243,7 @@ class ControlLoop:
             try:
                 state = await self._sources.routers.state()
                 self._served = state.served
-                self.controller.update(state, now_seconds)
+                self.controller.update(state)
             except ObservationError as error:
                 log.warning("service times and rows are not updated: %s", error)
         return load

@@ -7,13 +7,13 @@ from typing import Literal
 
 from trimtab_adapter.forecasting import forecast_record, not_below
 from trimtab_adapter.observation import (
+    LEAP,
     MAX_PROMPT_TOKENS,
     MAX_ROWS,
+    RATIO_RANGE,
     Load,
     Measured,
-    ServiceRatio,
     State,
-    hold_slowdown,
     limit_rate_of_change,
     lookback_seconds,
 )
@@ -73,7 +73,7 @@ class Controller:
         self._recent: list[tuple[float, float]] = []
         self._rows: dict[str, Measured] = {}
         self._tokens: dict[str, Measured] = {}
-        self._ratios: dict[tuple[str, str], ServiceRatio] = {}
+        self._ratios: dict[tuple[str, str], Measured] = {}
         self._accuracies: dict[AccuracyKey, float] = {}
         self._slowdown = SlowdownEstimate()
         self._registered_accuracies: RegisteredAccuracies = {}
@@ -81,13 +81,13 @@ class Controller:
     def lookback_seconds(self, now_seconds: float) -> int:
         return lookback_seconds(now_seconds - self._forecast_at)
 
-    def update(self, state: State, now_seconds: float) -> None:
+    def update(self, state: State) -> None:
         for stage, rows in state.rows_per_request.items():
-            self._rows[stage] = limit_rate_of_change(self._rows.get(stage), rows, MAX_ROWS)
+            self._rows[stage] = limit_rate_of_change(self._rows.get(stage), rows, 0.0, MAX_ROWS, LEAP)
         for stage, tokens in state.prompt_tokens.items():
-            self._tokens[stage] = limit_rate_of_change(self._tokens.get(stage), tokens, MAX_PROMPT_TOKENS)
+            self._tokens[stage] = limit_rate_of_change(self._tokens.get(stage), tokens, 0.0, MAX_PROMPT_TOKENS, LEAP)
         for key, ratio in state.service_ratios.items():
-            self._ratios[key] = hold_slowdown(self._ratios.get(key), ratio, now_seconds)
+            self._ratios[key] = limit_rate_of_change(self._ratios.get(key), ratio, *RATIO_RANGE)
         self._accuracies = {which: round(accuracy, 2) for which, accuracy in state.accuracies.items()}
         self._registered_accuracies = state.registered_accuracies
         if state.served is not None:
@@ -133,7 +133,7 @@ class Controller:
         state: State,
     ) -> PipelinePlan:
         """Decide once. Raises ObservationError if the load is unknown, PlanningError if no plan exists."""
-        self.update(state, load.now_seconds)
+        self.update(state)
         adaptation, now_seconds = pipeline.spec.adaptation, load.now_seconds
         forecast = self.forecast(load, now_seconds, adaptation, current)
         inputs = self.planning_inputs(forecast, current, now_seconds, adaptation.scale_down_stabilization_seconds)

@@ -35,8 +35,6 @@ RATIO_RANGE = (0.5, 4.0)
 """A machine farther from its profile needs a new profile, not a correction."""
 WEIGHT = 0.3
 """Weight of the newest measurement in the moving average."""
-HOLD_SECONDS = 60.0
-"""Time for which a slowdown counts after its peak, as a machine that other processes share speeds up and slows down."""
 RISE = 0.1
 """Relative increase above which a measurement replaces the value in use."""
 LEAP = 0.5
@@ -92,15 +90,6 @@ class Measured:
 
     average: float
     used: float
-
-
-@dataclass(frozen=True, slots=True)
-class ServiceRatio:
-    """Observed over profiled service time of a variant: the value in use, and the averages of the hold time."""
-
-    used: float
-    averages: tuple[tuple[float, float], ...]
-    """(time, moving average), newest last."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -216,34 +205,20 @@ def _summed(parts: list[RecentRequests]) -> RecentRequests:
     )
 
 
-def limit_rate_of_change(before: Measured | None, measured: float, high: float) -> Measured:
-    """Smooth a measurement of work: limit and average it, and change the value in use only after a clear move.
+def limit_rate_of_change(
+    before: Measured | None, measured: float, low: float, high: float, leap: float = math.inf
+) -> Measured:
+    """Smooth a measurement: clamp and average it, and change the value in use only after a clear move.
 
-    A leap of the value in use applies at once: new work needs capacity before an average has moved, while a decrease
-    can wait.
+    An increase by more than `leap`, relative to the value in use, applies at once: new work needs capacity before an
+    average has moved, while a decrease can wait.
     """
-    limited = min(measured, high)
-    if before is None or limited > (1.0 + LEAP) * before.used:
-        return Measured(limited, limited)
-    average = before.average + WEIGHT * (limited - before.average)
-    return Measured(average, average if _has_moved(average, before.used) else before.used)
-
-
-def hold_slowdown(before: ServiceRatio | None, measured: float, now_seconds: float) -> ServiceRatio:
-    """Smooth a service ratio: its average counts as soon as it clearly rises, and until the hold time has passed."""
-    low, high = RATIO_RANGE
-    limited = min(max(measured, low), high)
-    if before is None:
-        return ServiceRatio(limited, ((now_seconds, limited),))
-    average = before.averages[-1][1] + WEIGHT * (limited - before.averages[-1][1])
-    held = [(at, value) for at, value in before.averages if 0.0 <= now_seconds - at < HOLD_SECONDS]
-    averages = (*held, (now_seconds, average))
-    peak = max(value for _, value in averages)
-    return ServiceRatio(peak if _has_moved(peak, before.used) else before.used, averages)
-
-
-def _has_moved(measured: float, used: float) -> bool:
-    return measured > (1.0 + RISE) * used or measured < (1.0 - FALL) * used
+    clamped = min(max(measured, low), high)
+    if before is None or clamped > (1.0 + leap) * before.used:
+        return Measured(clamped, clamped)
+    average = before.average + WEIGHT * (clamped - before.average)
+    moved = average > (1.0 + RISE) * before.used or average < (1.0 - FALL) * before.used
+    return Measured(average, average if moved else before.used)
 
 
 def _read(model: type[_Model], content: object, where: str, shape: str) -> _Model:

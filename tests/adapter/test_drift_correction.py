@@ -16,7 +16,7 @@ from trimtab_predictor.forecaster import ReactiveForecaster
 def inputs_after(state, current=None):
     """The planning inputs after a router reported this state."""
     controller = Controller(ReactiveForecaster())
-    controller.update(state, 0.0)
+    controller.update(state)
     return controller.planning_inputs(ForecastRecord(peak_rps=1.0, source="reactive"), current, 0.0, 10.0)
 
 

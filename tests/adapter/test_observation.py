@@ -6,14 +6,7 @@ import re
 import pytest
 
 from trimtab_adapter.controller import Controller
-from trimtab_adapter.observation import (
-    Measured,
-    State,
-    hold_slowdown,
-    limit_rate_of_change,
-    read_load,
-    read_state,
-)
+from trimtab_adapter.observation import LEAP, Measured, State, limit_rate_of_change, read_load, read_state
 from trimtab_pipelines.plan import ForecastRecord
 from trimtab_predictor.forecaster import ReactiveForecaster
 from trimtab_predictor.load_history import ObservationError
@@ -86,26 +79,8 @@ def test_what_was_not_measured_yet_is_left_out():
     ids=["noise", "a little more", "much more", "more than is believed", "less"],
 )
 def test_much_more_work_is_used_at_once_and_less_only_by_and_by(measured, used):
-    assert limit_rate_of_change(Measured(1.0, 1.0), measured, 4.0).used == pytest.approx(used)
-    assert limit_rate_of_change(None, measured, 4.0).used == min(measured, 4.0)
-
-
-def test_slowdown_counts_at_once_and_for_a_minute():
-    """A machine that is half as fast for 20 s of each minute, measured each 5 s."""
-    ratio, used = None, []
-    for second in range(0, 180, 5):
-        ratio = hold_slowdown(ratio, 2.0 if second % 60 >= 40 else 1.0, float(second))
-        used.append(ratio.used)
-
-    assert used[7] == 1.0
-    assert used[8] > 1.2
-    assert used[11] > 1.6
-    assert set(used[12:]) == {used[11]}
-
-    for second in range(180, 300, 5):
-        ratio = hold_slowdown(ratio, 1.0, float(second))
-    assert ratio is not None
-    assert ratio.used < 1.3
+    assert limit_rate_of_change(Measured(1.0, 1.0), measured, 0.0, 4.0, LEAP).used == pytest.approx(used)
+    assert limit_rate_of_change(None, measured, 0.0, 4.0, LEAP).used == min(measured, 4.0)
 
 
 def a_forecast(peak_rps: float) -> ForecastRecord:
@@ -129,9 +104,9 @@ def test_decisions_are_remembered_for_the_hold_time():
 
 def test_measurements_are_damped_and_stay_where_none_comes():
     state = Controller(ReactiveForecaster())
-    state.update(State({"read": 2.0, "locate": 0.0}, {("read", "small"): 9.0}), 0.0)
-    state.update(State(), 1.0)
-    state.update(State({"read": 2.1}), 2.0)
+    state.update(State({"read": 2.0, "locate": 0.0}, {("read", "small"): 9.0}))
+    state.update(State())
+    state.update(State({"read": 2.1}))
 
     known = situation_at(state, 0.0)
 
@@ -141,11 +116,11 @@ def test_measurements_are_damped_and_stay_where_none_comes():
 
 def test_ten_times_the_work_is_planned_for_at_once():
     state = Controller(ReactiveForecaster())
-    state.update(State({"encode": 0.3}, prompt_tokens={"answer": 100.0}), 0.0)
-    state.update(State({"encode": 3.0}, prompt_tokens={"answer": 1000.0}), 5.0)
+    state.update(State({"encode": 0.3}, prompt_tokens={"answer": 100.0}))
+    state.update(State({"encode": 3.0}, prompt_tokens={"answer": 1000.0}))
     known = situation_at(state, 0.0)
     assert known.rows_per_request == {"encode": 3.0}
     assert known.prompt_tokens == {"answer": 1000.0}
 
-    state.update(State({"encode": 0.3}, prompt_tokens={"answer": 100.0}), 10.0)
+    state.update(State({"encode": 0.3}, prompt_tokens={"answer": 100.0}))
     assert situation_at(state, 0.0).rows_per_request["encode"] > 1.0

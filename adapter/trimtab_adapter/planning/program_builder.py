@@ -3,7 +3,6 @@
 Each stage has one option per variant, operating point and batch size, with the fewest replicas that carry the load.
 Options that are pinned away, out of bounds, not profiled, or larger than one request to a replica are left out. The
 option that runs now stays available even with more replicas than needed, and is the only one without a switching cost.
-It is given up only if it misses the load or the SLO by more than the uncertainty of the measurements.
 """
 
 from collections.abc import Iterator
@@ -17,9 +16,6 @@ from trimtab_pipelines.accuracy import interpolated_value, stage_values
 from trimtab_pipelines.graph import predecessors
 from trimtab_pipelines.spec import InferencePipelineSpec
 from trimtab_pipelines.stages import Pin, Stage
-
-UNCERTAINTY = 0.15
-"""Relative uncertainty of measured service times and of the load."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,35 +101,24 @@ def _sizes(problem: PlanningProblem, stage: Stage, relaxed: Relaxation, candidat
     pin, running = _pin(stage, relaxed), problem.running(stage.name)
     if running is not None and not candidate.matches(running):
         running = None
+    load_rps = problem.stage_rps(stage.name) * relaxed.fraction
     sustained_rps = problem.sustained_stage_rps(stage.name) * relaxed.fraction
+    utilisation = problem.spec.adaptation.target_utilization
     for batch_size in batch_sizes(problem.spec, stage, pin):
         in_time = candidate.allowed_speeds[0].generates_in_time(batch_size, problem.spec.slo)
         if batch_size > candidate.max_rows or not in_time:
             continue
-        fewest = _fewest_replicas(problem, stage, candidate, batch_size, relaxed.fraction)
+        fewest = max(
+            required_replicas(load_rps, candidate.max_rps(batch_size), utilisation),
+            required_replicas(sustained_rps, candidate.speed.replica_rps(batch_size), utilisation),
+            stage.min_replicas,
+        )
         counts = {fewest} if pin.replicas is None else {pin.replicas}
         if running is not None and running.batch_size == batch_size and pin.replicas is None:
             counts.add(running.replicas)
         for replicas in sorted(counts):
-            if replicas > stage.max_replicas:
-                continue
-            runs = running is not None and (batch_size, replicas) == (running.batch_size, running.replicas)
-            carried = 1.0 - UNCERTAINTY if runs and relaxed == NO_RELAXATION else relaxed.fraction
-            if replicas >= _fewest_replicas(problem, stage, candidate, batch_size, carried):
+            if fewest <= replicas <= stage.max_replicas:
                 yield _option(problem, stage, candidate, batch_size, replicas, sustained_rps)
-
-
-def _fewest_replicas(
-    problem: PlanningProblem, stage: Stage, candidate: Candidate, batch_size: int, fraction: float
-) -> int:
-    """The fewest replicas that carry this fraction of the load."""
-    load_rps, sustained_rps = problem.stage_rps(stage.name), problem.sustained_stage_rps(stage.name)
-    utilisation = problem.spec.adaptation.target_utilization
-    return max(
-        required_replicas(fraction * load_rps, candidate.max_rps(batch_size), utilisation),
-        required_replicas(fraction * sustained_rps, candidate.speed.replica_rps(batch_size), utilisation),
-        stage.min_replicas,
-    )
 
 
 def batch_sizes(spec: InferencePipelineSpec, stage: Stage, pin: Pin) -> list[int]:

@@ -11,10 +11,10 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 from trimtab_adapter.planning.planning_problem import PlanningError, PlanningProblem
-from trimtab_adapter.planning.program_builder import NO_RELAXATION, UNCERTAINTY, Relaxation, build_program
+from trimtab_adapter.planning.program_builder import NO_RELAXATION, Relaxation, build_program
 from trimtab_adapter.planning.slowdown_estimate import STEP
 from trimtab_adapter.solvers import exact, gurobi, highs
-from trimtab_adapter.solvers.program import TIE_BREAK, Option, Program, Solution, Solver, SolverUnavailable, Weights
+from trimtab_adapter.solvers.program import TIE_BREAK, Program, Solution, Solver, SolverUnavailable, Weights
 
 SOLVERS: Mapping[str, Solver] = {"Exact": exact.solve, "HiGHS": highs.solve, "Gurobi": gurobi.solve}
 _HALVINGS = 12
@@ -60,40 +60,10 @@ def _solve(problem: PlanningProblem, relaxed: Relaxation) -> tuple[Program, Solu
     """The program of a problem and its optimum; None if no choice satisfies every constraint."""
     if relaxed not in problem.solved:
         program, solver = build_program(problem, relaxed), problem.spec.adaptation.solver
-        if relaxed == NO_RELAXATION:
-            optimum = _or_running(problem, program, solve(program, solver))
-        else:
-            optimum = exact.solve(program)
+        optimum = solve(program, solver) if relaxed == NO_RELAXATION else exact.solve(program)
         problem.solved[relaxed] = program, optimum
     program_and_optimum: tuple[Program, Solution | None] = problem.solved[relaxed]
     return program_and_optimum
-
-
-def _or_running(problem: PlanningProblem, program: Program, optimum: Solution | None) -> Solution | None:
-    """The plan in force if it is as good and misses the SLO by no more than the uncertainty; else the optimum.
-
-    The whole plan is compared: no stage changes at the expense of the uncertainty of another one.
-    """
-    running = [option for stage in program.stages for option in stage.options if _runs(problem, stage.name, option)]
-    tolerant = replace(program, slo_seconds=program.slo_seconds / (1.0 - UNCERTAINTY))
-    if len(running) < len(program.stages) or not tolerant.is_feasible(running):
-        return optimum
-    objective = program.objective(running)
-    return optimum if optimum is not None and optimum.objective > objective else Solution(tuple(running), objective)
-
-
-def _runs(problem: PlanningProblem, stage: str, option: Option) -> bool:
-    plan = problem.running(stage)
-    return (
-        plan is not None
-        and (option.variant, option.operating_point, option.planned_escalation)
-        == (
-            plan.variant,
-            plan.operating_point,
-            plan.planned_escalation,
-        )
-        and (option.batch_size, option.replicas) == (plan.batch_size, plan.replicas)
-    )
 
 
 def solve(program: Program, solver: Literal["Exact", "HiGHS", "Gurobi"]) -> Solution | None:

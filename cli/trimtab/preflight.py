@@ -105,7 +105,7 @@ def require_free_ports(**ports: int) -> None:
     """Raise UserError for a port, by its option, that another process listens on; 0 is any free port."""
     for option, port in ports.items():
         try:
-            with socket.create_server(("127.0.0.1", max(port, 0))):
+            with socket.create_server(("127.0.0.1", port)):
                 pass
         except OSError as error:
             reason = os.strerror(error.errno or 0)

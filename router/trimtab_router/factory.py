@@ -77,7 +77,9 @@ def _unauthenticated_replicas(transport: Transport) -> int:
 
 QUIET_TURNS = 16
 FEW_QUIET_TURNS = 2
+"""Enough to read the requests that sockets hold already."""
 JOINING_SECONDS = 0.0002
+"""More than the quiet turns take: an arrival so soon after a call would have joined it."""
 
 
 class EventLoopClock:

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from watchfiles import awatch
 
-logging.getLogger("watchfiles").setLevel(logging.WARNING)  # it logs each change, as of the samples of each second
+logging.getLogger("watchfiles").setLevel(logging.WARNING)  # it logs every change of a folder
 
 POLL_SECONDS = 1.0
 

@@ -1,4 +1,4 @@
-"""Plan history: the failure of a plan, as its status tells it."""
+"""Plan history: how long a plan that failed is not retried."""
 
 import pytest
 

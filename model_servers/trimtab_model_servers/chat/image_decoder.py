@@ -131,4 +131,4 @@ def memory_limit_bytes(files: Sequence[Path] = _LIMIT_FILES) -> int:
 def _used_bytes() -> int:
     """Resident memory of this process that is not a file's."""
     memory = psutil.Process().memory_info()
-    return int(memory.rss - getattr(memory, "shared", 0))  # only Linux tells them apart
+    return int(memory.rss - getattr(memory, "shared", 0))  # psutil reports shared pages on Linux alone

@@ -368,11 +368,14 @@ async def test_registered_task_is_served_until_deleted(
             assert status in {200, 503}, content
             return content if status == 200 else None
 
+        async def put_without_key() -> int:
+            async with session.put(url, data=task) as response:
+                return response.status
+
         address = await installation.address(router_admin_name(pipeline.name), ROUTER_ADMIN_PORT)
         url = f"http://{address}{TASKS_PATH}/{stage['name']}/{stage['variants'][0]['name']}/late"
         unknown, _ = await ask()
-        async with session.put(url, data=task) as response:
-            without_key = response.status
+        without_key = await until(put_without_key, "the admin Service", MOUNTED_SECONDS)
         async with session.put(url, data=task, headers=key) as response:
             registered = response.status, await response.json()
         began = time.monotonic()

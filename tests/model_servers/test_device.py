@@ -4,6 +4,7 @@ The meta device stands for a GPU: it has no numbers, but rejects tensors of othe
 """
 
 from dataclasses import replace
+from functools import partial
 
 import pytest
 import torch
@@ -16,14 +17,15 @@ from tests.model_servers.transformer.test_task_registry import a_task
 from trimtab_model_servers.batch_worker import BatchWorker
 from trimtab_model_servers.errors import InvalidRow, ModelError, RefusalError
 from trimtab_model_servers.families.image_classification import Classifier
-from trimtab_model_servers.families.interfaces import CPU
 from trimtab_model_servers.families.registry import build
 from trimtab_model_servers.families.user_module import UserNetwork
 from trimtab_model_servers.families.vision_transformer import ServedTransformer
-from trimtab_model_servers.server import hosted_model
-from trimtab_model_servers.server.hosted_model import HostedModel, load_model, move_to_device
+from trimtab_model_servers.server import torch_model
+from trimtab_model_servers.server.hosted_model import HostedModel, load_model
+from trimtab_model_servers.server.torch_model import move_to_device, run
 from trimtab_model_servers.transformer.config import preprocess
 from trimtab_model_servers.transformer.merging import RULES
+from trimtab_model_servers.weights.loading import CPU
 from trimtab_pipelines.operating_point import OperatingPoint
 from trimtab_protocol import InferRequest
 from trimtab_protocol import Tensor as Wire
@@ -35,7 +37,7 @@ POINT = OperatingPoint(accuracy=0.5)
 @pytest.fixture
 def card(monkeypatch):
     """A card that torch sees: what is brought there has shapes, and no numbers."""
-    monkeypatch.setattr(hosted_model, "GPU", META)
+    monkeypatch.setattr(torch_model, "GPU", META)
     return lambda: True
 
 
@@ -91,6 +93,11 @@ def test_metadata_of_gpu_variant_states_the_device(weights):
     assert "device" not in load_model(spec(weights)).facts()
 
 
+def hosted(module: nn.Module, device: torch.device = CPU) -> HostedModel:
+    network = UserNetwork(module, ("y",))
+    return HostedModel(a_spec(), network, "none", partial(run, network, device))
+
+
 async def test_invalid_row_is_the_callers_fault():
     class Strict(nn.Module):
         def forward(self, x: Tensor) -> Tensor:
@@ -98,7 +105,7 @@ async def test_invalid_row_is_the_callers_fault():
                 raise InvalidRow("x must be 0")
             return x
 
-    model, worker = HostedModel(a_spec(), UserNetwork(Strict(), ("y",)), "none"), BatchWorker()
+    model, worker = hosted(Strict()), BatchWorker()
     request = InferRequest("small", (Wire.of("x", torch.ones(1, 4).numpy()),))
     with pytest.raises(RefusalError, match="x must be 0") as refused:
         await model.infer(request, worker)
@@ -112,6 +119,6 @@ def test_inputs_are_moved_to_the_models_device():
             assert x.device == META
             return torch.zeros(len(x), 4)
 
-    model = HostedModel(a_spec(), UserNetwork(Watched(), ("y",)), "none", device=META)
+    model = hosted(Watched(), META)
     (answer,), _ = model.compute([Wire.of("x", torch.ones(2, 4).numpy())], model.spec.operating_points[0], ["y"])
     assert answer.array.shape == (2, 4)

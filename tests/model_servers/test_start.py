@@ -181,3 +181,10 @@ def test_process_that_starts_replicas_needs_no_torch(code, output):
     code += "\nimport sys; print({'torch', 'mlserver'} & sys.modules.keys())"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout == output + "set()\n"
+
+
+def test_server_imports_torch_only_with_a_family_of_torch():
+    code = "import sys, trimtab_model_servers.server.replica, trimtab_model_servers.families.echo\n"
+    code += "print({'torch', 'transformers', 'PIL', 'tokenizers'} & sys.modules.keys())"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout == "set()\n"

@@ -10,11 +10,12 @@ import torch
 from trimtab.tuning.candidates import Gpu
 from trimtab_loadtester.payloads.interface import Payload
 from trimtab_model_servers.errors import ModelError
-from trimtab_model_servers.families.interfaces import CPU, Network
+from trimtab_model_servers.families.interfaces import Network
 from trimtab_model_servers.families.registry import build
 from trimtab_model_servers.families.vision_transformer import ServedTransformer
-from trimtab_model_servers.server.hosted_model import move_to_device, to_torch
+from trimtab_model_servers.server.torch_model import move_to_device, to_torch
 from trimtab_model_servers.transformer.compiled import SUFFIX
+from trimtab_model_servers.weights.loading import CPU
 from trimtab_pipelines.graph import split_reference
 from trimtab_pipelines.model_spec import ModelSpec, model_spec
 from trimtab_pipelines.operating_point import OperatingPoint
@@ -92,7 +93,7 @@ class CandidateModel:
     def rows(self, payloads: Sequence[Payload]) -> Inputs:
         payload_inputs = [{tensor.name: tensor for tensor in payload.inputs} for payload in payloads]
         return {
-            name: torch.cat([to_torch(tensors[source]) for tensors in payload_inputs])
+            name: torch.cat([to_torch(tensors[source].array) for tensors in payload_inputs])
             for name, (_, source) in self._inputs.items()
             if source in payload_inputs[0]
         }

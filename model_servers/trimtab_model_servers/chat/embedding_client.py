@@ -12,10 +12,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from trimtab_model_servers.chat.messages import CHECKSUM, ROWS, WIDTH
 from trimtab_model_servers.errors import RefusalError
 from trimtab_protocol.http_client import Tls
 
-ROWS, WIDTH, CHECKSUM = "Trimtab-Rows", "Trimtab-Width", "Trimtab-Checksum"
 FETCH_SECONDS: Final = 60.0
 _CONNECT_SECONDS: Final = 2.0
 _READ_BYTES: Final = 2**20

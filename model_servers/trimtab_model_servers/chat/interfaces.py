@@ -5,6 +5,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol
 
+import torch
 from pydantic import BaseModel, ConfigDict, Field
 from tokenizers import Tokenizer
 from torch import Tensor
@@ -36,6 +37,11 @@ class ImageEmbedding:
     """Identity of image and encoder."""
     columns: int = 0
     """Columns of the image's tile grid; 0 if the model does not mark tiles."""
+
+    @property
+    def data(self) -> memoryview:
+        """The bytes of the rows, without a copy if they are contiguous."""
+        return self.rows.contiguous().view(torch.uint8).numpy().reshape(-1).data
 
 
 @dataclass(frozen=True, slots=True)

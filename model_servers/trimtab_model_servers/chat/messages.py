@@ -11,6 +11,8 @@ from trimtab_model_servers.errors import RefusalError, first_problem
 from trimtab_protocol.chat.embedding_refs import ArrivedImage, EmbeddingRef, ImageIdentity, ShareRequest
 
 MAX_STOP_STRINGS = 16
+ROWS, WIDTH, CHECKSUM = "Trimtab-Rows", "Trimtab-Width", "Trimtab-Checksum"
+"""Headers of a response that carries embeddings."""
 
 
 class _RawMessage(BaseModel):

@@ -1,9 +1,11 @@
-"""Echo model, y = x + increment after a fixed delay: for measurements without a real model."""
+"""Echo model on NumPy arrays, y = x + increment after a fixed delay: for measurements without a real model."""
 
 import time
 from dataclasses import dataclass
+from typing import Any
 
-import torch
+import numpy as np
+from numpy.typing import NDArray
 from pydantic import Field
 
 from trimtab_model_servers.errors import ModelError
@@ -29,10 +31,10 @@ class Echo:
     source: str
     target: str
 
-    def infer(self, inputs: dict[str, torch.Tensor], point: OperatingPoint) -> dict[str, torch.Tensor]:
+    def infer(self, inputs: dict[str, NDArray[Any]], point: OperatingPoint) -> dict[str, NDArray[Any]]:
         del point  # only the first input is used
         x = inputs[self.source]
-        y = (x + self.parameters.increment).to(x.dtype)
+        y = np.add(x, self.parameters.increment).astype(x.dtype, copy=False)
         if self.parameters.delay_seconds:
             time.sleep(self.parameters.delay_seconds)
         return {self.target: y}

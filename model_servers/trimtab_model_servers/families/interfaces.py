@@ -1,10 +1,9 @@
-"""Interfaces of model families, and their settings, read from a variant's `parameters`."""
+"""Interfaces of model families, and their settings, read from a variant's `parameters`; imports no torch."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Literal, Protocol, Self, TypeVar, runtime_checkable
+from typing import TYPE_CHECKING, Any, Literal, Protocol, Self, TypeVar, runtime_checkable
 
-import torch
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from trimtab_model_servers.errors import ModelError, first_problem
@@ -12,17 +11,20 @@ from trimtab_model_servers.model_protocol import Fact
 from trimtab_pipelines.model_spec import ModelSpec
 from trimtab_pipelines.operating_point import OperatingPoint
 
-CPU = torch.device("cpu")
+if TYPE_CHECKING:
+    import torch
+
 Settings = TypeVar("Settings", bound=BaseModel)
 
 
 class Network(Protocol):
     """A model that computes one batch."""
 
-    def infer(self, inputs: dict[str, torch.Tensor], point: OperatingPoint) -> dict[str, torch.Tensor]:
-        """Compute one batch at an operating point: named tensors to named tensors, rows first.
+    def infer(self, inputs: dict[str, Any], point: OperatingPoint) -> dict[str, Any]:
+        """Compute one batch at an operating point: named torch tensors to named torch tensors, rows first.
 
-        Called in inference mode, by one thread at a time. The operating point may differ from batch to batch; a family
+        NumPy arrays to NumPy arrays if the family is one of NUMPY_FAMILIES. Called in inference mode, by one thread at
+        a time. The operating point may differ from batch to batch; a family
         without `KNOBS` may ignore it.
         """
 
@@ -40,7 +42,7 @@ class RegistersTasks(Protocol):
 class MovesToDevice(Protocol):
     """A network that can compute on other devices than the CPU."""
 
-    def move_to(self, device: torch.device) -> None: ...
+    def move_to(self, device: "torch.device") -> None: ...
 
 
 @dataclass(frozen=True, slots=True)

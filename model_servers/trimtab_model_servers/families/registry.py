@@ -49,6 +49,8 @@ FAMILIES = {
     },
 }
 """Family name to the module of this package that builds it."""
+NUMPY_FAMILIES = frozenset({"echo"})
+"""Families that compute on NumPy arrays, and import no torch."""
 
 _ROLES = ("colocated", "encode", "text")
 """Encoder and generator, encoder only, generator only."""
@@ -128,8 +130,12 @@ def _require_known(spec: ModelSpec, known: Collection[str]) -> None:
 
 
 def modules_to_preload(pipeline: InferencePipeline) -> list[str]:
-    """Modules that replicas of a pipeline import, for a forkserver to import once."""
+    """Modules that replicas of a pipeline import, for a fork server to import once; of a plugin, only torch."""
     families = {variant.family for stage in pipeline.spec.stages for variant in stage.variants}
-    known = FAMILIES | CHAT_FAMILIES
-    modules = {f"{_PACKAGE}.{known[family]}" for family in families if family in known}
+    known = dict.fromkeys(families, "user_module") | FAMILIES | CHAT_FAMILIES
+    modules = {f"{_PACKAGE}.{known[family]}" for family in families}
+    if families - NUMPY_FAMILIES:
+        modules.add("trimtab_model_servers.server.torch_model")
+    if families & CHAT_FAMILIES.keys():
+        modules.add("trimtab_model_servers.server.chat_loader")
     return ["trimtab_model_servers.server.replica", *sorted(modules)]

@@ -17,7 +17,7 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from trimtab_model_servers.errors import ModelError
-from trimtab_model_servers.families.interfaces import CPU, Built, read_parameters
+from trimtab_model_servers.families.interfaces import Built, read_parameters
 from trimtab_model_servers.model_protocol import Fact
 from trimtab_model_servers.transformer.checkpoint_import import CheckpointInfo
 from trimtab_model_servers.transformer.checkpoints import Checkpoint, load, random_checkpoint
@@ -29,6 +29,7 @@ from trimtab_model_servers.transformer.task_registry import ActiveTasks, TaskReg
 from trimtab_model_servers.transformer.tasks import RowGroup, prompt_variant, require_trained
 from trimtab_model_servers.transformer.transformer import ForwardPlan, VisionTransformer, forward_plan, quantize
 from trimtab_model_servers.weights.files import FetchLimits
+from trimtab_model_servers.weights.loading import CPU
 from trimtab_model_servers.weights.source import RandomSeed, find_weights
 from trimtab_pipelines.model_spec import ModelSpec
 from trimtab_pipelines.operating_point import OperatingPoint

@@ -4,19 +4,21 @@ import contextlib
 import logging
 import zlib
 from collections.abc import AsyncGenerator, Mapping, Sequence
+from typing import TYPE_CHECKING
 
-import torch
 from aiohttp import web
 
 from trimtab_model_servers.batch_worker import BatchWorker
 from trimtab_model_servers.chat import messages
-from trimtab_model_servers.chat.embedding_client import CHECKSUM, ROWS, WIDTH
-from trimtab_model_servers.chat.interfaces import ImageEmbedding
+from trimtab_model_servers.chat.messages import CHECKSUM, ROWS, WIDTH
 from trimtab_model_servers.errors import RefusalError
 from trimtab_model_servers.server.interfaces import GeneratesText, ServedModel, ServesChats, StoresEmbeddings
 from trimtab_protocol import Buffer, InferRequest
 from trimtab_protocol.chat.internal_wire import Chunk, LastChunk, StreamFailure, dump_event, expand_embedding_ids
 from trimtab_protocol.rest import BINARY_CONTENT_TYPE
+
+if TYPE_CHECKING:
+    from trimtab_model_servers.chat.interfaces import ImageEmbedding
 
 log = logging.getLogger(__name__)
 _STREAM_HEADERS = {"Content-Type": "text/event-stream", "Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
@@ -86,9 +88,9 @@ async def _read_json(request: web.BaseRequest) -> bytes:
     return body
 
 
-async def _send_embeddings(request: web.BaseRequest, stored: Sequence[ImageEmbedding]) -> web.StreamResponse:
+async def _send_embeddings(request: web.BaseRequest, stored: "Sequence[ImageEmbedding]") -> web.StreamResponse:
     """Send embeddings one after the other; small ones in a single write, so that they need no second packet."""
-    raw = [embedding.rows.contiguous().view(torch.uint8).numpy().reshape(-1).data for embedding in stored]
+    raw = [embedding.data for embedding in stored]
     headers = {
         "Content-Type": BINARY_CONTENT_TYPE,
         ROWS: ",".join(str(len(embedding.rows)) for embedding in stored),

@@ -1,20 +1,20 @@
-"""`HostedModel`: a loaded model, independent of any server."""
+"""`HostedModel`: a loaded model, independent of any server; imports torch only for a model that needs it."""
 
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from importlib import import_module
 from time import perf_counter
+from typing import Any
 
 import numpy as np
-import torch
 from watchfiles import awatch
 
 from trimtab_model_servers.batch_worker import BatchWorker
 from trimtab_model_servers.errors import ModelError, RefusalError
-from trimtab_model_servers.families.interfaces import CPU, MovesToDevice, Network, RegistersTasks
-from trimtab_model_servers.families.registry import CHAT_FAMILIES, build
+from trimtab_model_servers.families.interfaces import Network, RegistersTasks
+from trimtab_model_servers.families.registry import CHAT_FAMILIES, NUMPY_FAMILIES, build
 from trimtab_model_servers.model_protocol import (
     Fact,
     Weights,
@@ -26,52 +26,20 @@ from trimtab_model_servers.model_protocol import (
 from trimtab_model_servers.server.interfaces import ServedModel
 from trimtab_pipelines.model_spec import ModelSpec
 from trimtab_pipelines.operating_point import OperatingPoint
-from trimtab_pipelines.tensors import StageOutput
-from trimtab_protocol import InferRequest, InferResponse, Parameter, Tensor
+from trimtab_pipelines.tensors import StageOutput, TensorSpec
+from trimtab_protocol import DTYPES, InferRequest, InferResponse, Parameter, Tensor
 from trimtab_protocol.extensions import COMPUTE_SECONDS, OPERATING_POINT, WAITED_SECONDS
 from trimtab_protocol.http_client import Tls
+from trimtab_protocol.tensors import BFLOAT16, BYTES, Array
 
 WARM_UP_SECONDS = 0.5
 TASKS_POLL_MILLISECONDS = 500
 """Interval at which a task folder is checked if no file event arrives."""
-GPU = torch.device("cuda")
-TORCH_DTYPES = {
-    "BOOL": torch.bool,
-    "UINT8": torch.uint8,
-    "UINT16": torch.uint16,
-    "UINT32": torch.uint32,
-    "UINT64": torch.uint64,
-    "INT8": torch.int8,
-    "INT16": torch.int16,
-    "INT32": torch.int32,
-    "INT64": torch.int64,
-    "FP16": torch.float16,
-    "FP32": torch.float32,
-    "FP64": torch.float64,
-}
-DATATYPES = {dtype: datatype for datatype, dtype in TORCH_DTYPES.items()}
 log = logging.getLogger(__name__)
-
-
-def torch_dtype(tensor: str, datatype: str) -> torch.dtype:
-    dtype = TORCH_DTYPES.get(datatype)
-    if dtype is None:
-        raise ModelError(f"tensor {tensor!r}: torch has no {datatype}; use one of {', '.join(TORCH_DTYPES)}")
-    return dtype
-
-
-def to_torch(tensor: Tensor) -> torch.Tensor:
-    """View a protocol tensor as a torch tensor; copies only read-only or unaligned arrays."""
-    array = tensor.array
-    if not (array.flags.writeable and array.flags.aligned):
-        array = array.copy()
-    return torch.from_numpy(array)
-
-
-def to_wire(name: str, tensor: torch.Tensor) -> Tensor:
-    """View a torch tensor as a protocol tensor; copies only if it is not contiguous or not in main memory."""
-    array = np.ascontiguousarray(tensor.detach().cpu().numpy()) if tensor.dim() else tensor.numpy()
-    return Tensor(name, DATATYPES[tensor.dtype], array)
+DATATYPES = {dtype: datatype for datatype, dtype in DTYPES.items() if datatype not in {BFLOAT16, BYTES}}
+"""Datatypes that models compute on, by their NumPy dtype."""
+Compute = Callable[[Mapping[str, Array], OperatingPoint, Collection[str] | None], Mapping[str, Array]]
+"""Runs one batch on NumPy arrays; returns the named outputs, or all."""
 
 
 def unusable_gpu(spec: ModelSpec, *, supported: bool) -> ModelError:
@@ -83,18 +51,6 @@ def unusable_gpu(spec: ModelSpec, *, supported: bool) -> ModelError:
     return ModelError("torch finds no GPU here, but resources.gpu requests one; remove it to compute on cores")
 
 
-def move_to_device(
-    spec: ModelSpec, network: Network, gpu_available: Callable[[], bool] = torch.cuda.is_available
-) -> torch.device:
-    """Move a network to its device, and return it; ModelError if a requested GPU cannot be used."""
-    if not spec.gpus:
-        return CPU
-    if not isinstance(network, MovesToDevice) or not gpu_available():
-        raise unusable_gpu(spec, supported=isinstance(network, MovesToDevice))
-    network.move_to(GPU)
-    return GPU
-
-
 @dataclass(frozen=True, slots=True)
 class HostedModel:
     """One variant with its weights, ready to compute."""
@@ -102,8 +58,8 @@ class HostedModel:
     spec: ModelSpec
     network: Network
     weights: Weights
+    run: Compute
     family_facts: Mapping[str, Fact] = field(default_factory=dict)
-    device: torch.device = CPU
 
     async def infer(self, request: InferRequest, worker: BatchWorker) -> InferResponse:
         """Answer one request; `worker` computes its batch.
@@ -131,9 +87,8 @@ class HostedModel:
     ) -> tuple[tuple[Tensor, ...], float]:
         """Run one batch; return the named outputs and the seconds it took. Blocks."""
         started = perf_counter()
-        with torch.inference_mode():
-            outputs = self.network.infer({tensor.name: to_torch(tensor).to(self.device) for tensor in inputs}, point)
-        return tuple(to_wire(name, outputs[name]) for name in names), perf_counter() - started
+        outputs = self.run({tensor.name: tensor.array for tensor in inputs}, point, names)
+        return tuple(Tensor.of(name, outputs[name]) for name in names), perf_counter() - started
 
     def warm_up(self, budget_seconds: float = WARM_UP_SECONDS) -> None:
         """Run batches of growing size at every operating point, and check the outputs against the declared ones.
@@ -176,60 +131,77 @@ class HostedModel:
                     log.exception("model %s cannot read its folder of tasks %s", self.spec.name, folder)
                 failure = repr(error)
 
-    def _trial(self, rows: int, point: OperatingPoint) -> dict[str, torch.Tensor]:
+    def _trial(self, rows: int, point: OperatingPoint) -> Mapping[str, Array]:
         carried = point.batch_inputs(self.spec.inputs)
         inputs = {
-            expected.name: torch.zeros(
-                (rows, *(1 if size == -1 else size for size in expected.shape)),
-                dtype=torch_dtype(expected.name, expected.datatype),
-                device=self.device,
+            expected.name: np.zeros(
+                (rows, *(1 if size == -1 else size for size in expected.shape)), _computed_dtype(expected)
             )
             for expected in self.spec.inputs
             if carried is None or expected.name in carried
         }
         try:
-            with torch.inference_mode():
-                return self.network.infer(inputs, point)
+            return self.run(inputs, point, None)
         except (RuntimeError, ValueError, IndexError, KeyError, TypeError) as error:
-            shapes = ", ".join(f"{name} {list(tensor.shape)}" for name, tensor in inputs.items())
+            shapes = ", ".join(f"{name} {list(array.shape)}" for name, array in inputs.items())
             raise ModelError(
                 f"family {self.spec.family!r} cannot run on the stage's inputs ({shapes}): "
                 f"{type(error).__name__}: {error}; the stage must have the inputs of this family"
             ) from error
 
-    def _check_outputs(self, rows: int, outputs: dict[str, torch.Tensor]) -> None:
+    def _check_outputs(self, rows: int, outputs: Mapping[str, Array]) -> None:
         for declared in self.spec.outputs:
-            tensor = outputs.get(declared.name)
-            if tensor is None:
+            array = outputs.get(declared.name)
+            if array is None:
                 raise ModelError(
                     f"family {self.spec.family!r} gives no output {declared.name!r} as the stage declares; "
                     f"it gives: {', '.join(outputs)}"
                 )
-            if DATATYPES.get(tensor.dtype) != declared.datatype:
+            if DATATYPES.get(array.dtype) != declared.datatype:
                 raise ModelError(
-                    f"family {self.spec.family!r} gives output {declared.name!r} as {DATATYPES.get(tensor.dtype)}, "
+                    f"family {self.spec.family!r} gives output {declared.name!r} as {DATATYPES.get(array.dtype)}, "
                     f"but the stage declares {declared.datatype}; correct outputs.{declared.name}.datatype"
                 )
-            self._check_shape(declared, rows, tensor)
+            self._check_shape(declared, rows, array)
 
-    def _check_shape(self, declared: StageOutput, rows: int, tensor: torch.Tensor) -> None:
-        if not declared.fits(tensor.shape) or (declared.counted_by is None and tensor.shape[0] != rows):
+    def _check_shape(self, declared: StageOutput, rows: int, array: Array) -> None:
+        if not declared.fits(array.shape) or (declared.counted_by is None and array.shape[0] != rows):
             raise ModelError(
-                f"family {self.spec.family!r} gives output {declared.name!r} with shape {list(tensor.shape)} for "
+                f"family {self.spec.family!r} gives output {declared.name!r} with shape {list(array.shape)} for "
                 f"{rows} rows, but the stage declares {list(declared.shape)} for each; "
                 f"correct outputs.{declared.name}.shape"
             )
 
 
+def _computed_dtype(tensor: TensorSpec) -> np.dtype[Any]:
+    dtype = DTYPES[tensor.datatype]
+    if DATATYPES.get(dtype) != tensor.datatype:
+        names = ", ".join(DATATYPES.values())
+        raise ModelError(f"tensor {tensor.name!r}: models compute on no {tensor.datatype}; use one of {names}")
+    return dtype
+
+
 def load_model(spec: ModelSpec) -> HostedModel:
     """Build, load and warm up a model with the threads of its core allocation; raises ModelError. Blocks."""
-    torch.set_num_threads(spec.threads)
-    built = build(spec)
-    device = move_to_device(spec, built.network)
-    facts = {**built.facts, "device": device.type} if spec.gpus else built.facts
-    model = HostedModel(spec, built.network, built.weights, facts, device)
+    if spec.family in NUMPY_FAMILIES:
+        model = _load_numpy_model(spec)
+    else:
+        model = import_module("trimtab_model_servers.server.torch_model").load(spec)
     model.warm_up()
     return model
+
+
+def _load_numpy_model(spec: ModelSpec) -> HostedModel:
+    if spec.gpus:
+        raise unusable_gpu(spec, supported=False)
+    built = build(spec)
+    return HostedModel(
+        spec,
+        built.network,
+        built.weights,
+        lambda inputs, point, _: built.network.infer(dict(inputs), point),
+        built.facts,
+    )
 
 
 def load(spec: ModelSpec, worker: BatchWorker, tls: Tls = lambda: None) -> ServedModel:

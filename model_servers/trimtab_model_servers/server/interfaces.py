@@ -2,15 +2,17 @@
 
 from collections.abc import AsyncGenerator, Sequence
 from concurrent.futures import Future
-from typing import Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
 from trimtab_model_servers.batch_worker import BatchWorker
-from trimtab_model_servers.chat.embedding_store import EmbeddingStore, PendingImages
 from trimtab_model_servers.model_protocol import Fact
 from trimtab_pipelines.model_spec import ModelSpec
 from trimtab_protocol import InferRequest, InferResponse
 from trimtab_protocol.chat.embedding_refs import ChatTokenCounts, EmbeddingCounts, ImageIdentity
 from trimtab_protocol.chat.internal_wire import Chunk, LastChunk
+
+if TYPE_CHECKING:  # imports torch
+    from trimtab_model_servers.chat.embedding_store import EmbeddingStore, PendingImages
 
 
 class ServedModel(Protocol):
@@ -42,7 +44,7 @@ class ServesChats(Protocol):
 class GeneratesText(Protocol):
     """A model that streams responses to chats, which may come before all of their images are encoded."""
 
-    pending_images: PendingImages
+    pending_images: "PendingImages"
 
     @property
     def failure(self) -> Future[str]:
@@ -56,6 +58,6 @@ class GeneratesText(Protocol):
 class StoresEmbeddings(Protocol):
     """A model that stores embeddings for other replicas."""
 
-    embeddings: EmbeddingStore
+    embeddings: "EmbeddingStore"
 
     def add_names(self, names: Sequence[str], of: str | ImageIdentity) -> dict[str, object]: ...

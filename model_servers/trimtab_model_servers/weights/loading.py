@@ -16,6 +16,7 @@ from trimtab_model_servers.errors import ModelError
 from trimtab_model_servers.weights.source import RandomSeed, find_weights
 from trimtab_pipelines.model_spec import ModelSpec
 
+CPU = torch.device("cpu")
 Module = TypeVar("Module", bound=torch.nn.Module)
 Config = TypeVar("Config", bound=BaseModel)
 _COUNTER = "num_batches_tracked"  # used only by training; many files omit it

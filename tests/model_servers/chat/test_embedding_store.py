@@ -15,17 +15,10 @@ from aiohttp.test_utils import RawTestServer
 
 from tests.router.envoy.openssl import Authority, Holder
 from trimtab_model_servers.chat import embedding_store
-from trimtab_model_servers.chat.embedding_client import (
-    CHECKSUM,
-    ROWS,
-    WIDTH,
-    EmbeddingClient,
-    EmbeddingRequest,
-    ImageRefusal,
-)
+from trimtab_model_servers.chat.embedding_client import EmbeddingClient, EmbeddingRequest, ImageRefusal
 from trimtab_model_servers.chat.embedding_store import EmbeddingStore, PendingImages
 from trimtab_model_servers.chat.interfaces import ImageEmbedding
-from trimtab_model_servers.chat.messages import read_arrived, read_share_request
+from trimtab_model_servers.chat.messages import CHECKSUM, ROWS, WIDTH, read_arrived, read_share_request
 from trimtab_model_servers.errors import RefusalError
 from trimtab_protocol.chat.embedding_refs import ArrivedImage, EmbeddingRef
 from trimtab_protocol.mutual_tls import MutualTls

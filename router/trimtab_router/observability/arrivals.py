@@ -31,6 +31,9 @@ class RollingCounter(Generic[Count]):
         self._second = self._first = int(now)
 
     def __getitem__(self, now: float) -> Count:
+        second = int(now)
+        if second == self._second:  # the common case, several times a request
+            return self._counts[second % len(self._counts)]
         return self._counts[self._slot(now)]
 
     def __setitem__(self, now: float, count: Count) -> None:

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from functools import lru_cache, partial
 
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, Metric, Summary, generate_latest
+from prometheus_client import CollectorRegistry, Gauge, Metric, generate_latest
 from prometheus_client.registry import Collector
 
 from trimtab_pipelines import router_state as names
@@ -18,6 +18,8 @@ from trimtab_pipelines.spec import ServiceLevel
 from trimtab_protocol.chat.internal_wire import Usage
 from trimtab_protocol.sanitize import printable
 from trimtab_router.execution.response_metadata import StreamTiming
+from trimtab_router.observability import tallies
+from trimtab_router.observability.tallies import Buckets, Count
 
 MODALITIES = ("text", "image")
 _FIRST_BUCKETS = (0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 30.0)
@@ -36,8 +38,8 @@ class TokenMetrics:
     def __init__(self, registry: CollectorRegistry, base: tuple[str, str], slo: ServiceLevel) -> None:
         labels = ("namespace", "pipeline", "modality")
 
-        def histogram(name: str, text: str, buckets: Iterable[float]) -> dict[str, Histogram]:
-            metric = Histogram(name, text, labels, buckets=list(buckets), registry=registry)
+        def histogram(name: str, text: str, buckets: Iterable[float]) -> dict[str, Buckets]:
+            metric = tallies.histogram(name, text, labels, buckets=list(buckets), registry=registry)
             return {modality: metric.labels(*base, modality) for modality in MODALITIES}
 
         self._first = histogram(
@@ -51,7 +53,7 @@ class TokenMetrics:
             buckets_around(_NEXT_BUCKETS, slo.time_per_output_token_seconds),
         )
         self._images = histogram(names.IMAGES, "Images per chat", _IMAGES_BUCKETS)
-        tokens = Counter(
+        tokens = tallies.counter(
             names.TOKENS, "Total tokens of prompts (in) and responses (out)", (*labels, "direction"), registry=registry
         )
         self._tokens = {
@@ -87,9 +89,9 @@ class StageFamilies:
     """Metrics with a label for the stage."""
 
     def __init__(self, registry: CollectorRegistry) -> None:
-        counter = partial(Counter, registry=registry)
+        counter = partial(tallies.counter, registry=registry)
         gauge = partial(Gauge, registry=registry)
-        histogram = partial(Histogram, registry=registry)
+        histogram = partial(tallies.histogram, registry=registry)
         variant = (*STAGE, "variant")
         self.retries = counter("trimtab_retries", "Total row slices retried, by reason", (*STAGE, "reason"))
         self.batch_size = histogram("trimtab_batch_size_rows", "Batch size in rows", variant, buckets=_BATCH_EDGES)
@@ -120,7 +122,7 @@ class StageFamilies:
         text = "Operating points whose observed accuracy differs from the profiled one"
         self.drifted_points = gauge(names.DRIFTED_POINTS, text, STAGE)
         text = "Ratio of observed to profiled service time"
-        self.ratio = gauge("trimtab_service_ratio", text, variant)
+        self.ratio = tallies.gauge("trimtab_service_ratio", text, variant, registry=registry)
 
 
 class Metrics:
@@ -129,7 +131,7 @@ class Metrics:
     def __init__(self, namespace: str, pipeline: str, slo: ServiceLevel) -> None:
         self.registry = CollectorRegistry()
         self._base = (namespace, pipeline)
-        counter = partial(Counter, registry=self.registry)
+        counter = partial(tallies.counter, registry=self.registry)
         gauge = partial(Gauge, registry=self.registry)
         base = self._base
         requests = counter(names.REQUESTS, "Total requests by outcome", (*BASE, "outcome"))
@@ -143,9 +145,10 @@ class Metrics:
         text = "Total responses with rows whose escalation did not finish in time"
         self.unescalated_responses = counter(names.UNESCALATED_RESPONSES, text, BASE).labels(*base)
         text, edges = "Latency of answered requests in seconds", buckets_around(_LATENCY_EDGES, slo.latency_seconds)
-        self.latency = Histogram(names.LATENCY_SECONDS, text, BASE, buckets=edges, registry=self.registry).labels(*base)
+        latency = tallies.histogram(names.LATENCY_SECONDS, text, BASE, buckets=edges, registry=self.registry)
+        self.latency = latency.labels(*base)
         text = "Expected accuracy of responses"
-        self.accuracy = Summary(names.EXPECTED_ACCURACY, text, BASE, registry=self.registry).labels(*base)
+        self.accuracy = tallies.summary(names.EXPECTED_ACCURACY, text, BASE, registry=self.registry).labels(*base)
         self.tokens = TokenMetrics(self.registry, base, slo)
         text = "Total invalid plans or endpoint lists"
         self.invalid_config = counter("trimtab_invalid_config", text, (*BASE, "file"))
@@ -211,7 +214,7 @@ class StageStats:
         self._logged_errors: set[type[Exception]] = set()
         self._bound = lru_cache(self._bind)
 
-    def _bind(self, key: tuple[str, str]) -> tuple[Histogram, Histogram, Gauge, Counter]:
+    def _bind(self, key: tuple[str, str]) -> tuple[Buckets, Buckets, Count, Count]:
         families, labels = self._families, (*self._labels, key[0])
         return (
             families.batch_size.labels(*labels),

@@ -133,3 +133,8 @@ class Feature:
 
     def on_idle(self, dispatcher: Dispatcher, now: float) -> None:
         """Called when the queue is empty. May dispatch rows of its own."""
+
+
+def overrides(feature: Feature, hook: str) -> bool:
+    """Return whether a feature overrides a hook, which is not called otherwise."""
+    return getattr(type(feature), hook) is not getattr(Feature, hook)

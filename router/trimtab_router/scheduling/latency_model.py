@@ -1,6 +1,6 @@
 """Latency model of one stage: predicted service times under the plan, downstream stages included."""
 
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from math import exp, log
@@ -44,8 +44,11 @@ class LatencyModel:
         self._max_batch_rows: dict[str, int] = {}
         self._shadow_prices: dict[int, float] = {}  # by step of the service ratio
         self.service_times = ServiceTimes()
-        self.downstream: tuple[LatencyModel, ...] = ()
         self.variant = plan.variant
+        self._downstream: tuple[LatencyModel, ...] = ()
+        self.upstream: list[LatencyModel] = []
+        self._seconds: dict[tuple[str, int, int], float] = {}  # predictions since the last observation
+        self._later_seconds: float | None = None
         self._compute_times = ServiceTimes()
         self._typical_rows = 1.0
         self.apply_plan(plan)
@@ -55,6 +58,7 @@ class LatencyModel:
         self._usual_prefill_seconds = prefill_seconds(plan.prefill_seconds, plan.prompt_tokens)
         self._points, self._max_batch_rows, self._shadow_prices = {}, {}, {}
         self._reregistered = set()
+        self.forget_predictions()
         for point in plan.points:
             self.service_times.set_profile((plan.variant, point.name), point.service_seconds)
 
@@ -198,7 +202,22 @@ class LatencyModel:
         return least_seconds(reaching or points, rows)
 
     def service_seconds(self, rows: int, concurrent: int = 0) -> float:
-        return least_seconds(self.points(self.variant, concurrent), rows)
+        key = self.variant, rows, concurrent
+        seconds = self._seconds.get(key)
+        if seconds is None:
+            seconds = self._seconds[key] = least_seconds(self.points(self.variant, concurrent), rows)
+        return seconds
+
+    def set_downstream(self, models: Sequence["LatencyModel"]) -> None:
+        self._downstream = tuple(models)
+        for model in models:
+            model.upstream.append(self)
+
+    def forget_predictions(self) -> None:
+        """Compute predictions again. Call it after each change of what they depend on."""
+        self._seconds, self._later_seconds = {}, None
+        for model in self.upstream:
+            model.forget_predictions()
 
     def prefill_seconds(self, tokens: float) -> float:
         """Predicted seconds of a prompt beyond, or below, those of the planned length; 0 if unknown."""
@@ -229,10 +248,11 @@ class LatencyModel:
 
     def later_seconds(self) -> float:
         """Return the predicted seconds of the downstream stages, along the longest path and without queueing."""
-        longest = 0.0
-        for stage in self.downstream:
-            longest = max(longest, stage.typical_seconds() + stage.later_seconds())
-        return longest
+        if self._later_seconds is None:
+            self._later_seconds = max(
+                (stage.typical_seconds() + stage.later_seconds() for stage in self._downstream), default=0.0
+            )
+        return self._later_seconds
 
     @property
     def shadow_price(self) -> float:
@@ -252,7 +272,10 @@ class LatencyModel:
 
     def on_dispatch(self, rows: int) -> None:
         """Learn the size of batches; `rows` includes concurrent prefills."""
+        before = round(self._typical_rows)
         self._typical_rows += TYPICAL_WEIGHT * (rows - self._typical_rows)
+        if round(self._typical_rows) != before:
+            self.forget_predictions()
 
     def observe(self, batch: Batch, answer: Completed, now: float) -> tuple[float, float]:
         """Return the seconds of a batch since its replica was free, and their ratio to the profile, and learn them."""
@@ -267,6 +290,7 @@ class LatencyModel:
         own = max(seconds - others, 0.0)
         usual = self._normalize_to_usual_prompt(batch, own) if self.plan.prefill_seconds else own
         self.service_times.observe(key, batch.rows, usual, concurrent=batch.concurrent_prefills)
+        self.forget_predictions()
         if answer.compute_seconds is not None:
             self._compute_times.observe(key, batch.rows, answer.compute_seconds)
             if batch.found_idle:
@@ -276,5 +300,6 @@ class LatencyModel:
 
     def relax(self, variant: str) -> None:
         self.service_times.relax([(variant, point.name) for point in self.points(variant)])
-        for stage in self.downstream:
+        self.forget_predictions()
+        for stage in self._downstream:
             stage.relax(stage.variant)

@@ -10,6 +10,7 @@ from trimtab_router.scheduling.interfaces import Dispatcher, Feature, StatsSink,
 from trimtab_router.scheduling.policies.interface import Dispatch
 from trimtab_router.scheduling.prompt_lengths import PromptFeatures, PromptLengths
 from trimtab_router.scheduling.queue import DeadlineQueue
+from trimtab_router.scheduling.queue_admission import StageStatus
 from trimtab_router.scheduling.replica_slots import Batch, BatchOutcome, Completed, ReplicaSlots
 from trimtab_router.scheduling.single_flight import SingleFlight
 from trimtab_router.scheduling.stage_request import RowSlice, StageRequest
@@ -134,6 +135,9 @@ class GenerationScheduler(StageScheduler):
         for replica in self.replicas:
             replica.set_capacity(self.plan.batch_size)
         super().refresh_replicas()
+
+    def status(self) -> StageStatus:
+        return super().status()._replace(concurrent_prefills=self.concurrent_prefills())
 
     def concurrent_prefills(self) -> int:
         return min((replica.concurrent_prefills for replica in self.replicas if replica.ready_variants), default=0)

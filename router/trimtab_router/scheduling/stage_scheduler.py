@@ -15,7 +15,7 @@ from trimtab_pipelines.stages import Stage
 from trimtab_router.refusal import Refusal
 from trimtab_router.scheduling.accuracy_monitor import AccuracyMonitor
 from trimtab_router.scheduling.batch_completion import BatchCompletion, QueryOfDeathDetector
-from trimtab_router.scheduling.interfaces import Clock, Feature, StatsSink, Transport
+from trimtab_router.scheduling.interfaces import Clock, Feature, StatsSink, Transport, overrides
 from trimtab_router.scheduling.latency_model import LatencyModel, StageCapacity
 from trimtab_router.scheduling.outlier_detection import OutlierDetector
 from trimtab_router.scheduling.policies import earliest_deadline_first
@@ -132,7 +132,10 @@ class StageScheduler:
         self._arrivals = 0
         self._arrival_rate = ArrivalRate(clock.now)
         self._wake_pending = False
+        self._status: StageStatus | None = None
         self.set_up_role()
+        self._holding = [feature for feature in self.features if overrides(feature, "on_enqueue")]
+        self._refusing = [feature for feature in self.features if overrides(feature, "refusal_of")]
 
     def set_up_role(self) -> None: ...
 
@@ -144,7 +147,7 @@ class StageScheduler:
         return StageSnapshot(self.queue.rows, sum(replica.inflight for replica in self.replicas))
 
     def set_downstream(self, schedulers: Sequence["StageScheduler"]) -> None:
-        self.latency_model.downstream = tuple(scheduler.latency_model for scheduler in schedulers)
+        self.latency_model.set_downstream([scheduler.latency_model for scheduler in schedulers])
 
     def apply_plan(self, plan: StagePlan) -> None:
         """Apply a plan: batch size and points with the next batch, the variant once a replica is ready for it."""
@@ -162,46 +165,47 @@ class StageScheduler:
         self.outliers.set_replicas(self.replicas)
         before = self.variant
         self.latency_model.variant = self.replica_selection.effective_variant(self.replicas, self.plan.variant, before)
+        self.latency_model.forget_predictions()
+        self._status = None
         self.replica_selection.notify(before, self.variant, self.ready_replicas)
         self.had_replica = self.had_replica or self.ready_replicas > 0
         self._expiry.set_ready(some=self.ready_replicas > 0)
+        self._status = None
         self.wake()
 
     def capacity(self) -> StageCapacity:
         return StageCapacity(self.ready_replicas * self.plan.batch_size, self.latency_model.occupancy_seconds())
 
-    @property
-    def _status(self) -> StageStatus:
-        batch_rows, replicas = self.latency_model.full_batch_rows, max(self.ready_replicas, 1)
-        return StageStatus(
-            batch_rows,
-            self.plan.batch_size * replicas // batch_rows,
-            self._expiry.unready_since,
-            self.concurrent_prefills(),
-        )
+    def status(self) -> StageStatus:
+        """Return the state of the stage, the same until its replicas or its plan change."""
+        if self._status is None:
+            batch_rows, replicas = self.latency_model.full_batch_rows, max(self.ready_replicas, 1)
+            capacity = self.plan.batch_size * replicas // batch_rows
+            self._status = StageStatus(batch_rows, capacity, self._expiry.unready_since, 0)
+        return self._status
 
     def concurrent_prefills(self) -> int:
         return 0
 
     def refusal_of(self, request: StageRequest, now: float) -> Refusal | None:
-        for feature in self.features:
+        for feature in self._refusing:
             refusal = feature.refusal_of(request, now)
             if refusal is not None:
                 return refusal
-        return self._admission.refusal_of(request, now, self._status)
+        return self._admission.refusal_of(request, now, self.status())
 
     def _drop_reason(self, request: StageRequest, now: float) -> Refusal:
-        return self._admission.drop_reason(request, now, self._status)
+        return self._admission.drop_reason(request, now, self.status())
 
     def enqueue(self, request: StageRequest) -> None:
         """Enqueue the rows of a stage request, except those that a feature holds. Call `refusal_of` first."""
         row_slices: Sequence[RowSlice] = (RowSlice(request, 0, request.rows),)
-        for feature in self.features:
+        for feature in self._holding:
             row_slices = [remaining for row_slice in row_slices for remaining in feature.on_enqueue(row_slice)]
         for row_slice in row_slices:
             self.queue.push(row_slice)
         self._arrivals += 1
-        self._arrival_rate.note(request.rows, self._clock.now)
+        self._arrival_rate.note(request.rows, request.enqueued_at)
         for replica in self.replicas:
             if replica.free or replica.accepts_prefetch:
                 self.wake()

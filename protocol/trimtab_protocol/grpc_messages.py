@@ -6,7 +6,7 @@ types are the protocol's, so the encoding is identical.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from functools import partial
+from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +16,8 @@ from google.protobuf.message_factory import GetMessageClass
 
 from trimtab_protocol.errors import ProtocolError
 from trimtab_protocol.messages import (
+    MAX_SHARED_BYTES,
+    MAX_SHARED_HEADERS,
     InferRequest,
     InferResponse,
     Parameter,
@@ -38,6 +40,7 @@ from trimtab_protocol.tensors import (
     encode_raw,
     from_values,
     is_slow,
+    view_raw,
 )
 
 SERVICE = "inference.GRPCInferenceService"
@@ -98,8 +101,17 @@ def read_request(data: Buffer, max_typed_bytes: int) -> PendingRequest:
     makes many times as many.
     """
     rest, raw = extract_field(data, _RAW_INPUT_CONTENTS, max_typed_bytes)
+    shared = len(rest) <= MAX_SHARED_BYTES
+    request, tensors, inputs, typed = (_shared_header if shared else _read_header)(rest)
+    decoders = _decoders("inputs", tensors, inputs, raw, typed)
+    slow = is_slow(inputs, whole_bytes=sum(map(len, raw)), values_bytes=len(rest))
+    return PendingRequest(request, inputs, slow, len(rest), decoders, shared)
+
+
+def _read_header(text: bytes) -> tuple[InferRequest, Any, tuple[TensorHeader, ...], str | None]:
+    """The request without raw contents, its tensors, their headers, and the name of the first with typed contents."""
     try:
-        message = _Request.FromString(rest)
+        message = _Request.FromString(text)
     except DecodeError as error:
         raise ProtocolError(f"the message is not a ModelInferRequest of Open Inference Protocol V2: {error}") from error
     request = InferRequest(
@@ -112,20 +124,22 @@ def read_request(data: Buffer, max_typed_bytes: int) -> PendingRequest:
             RequestedOutput(output.name, _read_parameters(output.parameters)) for output in message.outputs
         ),
     )
-    decoders = _decoders("inputs", message.inputs, raw)
-    inputs = tuple(_header(tensor) for tensor in message.inputs)
-    slow = is_slow(inputs, whole_bytes=sum(map(len, raw)), values_bytes=len(rest))
-    return PendingRequest(request, inputs, slow, len(rest), decoders)
+    return request, message.inputs, *_read_tensors("inputs", message.inputs)
+
+
+_shared_header = lru_cache(MAX_SHARED_HEADERS)(_read_header)  # clients repeat the headers of their requests
 
 
 def response_from_message(message: Any) -> InferResponse:
     """Read a ModelInferResponse, raw or with typed contents. ProtocolError if it is invalid."""
+    headers, typed = _read_tensors("outputs", message.outputs)
+    decoders = _decoders("outputs", message.outputs, headers, message.raw_output_contents, typed)
     return InferResponse(
         model_name=message.model_name,
         model_version=message.model_version,
         id=message.id,
         parameters=_read_parameters(message.parameters),
-        outputs=tuple(decoder() for decoder in _decoders("outputs", message.outputs, message.raw_output_contents)),
+        outputs=tuple([decoder() for decoder in decoders]),
     )
 
 
@@ -197,31 +211,33 @@ def _header(tensor: Any) -> TensorHeader:
     return TensorHeader(tensor.name, tensor.datatype, checked_shape(tensor.name, tensor.shape))
 
 
-def _decoders(field: str, tensors: Any, raw: Sequence[Buffer]) -> tuple[Callable[[], Tensor], ...]:
+def _read_tensors(field: str, tensors: Any) -> tuple[tuple[TensorHeader, ...], str | None]:
+    """The headers of tensors, and the name of the first with typed contents. MLServer sets contents without values."""
     if len(tensors) > MAX_TENSORS:
         raise ProtocolError(f"{field!r} hold {len(tensors)} tensors; send at most {MAX_TENSORS}")
     region = next((tensor.name for tensor in tensors if "shared_memory_region" in tensor.parameters), None)
     if region is not None:
         raise ProtocolError(f"tensor {region!r}: shared memory is not supported; send the data in the request")
-    if raw and len(raw) != len(tensors):
-        raise ProtocolError(
-            f"{len(tensors)} {field} with {len(raw)} raw contents; send one for each, or none and typed contents"
-        )
     names = [tensor.name for tensor in tensors]
     if len(set(names)) != len(names):
         raise ProtocolError(f"duplicate tensor in {field!r}: {', '.join(names)}")
-    if raw:
-        # MLServer sets contents without values beside raw ones.
-        both = next(
-            (tensor.name for tensor in tensors if tensor.HasField("contents") and tensor.contents.ListFields()), None
+    typed = next((tensor for tensor in tensors if tensor.HasField("contents") and tensor.contents.ListFields()), None)
+    return tuple([_header(tensor) for tensor in tensors]), None if typed is None else printable(typed.name)
+
+
+def _decoders(
+    field: str, tensors: Any, headers: Sequence[TensorHeader], raw: Sequence[Buffer], typed: str | None
+) -> tuple[Callable[[], Tensor], ...]:
+    if not raw:
+        return tuple([partial(_read_contents, tensor) for tensor in tensors])
+    if len(raw) != len(tensors):
+        raise ProtocolError(
+            f"{len(tensors)} {field} with {len(raw)} raw contents; send one for each, or none and typed contents"
         )
-        if both is not None:
-            raise ProtocolError(f"{field!r}: {printable(both)} has typed and raw contents; send only one")
-        return tuple(
-            partial(decode_raw, tensor.name, tensor.datatype, tensor.shape, buffer)
-            for tensor, buffer in zip(tensors, raw, strict=True)
-        )
-    return tuple(partial(_read_contents, tensor) for tensor in tensors)
+    if typed is not None:
+        raise ProtocolError(f"{field!r}: {typed} has typed and raw contents; send only one")
+    pairs = zip(headers, raw, strict=True)
+    return tuple([partial(view_raw, header.name, header.datatype, header.shape, buffer) for header, buffer in pairs])
 
 
 def _read_contents(tensor: Any) -> Tensor:

@@ -8,6 +8,9 @@ from trimtab_protocol.tensors import Tensor
 
 Parameter = bool | int | float | str
 Parameters = Mapping[str, Parameter]
+MAX_SHARED_HEADERS = 256
+MAX_SHARED_BYTES = 1024
+"""Largest header of requests that is read once for all that have it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,9 +21,9 @@ class RequestedOutput:
     parameters: Parameters = field(default_factory=dict)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)  # frozen would double the cost of construction
 class InferRequest:
-    """A ModelInfer request. Without requested outputs, all are returned."""
+    """A ModelInfer request. Without requested outputs, all are returned. Treat it as immutable."""
 
     model_name: str
     inputs: tuple[Tensor, ...]
@@ -39,13 +42,13 @@ class TensorHeader:
     shape: tuple[int, ...]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)  # frozen would double the cost of construction
 class PendingRequest:
-    """A request whose tensors are not decoded yet, so that a refused request costs little.
+    """A request whose tensors are not decoded yet, so that a refused request costs little. Treat it as immutable.
 
     `request` has no tensors, `inputs` has their headers, `decoders` one decoder for each. `slow` is whether decoding
     may block the event loop noticeably; `written_bytes` counts JSON or typed contents, which need many times their size
-    in memory.
+    in memory. If it is `shared`, other requests have the very same `request` and `inputs`.
     """
 
     request: InferRequest
@@ -53,6 +56,7 @@ class PendingRequest:
     slow: bool
     written_bytes: int
     decoders: tuple[Callable[[], Tensor], ...]
+    shared: bool = False
 
     @classmethod
     def of(cls, request: InferRequest) -> "PendingRequest":
@@ -68,9 +72,9 @@ def _same(tensor: Tensor) -> Tensor:
     return tensor
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)  # frozen would double the cost of construction
 class InferResponse:
-    """A ModelInfer response."""
+    """A ModelInfer response. Treat it as immutable."""
 
     model_name: str
     outputs: tuple[Tensor, ...]

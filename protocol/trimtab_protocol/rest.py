@@ -8,14 +8,16 @@ and a client of model servers. Unknown fields are ignored; a known field of the 
 import gc
 import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from functools import partial
+from functools import lru_cache, partial
 from math import isfinite
-from typing import Any
+from typing import Any, NamedTuple
 
 import orjson
 
 from trimtab_protocol.errors import ProtocolError
 from trimtab_protocol.messages import (
+    MAX_SHARED_BYTES,
+    MAX_SHARED_HEADERS,
     InferRequest,
     InferResponse,
     Parameter,
@@ -45,9 +47,15 @@ _MAX_DIGITS = 15
 _PARAMETER_TYPES = (str, int, float)  # a union of types would be built at each use
 _ENCODER = json.JSONEncoder(separators=(",", ":"), allow_nan=False)
 _LONG_JSON_BYTES = 2**16
-_DescribedTensor = tuple[TensorHeader, Callable[[], Tensor], int]
-"""Header of a tensor, its decoder, and its number of binary bytes."""
 _TYPE_NAMES: Mapping[type, str] = {dict: "an object", list: "a list", str: "a string"}
+
+
+class _DescribedTensor(NamedTuple):
+    """Header of a tensor, the size of its binary data, or its values if it has none."""
+
+    header: TensorHeader
+    binary_bytes: int | None
+    values: Any
 
 
 def decode_request(
@@ -61,8 +69,20 @@ def read_request(
     model_name: str, body: Buffer, header_length: str | int | None, *, model_version: str = ""
 ) -> PendingRequest:
     """Read an inference request up to its tensors' descriptions. Raises ProtocolError if it is not well-formed."""
-    header, binary = _split(body, header_length)
-    described = _describe_tensors("inputs", header.get("inputs"), binary)
+    text, binary = _split(body, header_length)
+    written_bytes = len(text)
+    shared = header_length is not None and written_bytes <= MAX_SHARED_BYTES
+    request, tensors, inputs = (_shared_header if shared else _read_header)(model_name, model_version, text)
+    decoders = _decoders(tensors, binary)
+    slow = is_slow(inputs, whole_bytes=binary.nbytes, values_bytes=written_bytes)
+    return PendingRequest(request, inputs, slow, written_bytes, decoders, shared)
+
+
+def _read_header(
+    model_name: str, model_version: str, text: bytes
+) -> tuple[InferRequest, Sequence[_DescribedTensor], tuple[TensorHeader, ...]]:
+    header = _loaded_object(text)
+    tensors = _describe_tensors("inputs", header.get("inputs"))
     request = InferRequest(
         model_name=model_name,
         model_version=model_version,
@@ -71,21 +91,23 @@ def read_request(
         inputs=(),
         requested_outputs=tuple(_requested_outputs(header)),
     )
-    inputs = tuple(tensor for tensor, *_ in described)
-    written_bytes = memoryview(body).nbytes - binary.nbytes
-    slow = is_slow(inputs, whole_bytes=binary.nbytes, values_bytes=written_bytes)
-    return PendingRequest(request, inputs, slow, written_bytes, tuple(decoder for _, decoder, _ in described))
+    return request, tensors, tuple([tensor.header for tensor in tensors])
+
+
+_shared_header = lru_cache(MAX_SHARED_HEADERS)(_read_header)  # clients repeat the headers of their requests
 
 
 def decode_response(body: Buffer, header_length: str | int | None) -> InferResponse:
     """Decode an inference response; tensors share the body's memory. ProtocolError if it is invalid."""
-    header, binary = _split(body, header_length)
+    text, binary = _split(body, header_length)
+    header = _loaded_object(text)
+    outputs = _describe_tensors("outputs", header.get("outputs"))
     return InferResponse(
         model_name=_field(header, "model_name", str, "the answer") or "",
         model_version=_field(header, "model_version", str, "the answer") or "",
         id=_field(header, "id", str, "the answer") or "",
         parameters=_parameters(header, "the answer"),
-        outputs=tuple(decoder() for _, decoder, _ in _describe_tensors("outputs", header.get("outputs"), binary)),
+        outputs=tuple([decoder() for decoder in _decoders(outputs, binary)]),
     )
 
 
@@ -171,18 +193,23 @@ def json_bytes(header_length: str | None, body_bytes: int) -> int:
     return body_bytes if header_length is None else _checked_length(header_length, body_bytes)
 
 
-def _split(body: Buffer, header_length: str | int | None) -> tuple[dict[str, Any], memoryview]:
+def _split(body: Buffer, header_length: str | int | None) -> tuple[bytes, memoryview]:
+    """The JSON header and the binary data."""
     whole = memoryview(body).cast("B")
     length = whole.nbytes if header_length is None else _checked_length(header_length, whole.nbytes)
+    return bytes(whole[:length]), whole[length:]
+
+
+def _loaded_object(text: bytes) -> dict[str, Any]:
     try:
-        header = _loaded(bytes(whole[:length]))
+        header = _loaded(text)
     except RecursionError as error:
         raise ProtocolError("the JSON header cannot be read: it is nested too deeply") from error
     except ValueError as error:
         raise ProtocolError(f"the JSON header cannot be read: {error}") from error
     if not isinstance(header, dict):
         raise ProtocolError("the JSON header must be an object")
-    return header, whole[length:]
+    return header
 
 
 def _loaded(text: bytes) -> Any:
@@ -236,27 +263,39 @@ def _requested_outputs(header: Mapping[str, Any]) -> Iterable[RequestedOutput]:
         yield RequestedOutput(output["name"], _parameters(output, f"output {output['name']!r}"))
 
 
-def _describe_tensors(field: str, entries: object, binary: memoryview) -> tuple[_DescribedTensor, ...]:
+def _describe_tensors(field: str, entries: object) -> list[_DescribedTensor]:
     if not isinstance(entries, list):
         raise ProtocolError(f"{field!r} must be a list of tensors")
     if len(entries) > MAX_TENSORS:
         raise ProtocolError(f"{field!r} hold {len(entries)} tensors; send at most {MAX_TENSORS}")
-    described: list[_DescribedTensor] = []
-    position = 0
-    for entry in entries:
-        described.append(_describe_tensor(field, entry, binary[position:]))
-        position += described[-1][2]
-    if position != binary.nbytes:
-        raise ProtocolError(
-            f"the binary data have {binary.nbytes} bytes, but the tensors' '{BINARY_SIZE}' sum to {position}"
-        )
-    names = [tensor.name for tensor, *_ in described]
+    described = [_describe_tensor(field, entry) for entry in entries]
+    names = [tensor.header.name for tensor in described]
     if len(set(names)) != len(names):
         raise ProtocolError(f"duplicate tensor in {field!r}: {', '.join(names)}")
-    return tuple(described)
+    return described
 
 
-def _describe_tensor(field: str, entry: object, binary: memoryview) -> _DescribedTensor:
+def _decoders(tensors: Sequence[_DescribedTensor], binary: memoryview) -> tuple[Callable[[], Tensor], ...]:
+    """Decoders of tensors whose sizes must be those of the binary data."""
+    decoders: list[Callable[[], Tensor]] = []
+    position, total = 0, binary.nbytes
+    for header, size, values in tensors:
+        if size is None:
+            decoders.append(partial(from_values, header.name, header.datatype, header.shape, values))
+            continue
+        if size > total - position:
+            left = f"{total - position} bytes are left in the body"
+            raise ProtocolError(f"tensor {header.name!r}: '{BINARY_SIZE}' is {size!r}, but {left}")
+        part = binary[position : position + size]
+        decoders.append(partial(view_raw, header.name, header.datatype, header.shape, part))
+        position += size
+    if position != total:
+        sizes = f"the tensors' '{BINARY_SIZE}' sum to {position}"
+        raise ProtocolError(f"the binary data have {total} bytes, but {sizes}")
+    return tuple(decoders)
+
+
+def _describe_tensor(field: str, entry: object) -> _DescribedTensor:
     if not isinstance(entry, dict) or not isinstance(entry.get("name"), str):
         raise ProtocolError(f"each of {field!r} must be an object with a 'name'")
     name, datatype, shape = entry["name"], entry.get("datatype"), entry.get("shape")
@@ -268,13 +307,11 @@ def _describe_tensor(field: str, entry: object, binary: memoryview) -> _Describe
     if BINARY_SIZE not in parameters:
         if "data" not in entry:
             raise ProtocolError(f"tensor {name!r} has neither 'data' nor the parameter '{BINARY_SIZE}'")
-        return header, partial(from_values, name, datatype, header.shape, entry["data"]), 0
+        return _DescribedTensor(header, None, entry["data"])
     size = parameters[BINARY_SIZE]
-    if not isinstance(size, int) or isinstance(size, bool) or not 0 <= size <= binary.nbytes:
-        raise ProtocolError(
-            f"tensor {name!r}: '{BINARY_SIZE}' is {size!r}, but {binary.nbytes} bytes are left in the body"
-        )
-    return header, partial(view_raw, header.name, header.datatype, header.shape, binary[:size]), size
+    if not isinstance(size, int) or isinstance(size, bool) or size < 0:
+        raise ProtocolError(f"tensor {name!r}: '{BINARY_SIZE}' is {size!r}; it must be a number of bytes in the body")
+    return _DescribedTensor(header, size, None)
 
 
 def _tensor_parameters(entry: Mapping[str, Any], name: str) -> Mapping[str, Any]:

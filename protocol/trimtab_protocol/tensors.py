@@ -70,9 +70,9 @@ class TensorLike(Protocol):
     def shape(self) -> tuple[int, ...]: ...
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(slots=True, eq=False)  # frozen would double the cost of construction
 class Tensor:
-    """One named tensor.
+    """One named tensor. Treat it as immutable.
 
     `array` has the dtype that `DTYPES` gives for `datatype`; BYTES are an object array of `bytes`, BF16 the raw bits
     as uint16. An array decoded from the wire is read-only and keeps the received buffer alive.
@@ -125,7 +125,7 @@ def checked_shape(name: str, shape: Iterable[object]) -> tuple[int, ...]:
 
 def is_slow(tensors: Iterable[TensorLike], *, whole_bytes: int, values_bytes: int) -> bool:
     """Whether decoding takes more than about a millisecond."""
-    strings = sum(prod(tensor.shape) for tensor in tensors if tensor.datatype == BYTES)
+    strings = sum([prod(tensor.shape) for tensor in tensors if tensor.datatype == BYTES])
     return whole_bytes > SLOW_BYTES or values_bytes > SLOW_VALUES_BYTES or strings > SLOW_BYTES_ELEMENTS
 
 

@@ -15,11 +15,11 @@ from trimtab_router.admission.chat_bounds import ChatBounds
 from trimtab_router.admission.concurrency_limit import FULL_SHARE, ConcurrencyLimit, LimitBounds, LoadSample
 from trimtab_router.admission.memory_budget import MemoryBudget, Reservation
 from trimtab_router.admission.request_parsing import (
+    RequestParser,
     chat_inputs,
     decoded_bytes,
     decoding_bytes,
     is_slow_to_rewrite,
-    parse_request,
     set_tenant,
     validate_header,
 )
@@ -158,6 +158,7 @@ class Admission:
         self.concurrency = ConcurrencyController(ConcurrencyLimit(slo.latency_seconds), self.memory, bounds)
         self._pipeline = pipeline
         self._entry_gate = EntryGate(PATIENCE_SHARE * slo.first_response_seconds)
+        self._parser = RequestParser(pipeline.name, pipeline.spec)
         self._options_inputs = chat_inputs(pipeline.spec, OPTIONS)
         self._chat_bounds = ChatBounds.of(pipeline.spec, limits.json_bytes)
         self._decoder = ThreadPoolExecutor(1, "decode")  # one thread, which bounds temporary memory too
@@ -194,7 +195,7 @@ class Admission:
         return call
 
     def _parse(self, pending: PendingRequest, client: str) -> Call:
-        call = parse_request(self._pipeline.name, self._pipeline.spec, pending)
+        call = self._parser.parse(pending)
         self._chat_bounds.check(call)
         if self._options_inputs:
             set_tenant(call, self._options_inputs, client)

@@ -6,6 +6,7 @@ slow reader are counted apart: they take no memory from requests, and the oldest
 
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass
 from types import TracebackType
 
 from trimtab_router.limits import LARGE_SHARE, SMALL_BYTES
@@ -31,7 +32,7 @@ class MemoryBudget:
         self.on_large_end = on_large_end
         self._max_bytes = max_bytes
         self.clients = ClientQuotas(max_client_requests, max_client_bytes)
-        self._held_bytes = 0
+        self.held_bytes = 0  # bytes of requests
         self.requested_bytes = 0  # bytes that were reserved as they arrived
         self._unread: dict[Reservation, Callable[[], None]] = {}
         self._unread_bytes = 0
@@ -41,7 +42,7 @@ class MemoryBudget:
     @property
     def bytes_in_flight(self) -> int:
         """Bytes of requests, and of responses that are not read yet."""
-        return self._held_bytes + self._unread_bytes
+        return self.held_bytes + self._unread_bytes
 
     @property
     def active_requests(self) -> int:
@@ -58,34 +59,28 @@ class MemoryBudget:
 
     def reservation(self, client: str = "") -> "Reservation":
         """Add a request of a client, holding nothing yet. Raises Refusal if the client has too many."""
-        self.clients.add_request(client)
+        usage = self.clients.add_request(client)
         self.requests += 1
-        return Reservation(self, client)
+        return Reservation(self, client, usage)
 
-    def reserve(self, client: str, held_bytes: int, size_bytes: int) -> None:
-        """Reserve bytes for a request that holds some. Raises Refusal if they do not fit."""
-        small = held_bytes + size_bytes <= SMALL_BYTES
+    def check(self, reservation: "Reservation", size_bytes: int) -> None:
+        """Raise Refusal if a request's next bytes do not fit."""
+        small = reservation.size_bytes + size_bytes <= SMALL_BYTES
         max_bytes = self._max_bytes if small else int(LARGE_SHARE * self._max_bytes)
         # Bytes that large requests need beyond their reservations do not count against small requests.
-        if (self.requested_bytes if small else self._held_bytes) + size_bytes > max_bytes:
+        if (self.requested_bytes if small else self.held_bytes) + size_bytes > max_bytes:
             raise Refusal(
                 "BytesInFlight",
-                f"{self._held_bytes} bytes are in flight and {size_bytes} more do not fit below "
+                f"{self.held_bytes} bytes are in flight and {size_bytes} more do not fit below "
                 f"{max_bytes}; try again later",
             )
-        self.clients.reserve(client, size_bytes)
-        self._held_bytes += size_bytes
-        self.requested_bytes += size_bytes
-
-    def record(self, client: str, size_bytes: int) -> None:
-        self.clients.record(client, size_bytes)
-        self._held_bytes += size_bytes
+        self.clients.check_bytes(reservation.client, reservation.usage, size_bytes)
 
     def hold_response(self, reservation: "Reservation", abort: Callable[[], None]) -> None:
         """Count a response that waits for its reader. If all responses need too much, abort the oldest."""
         self._unread[reservation] = abort
         self._unread_bytes += reservation.response_bytes
-        self.clients.record(reservation.client, reservation.response_bytes)
+        reservation.usage.held_bytes += reservation.response_bytes
         for active_requests in list(self._unread):
             if self._unread_bytes <= self._max_bytes or active_requests is reservation:
                 return
@@ -96,15 +91,16 @@ class MemoryBudget:
     def release_response(self, reservation: "Reservation") -> None:
         if self._unread.pop(reservation, None) is not None:
             self._unread_bytes -= reservation.response_bytes
-            self.clients.record(reservation.client, -reservation.response_bytes)
+            reservation.usage.held_bytes -= reservation.response_bytes
 
 
 class Reservation(AbstractContextManager["Reservation"]):
     """Bytes that one request holds until the context ends."""
 
-    def __init__(self, budget: MemoryBudget, client: str) -> None:
+    def __init__(self, budget: MemoryBudget, client: str, usage: "ClientUsage") -> None:
         self._budget = budget
         self.client = client
+        self.usage = usage
         self._ended = False
         self._served = False
         self._requested_bytes = 0
@@ -112,9 +108,10 @@ class Reservation(AbstractContextManager["Reservation"]):
         self.response_bytes = 0
 
     def grow(self, size_bytes: int) -> None:
-        self._budget.reserve(self.client, self.size_bytes, size_bytes)
-        self.size_bytes += size_bytes
+        self._budget.check(self, size_bytes)
+        self._budget.requested_bytes += size_bytes
         self._requested_bytes += size_bytes
+        self.record(size_bytes)
 
     def receiving(self) -> AbstractContextManager[None]:
         return self._budget.receiving()
@@ -122,7 +119,8 @@ class Reservation(AbstractContextManager["Reservation"]):
     def record(self, size_bytes: int) -> None:
         """Count bytes that exist already. A negative size releases some."""
         if not self._ended:
-            self._budget.record(self.client, size_bytes)
+            self._budget.held_bytes += size_bytes
+            self.usage.held_bytes += size_bytes
             self.size_bytes += size_bytes
 
     def mark_served(self) -> None:
@@ -142,8 +140,9 @@ class Reservation(AbstractContextManager["Reservation"]):
             large = self.size_bytes + self.response_bytes > LARGE_BYTES
             self.mark_served()
             self._release()
-            self._budget.release_response(self)
-            self._budget.clients.remove_request(self.client)
+            if self.response_bytes:
+                self._budget.release_response(self)
+            self._budget.clients.remove_request(self.client, self.usage)
             self._ended = True
             if large:
                 self._budget.on_large_end()
@@ -159,48 +158,50 @@ class Reservation(AbstractContextManager["Reservation"]):
         self.end()
 
 
+@dataclass(slots=True)
+class ClientUsage:
+    """Requests in flight of one client, and the bytes that they hold."""
+
+    requests: int = 0
+    held_bytes: int = 0
+
+
 class ClientQuotas:
     """Requests and bytes in flight per client. A bound of 0 is none."""
 
     def __init__(self, max_requests: int, max_bytes: int) -> None:
         self._max_requests = max_requests
         self._max_bytes = max_bytes
-        self._requests: dict[str, int] = {}
-        self._bytes: dict[str, int] = {}
+        self._usages: dict[str, ClientUsage] = {}
 
     def __len__(self) -> int:
-        return len(self._requests)
+        return len(self._usages)
 
-    def add_request(self, client: str) -> None:
-        if not client:
-            return
-        requests = self._requests.get(client, 0)
-        if 0 < self._max_requests <= requests:
+    def add_request(self, client: str) -> ClientUsage:
+        usage = self._usages.get(client)
+        if usage is None:
+            usage = ClientUsage()
+            if client:
+                self._usages[client] = usage
+        elif 0 < self._max_requests <= usage.requests:
             raise _client_refusal(
-                "ClientConcurrencyLimited", f"{requests} requests of this client are in flight", "one has ended"
+                "ClientConcurrencyLimited", f"{usage.requests} requests of this client are in flight", "one has ended"
             )
-        self._requests[client] = requests + 1
+        usage.requests += 1
+        return usage
 
-    def remove_request(self, client: str) -> None:
-        if not client:
-            return
-        self._requests[client] -= 1
-        if not self._requests[client]:
-            del self._requests[client]
-            self._bytes.pop(client, None)
+    def remove_request(self, client: str, usage: ClientUsage) -> None:
+        usage.requests -= 1
+        if not usage.requests:
+            self._usages.pop(client, None)
 
-    def reserve(self, client: str, size_bytes: int) -> None:
-        held = self._bytes.get(client, 0)
-        if client and 0 < self._max_bytes < held + size_bytes:
+    def check_bytes(self, client: str, usage: ClientUsage, size_bytes: int) -> None:
+        if client and 0 < self._max_bytes < usage.held_bytes + size_bytes:
             cause = (
-                f"this client's requests in flight hold {held} bytes of {self._max_bytes}, {size_bytes} more do not fit"
+                f"this client's requests in flight hold {usage.held_bytes} bytes of {self._max_bytes}, "
+                f"{size_bytes} more do not fit"
             )
             raise _client_refusal("ClientBytesLimited", cause, "some have ended")
-        self.record(client, size_bytes)
-
-    def record(self, client: str, size_bytes: int) -> None:
-        if client:
-            self._bytes[client] = self._bytes.get(client, 0) + size_bytes
 
 
 def _client_refusal(reason: str, cause: str, remedy: str) -> Refusal:

@@ -17,7 +17,7 @@ from trimtab_pipelines.tensors import RequestInput
 from trimtab_protocol import InferRequest, PendingRequest
 from trimtab_protocol.chat.internal_wire import IMAGES, bytes_tensor, options_with_tenant
 from trimtab_protocol.extensions import TASK
-from trimtab_protocol.messages import TensorHeader
+from trimtab_protocol.messages import MAX_SHARED_HEADERS, TensorHeader
 from trimtab_protocol.tensors import BYTES, TensorLike
 from trimtab_router.execution.task_registry import missing_input, task_inputs
 from trimtab_router.limits import JSON_MULTIPLE
@@ -35,17 +35,41 @@ _STATEFUL = ("sequence_id", "sequence_start", "sequence_end")
 """Request parameters that ask for state between requests. 0 and false ask for none."""
 
 
+class RequestParser:
+    """Parser of one pipeline's requests. Each header that requests share is validated once."""
+
+    def __init__(self, pipeline: str, spec: InferencePipelineSpec) -> None:
+        self._pipeline = pipeline
+        self._spec = spec
+        self._validated: dict[int, tuple[InferRequest, tuple[str, ...], RequestOptions]] = {}
+        """By the identity of a request, which the entry keeps alive."""
+
+    def parse(self, pending: PendingRequest) -> Call:
+        """Decode and validate a request.
+
+        Raises Refusal, or ProtocolError for values that contradict their description.
+        """
+        request = pending.request
+        known = self._validated.get(id(request)) if pending.shared else None
+        if known is None:
+            known = request, *validate_header(self._pipeline, self._spec, request, pending.inputs)
+            if pending.shared:
+                if len(self._validated) >= MAX_SHARED_HEADERS:
+                    self._validated.clear()
+                self._validated[id(request)] = known
+        inputs = {}
+        for decoder in pending.decoders:
+            tensor = decoder()
+            if tensor.datatype.startswith("FP") and not np.isfinite(tensor.array).all():
+                raise invalid(f"input {tensor.name!r} holds NaN or an infinity; every number must be finite")
+            inputs[tensor.name] = tensor.array
+        images = inputs.get(IMAGES)
+        per_chat = images.shape[1] if images is not None and images.ndim > 1 else 0
+        return Call(request, inputs, known[1], known[2], per_chat)
+
+
 def parse_request(pipeline: str, spec: InferencePipelineSpec, pending: PendingRequest) -> Call:
-    """Decode and validate a request. Raises Refusal, or ProtocolError for values that contradict their description."""
-    outputs, options = validate_header(pipeline, spec, pending.request, pending.inputs)
-    tensors = [decoder() for decoder in pending.decoders]
-    for tensor in tensors:
-        if tensor.datatype.startswith("FP") and not np.isfinite(tensor.array).all():
-            raise invalid(f"input {tensor.name!r} holds NaN or an infinity; every number must be finite")
-    inputs = {tensor.name: tensor.array for tensor in tensors}
-    images = inputs.get(IMAGES)
-    per_chat = images.shape[1] if images is not None and images.ndim > 1 else 0
-    return Call(pending.request, inputs, outputs, options, per_chat)
+    return RequestParser(pipeline, spec).parse(pending)
 
 
 def decoding_bytes(pending: PendingRequest, received_bytes: int) -> int:
@@ -155,7 +179,7 @@ def chat_inputs(spec: InferencePipelineSpec, name: str) -> tuple[str, ...]:
 
 
 def is_slow_to_rewrite(names: tuple[str, ...], inputs: Iterable[TensorHeader]) -> bool:
-    return any(tensor.name in names and prod(tensor.shape) > MAX_INLINE_ROWS for tensor in inputs)
+    return bool(names) and any(tensor.name in names and prod(tensor.shape) > MAX_INLINE_ROWS for tensor in inputs)
 
 
 def set_tenant(call: Call, names: tuple[str, ...], client: str) -> None:

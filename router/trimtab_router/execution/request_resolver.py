@@ -5,6 +5,7 @@ from dataclasses import replace
 
 from trimtab_pipelines.spec import InferencePipelineSpec
 from trimtab_pipelines.tasks import TaskTerms
+from trimtab_protocol.extensions import TASK
 from trimtab_router.execution.executor import PipelineExecutor, RequestState
 from trimtab_router.execution.graph import Graph, GraphCursor
 from trimtab_router.execution.task_registry import TaskRegistry, require_inputs
@@ -41,7 +42,7 @@ class RequestResolver:
         refusal = self._refusal_of(options, cursor, task_stages)
         if refusal is not None:
             raise refusal
-        if call.request.parameters:
+        if TASK in call.request.parameters:
             require_inputs(call.request.model_name, self._spec, inputs)
         timeout = self._timeout_seconds(options.timeout_seconds, call.deadline_seconds)
         last_seconds = timeout

@@ -9,9 +9,12 @@ import time
 from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from functools import partial
+from functools import lru_cache, partial
 
 from aiohttp import web
+from aiohttp.abc import AbstractStreamWriter
+from aiohttp.helpers import rfc822_formatted_time
+from aiohttp.http import SERVER_SOFTWARE, HttpVersion11
 
 from trimtab_protocol import Buffer, InferResponse, PendingRequest, ProtocolError
 from trimtab_protocol.extensions import CLIENT_HEADER, REASON_HEADER, STAGE_HEADER
@@ -24,6 +27,8 @@ from trimtab_router.router import Router
 
 log = logging.getLogger(__name__)
 
+MAX_CACHED_CLIENTS = 256
+WHOLE_BYTES = 64 * 2**10  # responses up to this size are written at once: a copy costs less than another write
 READ_SECONDS = 10.0  # time limit for a client to read one write, of at most a megabyte, of its response
 _TRACE_PARENT = re.compile(r"[0-9a-f]{2}-[0-9a-f]{32}-[0-9a-f]{16}-[0-9a-f]{2}\Z")
 
@@ -57,32 +62,39 @@ class Ingress(ABC):
 
     async def admit(self, request: web.BaseRequest, arrived_at: float) -> Reservation:
         """Admit a request until its reservation ends. Raises Refusal, already counted."""
-        with self.reading(request):
+        try:
             return await self._router.admission.admit(arrived_at, request_client(request))
+        except Exception as error:  # noqa: BLE001 - becomes a counted refusal
+            raise self.count_unreadable(request, error) from None
 
     @contextmanager
     def reading(self, request: web.BaseRequest) -> Iterator[None]:
         """Context in which a request is read. Whatever fails there is raised as a Refusal, and counted."""
-        count = self._router.accounting.count_rejection
         try:
             yield
-        except ProtocolError as error:
-            raise count(invalid(str(error))) from error
-        except Refusal as refusal:
-            count(refusal)
-            raise
-        except Exception as error:
-            log.exception("a request cannot be read")
-            raise count(failure("InternalError", "the request cannot be read", request_id(request))) from error
+        except Exception as error:  # noqa: BLE001 - becomes a counted refusal
+            raise self.count_unreadable(request, error) from None
+
+    def count_unreadable(self, request: web.BaseRequest, error: Exception) -> Refusal:
+        """Count a request that cannot be read. Returns the refusal, to be raised."""
+        if isinstance(error, Refusal):
+            refusal = error
+        elif isinstance(error, ProtocolError):
+            refusal = invalid(str(error))
+        else:
+            log.error("a request cannot be read", exc_info=error)
+            refusal = failure("InternalError", "the request cannot be read", request_id(request))
+        return self._router.accounting.count_rejection(refusal)
 
     def describe(
         self, call: Call, request: web.BaseRequest, reservation: Reservation, arrived_at: float, call_id: str
     ) -> None:
-        trace_parent = request.headers.get("traceparent", "")
+        trace_parent = request.headers.get("traceparent")
+        if trace_parent and _TRACE_PARENT.match(trace_parent):
+            call.trace_parent = trace_parent
         call.client = reservation.client
         call.arrived_at = arrived_at
         call.request_id = call_id
-        call.trace_parent = trace_parent if _TRACE_PARENT.match(trace_parent) else ""
         call.hold_bytes = reservation.record
 
 
@@ -95,16 +107,21 @@ class V2Ingress(Ingress):
         """Serve an inference request. `read` reads its body up to the description of its tensors."""
         router, arrived_at = self._router, time.monotonic()
         with await self.admit(request, arrived_at) as reservation:
-            with self.reading(request):
+            try:
                 deadline_seconds = self.deadline_seconds(request)
                 call = await router.admission.parse(await read(reservation), reservation)
+            except Exception as error:  # noqa: BLE001 - becomes a counted refusal
+                raise self.count_unreadable(request, error) from None
             self.describe(call, request, reservation, arrived_at, request_id(request))
             call.deadline_seconds = deadline_seconds
             response = await router.infer(call)
             reservation.mark_served()
             buffers, headers = self.encode(call, response)
             del call, response  # free the request while its response waits for the reader
-            reservation.hold_response(sum(map(size_bytes, buffers)), partial(abort_connection, request))
+            size = sum(map(size_bytes, buffers))
+            if size <= WHOLE_BYTES:
+                return self.whole(buffers, headers)
+            reservation.hold_response(size, partial(abort_connection, request))
             return await self.send(request, buffers, headers)
 
     def deadline_seconds(self, request: web.BaseRequest) -> float | None:  # noqa: ARG002 - gRPC reads it
@@ -113,6 +130,10 @@ class V2Ingress(Ingress):
 
     @abstractmethod
     def encode(self, call: Call, response: InferResponse) -> tuple[Sequence[Buffer], dict[str, str]]: ...
+
+    @abstractmethod
+    def whole(self, buffers: Sequence[Buffer], headers: dict[str, str]) -> web.StreamResponse:
+        """Response that is written at once."""
 
     @abstractmethod
     async def send(
@@ -168,7 +189,49 @@ def size_bytes(buffer: Buffer) -> int:
 
 def request_id(request: web.BaseRequest) -> str:
     """Request id that is safe for a header, empty if the client sent none."""
-    return header_value(request.headers.get("x-request-id", ""))
+    text = request.headers.get("x-request-id")
+    return header_value(text) if text else ""
+
+
+class WholeResponse(web.StreamResponse):
+    """Response written at once, without the steps that aiohttp takes for a response in parts."""
+
+    def __init__(self, chunks: Sequence[Buffer], fields: str | None = None) -> None:
+        """`fields` are the lines of the header; None: the chunks begin with a complete header."""
+        self._chunks = chunks
+        self._fields = fields
+        self._sent = False
+
+    async def prepare(self, request: web.BaseRequest) -> AbstractStreamWriter | None:
+        if self._sent:
+            return request.writer
+        self._sent = True
+        transport = request.transport
+        if transport is None or transport.is_closing():
+            raise ConnectionResetError("the client closed the connection")
+        if self._fields is not None:
+            self._chunks = (self._head(request), *self._chunks)
+        transport.writelines(self._chunks)
+        if request.protocol.writing_paused:
+            await require_timely_read(request, request.writer.drain())
+        return request.writer
+
+    def _head(self, request: web.BaseRequest) -> bytes:
+        if self._keep_alive is None:
+            self._keep_alive = request.keep_alive
+        if self._keep_alive == (request.version >= HttpVersion11):
+            connection = ""
+        else:
+            connection = f"Connection: {'keep-alive' if self._keep_alive else 'close'}\r\n"
+        size = sum(map(size_bytes, self._chunks))
+        date = rfc822_formatted_time()
+        return (
+            f"HTTP/1.1 200 OK\r\n{self._fields}Content-Length: {size}\r\n"
+            f"Date: {date}\r\nServer: {SERVER_SOFTWARE}\r\n{connection}\r\n"
+        ).encode("ascii")
+
+    async def write_eof(self, data: bytes = b"") -> None:
+        """Nothing is left to write."""
 
 
 def request_client(request: web.BaseRequest) -> str:
@@ -176,6 +239,7 @@ def request_client(request: web.BaseRequest) -> str:
     return client_name(request.headers.get(CLIENT_HEADER) or request.remote or "")
 
 
+@lru_cache(MAX_CACHED_CLIENTS)
 def client_name(name: str) -> str:
     """Client name that is safe for a header. A long one is cut and ends with its digest, so that it stays unique."""
     if len(name) <= MAX_HEADER_CHARACTERS:

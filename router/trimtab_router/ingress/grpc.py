@@ -12,7 +12,6 @@ from functools import partial
 from typing import Any
 
 from aiohttp import web
-from aiohttp.abc import AbstractStreamWriter
 from google.protobuf.message import DecodeError
 
 from trimtab_pipelines.request_outcome import ErrorCode
@@ -22,7 +21,7 @@ from trimtab_protocol.sanitize import printable
 from trimtab_router.admission.memory_budget import Reservation
 from trimtab_router.admission.request_parsing import check_model
 from trimtab_router.ingress import EXTENSIONS, SERVER_NAME, SERVER_VERSION, model_metadata
-from trimtab_router.ingress.base import V2Ingress, require_timely_read
+from trimtab_router.ingress.base import V2Ingress, WholeResponse
 from trimtab_router.ingress.request_body import Decompression, read_body
 from trimtab_router.refusal import Refusal, invalid
 from trimtab_router.request import Call
@@ -136,6 +135,9 @@ class GrpcIngress(V2Ingress):
         trailing = (("x-request-id", call.request_id),) if call.request_id else ()
         return encode_reply(message, trailing), {}
 
+    def whole(self, buffers: Sequence[Buffer], headers: dict[str, str]) -> web.StreamResponse:  # noqa: ARG002 - as above
+        return GrpcResponse(buffers)
+
     async def send(
         self,
         request: web.BaseRequest,
@@ -159,32 +161,13 @@ class GrpcIngress(V2Ingress):
         return decompression.finished()
 
 
-class GrpcResponse(web.StreamResponse):
-    """Response to Envoy, written directly to the transport, because aiohttp does not write HTTP/1.1 trailers."""
-
-    def __init__(self, reply: Sequence[Buffer]) -> None:
-        super().__init__()
-        self._reply = reply
-        self._sent = False
+class GrpcResponse(WholeResponse):
+    """Response to Envoy with its header and trailer, which aiohttp does not write."""
 
     @property
     def keep_alive(self) -> bool | None:
         """Envoy keeps its connections. Only an unread body closes one."""
         return True
-
-    async def prepare(self, request: web.BaseRequest) -> AbstractStreamWriter | None:
-        if self._sent:
-            return request.writer
-        self._sent = True
-        transport = request.transport
-        if transport is None or transport.is_closing():
-            raise ConnectionResetError("the proxy closed the connection")
-        transport.writelines(self._reply)
-        await require_timely_read(request, request.writer.drain())
-        return request.writer
-
-    async def write_eof(self, data: bytes = b"") -> None:
-        """Nothing is left to write."""
 
 
 def encode_reply(

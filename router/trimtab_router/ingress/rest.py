@@ -15,6 +15,7 @@ from trimtab_router.admission.request_parsing import check_model
 from trimtab_router.ingress import EXTENSIONS, SERVER_NAME, SERVER_VERSION, model_metadata
 from trimtab_router.ingress.base import (
     V2Ingress,
+    WholeResponse,
     error_response,
     health_response,
     json_response,
@@ -27,7 +28,6 @@ from trimtab_router.request import Call
 from trimtab_router.router import Router
 
 _MODEL_PATH = re.compile(r"^/v2/models/([^/]+)(?:/versions/([^/]+))?(/ready|/infer)?/?$")
-_JOIN_BELOW_BYTES = 64 * 2**10  # responses are joined up to this size: a copy costs less than another write
 _WRITE_BYTES = 2**20
 JSON_BYTES_A_NUMBER = 16  # bytes that a number of a response counts against the bound on JSON
 _USE_BINARY = "use binary tensors (extension binary_tensor_data)"
@@ -108,14 +108,14 @@ class RestIngress(V2Ingress):
             headers["x-request-id"] = call.request_id
         return buffers, headers
 
+    def whole(self, buffers: Sequence[Buffer], headers: dict[str, str]) -> web.StreamResponse:
+        return WholeResponse(buffers, "".join([f"{name}: {value}\r\n" for name, value in headers.items()]))
+
     async def send(
         self, request: web.BaseRequest, buffers: Sequence[Buffer], headers: dict[str, str]
     ) -> web.StreamResponse:
-        total = sum(map(size_bytes, buffers))
-        if total <= _JOIN_BELOW_BYTES:
-            return web.Response(body=b"".join(buffers), headers=headers)
         response = web.StreamResponse(headers=headers)
-        response.content_length = total
+        response.content_length = sum(map(size_bytes, buffers))
         await response.prepare(request)
         for buffer in buffers:
             view = memoryview(buffer).cast("B")

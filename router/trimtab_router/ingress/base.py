@@ -65,7 +65,8 @@ class Ingress(ABC):
         try:
             return await self._router.admission.admit(arrived_at, request_client(request))
         except Exception as error:  # noqa: BLE001 - becomes a counted refusal
-            raise self.count_unreadable(request, error) from None
+            refusal = self.count_unreadable(request, error)
+            raise refusal from refusal.__cause__
 
     @contextmanager
     def reading(self, request: web.BaseRequest) -> Iterator[None]:
@@ -73,7 +74,8 @@ class Ingress(ABC):
         try:
             yield
         except Exception as error:  # noqa: BLE001 - becomes a counted refusal
-            raise self.count_unreadable(request, error) from None
+            refusal = self.count_unreadable(request, error)
+            raise refusal from refusal.__cause__
 
     def count_unreadable(self, request: web.BaseRequest, error: Exception) -> Refusal:
         """Count a request that cannot be read. Returns the refusal, to be raised."""
@@ -84,6 +86,8 @@ class Ingress(ABC):
         else:
             log.error("a request cannot be read", exc_info=error)
             refusal = failure("InternalError", "the request cannot be read", request_id(request))
+        if refusal is not error:
+            refusal.__cause__ = error
         return self._router.accounting.count_rejection(refusal)
 
     def describe(
@@ -111,7 +115,8 @@ class V2Ingress(Ingress):
                 deadline_seconds = self.deadline_seconds(request)
                 call = await router.admission.parse(await read(reservation), reservation)
             except Exception as error:  # noqa: BLE001 - becomes a counted refusal
-                raise self.count_unreadable(request, error) from None
+                refusal = self.count_unreadable(request, error)
+                raise refusal from refusal.__cause__
             self.describe(call, request, reservation, arrived_at, request_id(request))
             call.deadline_seconds = deadline_seconds
             response = await router.infer(call)

@@ -7,9 +7,9 @@ uses: responses with a Content-Length, received into the buffer that the tensors
 import asyncio
 import ssl
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from functools import lru_cache
-from typing import cast
+from functools import lru_cache, partial
+from math import inf
+from typing import NamedTuple, cast
 
 import numpy as np
 
@@ -21,6 +21,8 @@ MAX_HEAD_BYTES = 64 * 1024
 MAX_CACHED_HEADS = 64
 MAX_BODY_BYTES = 2**31
 """Default maximum of a response body."""
+_TIMER_SECONDS = 0.002
+"""Timers of an event loop may be this early."""
 _END_OF_HEAD = b"\r\n\r\n"
 Tls = Callable[[], ssl.SSLContext | None]
 """Returns the TLS context of a new connection, if any."""
@@ -34,13 +36,15 @@ class PeerIdentityError(ConnectionLost):
     """The peer's certificate was not accepted, or it did not accept ours."""
 
 
-@dataclass(frozen=True, slots=True)
-class Reply:
+class Reply(NamedTuple):
     """A response; header names are in lower case."""
 
     status: int
     headers: Mapping[str, str]
     body: memoryview
+
+
+OnEnd = Callable[[Reply | Exception], None]
 
 
 class HttpConnection(asyncio.BufferedProtocol):
@@ -49,7 +53,9 @@ class HttpConnection(asyncio.BufferedProtocol):
     def __init__(self, tls: ssl.SSLContext | None = None) -> None:
         self.tls = tls
         self._transport: asyncio.Transport | None = None
-        self._waiter: asyncio.Future[Reply] | None = None
+        self._on_end: OnEnd | None = None
+        self._deadline = inf
+        self._timer: asyncio.TimerHandle | None = None
         self._head = bytearray(MAX_HEAD_BYTES)
         self._head_filled = 0
         self._status = 0
@@ -77,7 +83,7 @@ class HttpConnection(asyncio.BufferedProtocol):
 
     @property
     def usable(self) -> bool:
-        return self._transport is not None and self._waiter is None and not self._transport.is_closing()
+        return self._on_end is None and self._transport is not None and not self._transport.is_closing()
 
     async def exchange(
         self,
@@ -92,23 +98,39 @@ class HttpConnection(asyncio.BufferedProtocol):
         Raises ConnectionLost if the connection was lost, or the response is invalid or too large, and TimeoutError at
         the deadline, a time of the event loop.
         """
+        waiter: asyncio.Future[Reply] = asyncio.get_running_loop().create_future()
+        self.start(head, body, partial(_resolve, waiter), max_body_bytes=max_body_bytes, deadline=deadline)
+        try:
+            return await waiter
+        except asyncio.CancelledError:
+            self.close()
+            raise
+
+    def start(
+        self,
+        head: bytes,
+        body: Sequence[Buffer],
+        on_end: OnEnd,
+        *,
+        max_body_bytes: int = MAX_BODY_BYTES,
+        deadline: float | None = None,
+    ) -> None:
+        """`exchange` that calls `on_end` once, later, with the response or the error. It must not raise."""
         transport = self._transport
         if transport is None or not self.usable:
             raise self._lost("the connection is closed")
-        loop = asyncio.get_running_loop()
-        self._waiter = loop.create_future()
+        self._on_end = on_end
         self._max_body_bytes = max_body_bytes
-        timer = None if deadline is None else loop.call_at(deadline, self._expire)
-        try:
-            transport.writelines([head, *body])
-            return await self._waiter
-        except (asyncio.CancelledError, TimeoutError):
-            transport.abort()
-            raise
-        finally:
-            self._waiter = None
-            if timer is not None:
-                timer.cancel()
+        self._deadline = inf if deadline is None else deadline
+        if deadline is not None and (self._timer is None or deadline < self._timer.when()):
+            self._set_timer(deadline)
+        transport.writelines([head, *body])
+
+    def _set_timer(self, time: float) -> None:
+        """Set the timer. It stays set between exchanges, because most end long before their deadlines."""
+        if self._timer is not None:
+            self._timer.cancel()
+        self._timer = asyncio.get_running_loop().call_at(time, self._expire)
 
     def close(self) -> None:
         """Close at once; an exchange in flight fails with ConnectionLost."""
@@ -119,8 +141,10 @@ class HttpConnection(asyncio.BufferedProtocol):
         self._transport = cast("asyncio.Transport", transport)
 
     def connection_lost(self, exc: Exception | None) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
         lost = f"the connection was lost: {exc}" if exc else "the connection was closed by the other side"
-        self._fail(self._lost(lost))
+        self._end(self._lost(lost))
         if not self.closed.done():
             self.closed.set_result(None)
 
@@ -131,7 +155,7 @@ class HttpConnection(asyncio.BufferedProtocol):
 
     def buffer_updated(self, nbytes: int) -> None:
         """Process received bytes; unexpected bytes close the connection, since they could answer the next request."""
-        if self._waiter is None or self._waiter.done():  # more data may arrive before the waiter resumes
+        if self._on_end is None:
             self._give_up("it sent unexpected data")
             return
         if self._body is None:
@@ -165,21 +189,28 @@ class HttpConnection(asyncio.BufferedProtocol):
         reply = Reply(self._status, self._headers, body)
         self._body = None
         self._head_filled = self._body_filled = 0
-        if self._waiter is not None and not self._waiter.done():
-            self._waiter.set_result(reply)
         if self._headers.get("connection", "").lower() == "close":
             self.close()
+        self._end(reply)
 
     def _give_up(self, why: str) -> None:
-        self._fail(ConnectionLost(why))
         self.close()
+        self._end(ConnectionLost(why))
 
     def _expire(self) -> None:
-        self._fail(TimeoutError())
+        self._timer = None
+        if self._on_end is None or self._deadline == inf:
+            return
+        if asyncio.get_running_loop().time() < self._deadline - _TIMER_SECONDS:  # of a later exchange
+            self._set_timer(self._deadline)
+            return
+        self.close()
+        self._end(TimeoutError())
 
-    def _fail(self, broken: Exception) -> None:
-        if self._waiter is not None and not self._waiter.done():
-            self._waiter.set_exception(broken)
+    def _end(self, result: Reply | Exception) -> None:
+        on_end, self._on_end = self._on_end, None
+        if on_end is not None:
+            on_end(result)
 
     def _lost(self, why: str) -> ConnectionLost:
         """Error of a lost connection. In TLS 1.3 a rejected client learns it only after its handshake."""
@@ -188,6 +219,15 @@ class HttpConnection(asyncio.BufferedProtocol):
         return PeerIdentityError(
             "it closed the connection before any answer; its log says if it refuses our certificate"
         )
+
+
+def _resolve(waiter: asyncio.Future[Reply], result: Reply | Exception) -> None:
+    if waiter.done():
+        return
+    if isinstance(result, Exception):
+        waiter.set_exception(result)
+    else:
+        waiter.set_result(result)
 
 
 class ConnectionPool:

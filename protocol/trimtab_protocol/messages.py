@@ -3,6 +3,7 @@
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
+from typing import NamedTuple
 
 from trimtab_protocol.tensors import Tensor
 
@@ -33,8 +34,7 @@ class InferRequest:
     requested_outputs: tuple[RequestedOutput, ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
-class TensorHeader:
+class TensorHeader(NamedTuple):
     """Name, datatype and shape of a tensor."""
 
     name: str

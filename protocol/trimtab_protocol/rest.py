@@ -32,7 +32,7 @@ from trimtab_protocol.tensors import (
     Tensor,
     checked_shape,
     dtype_of,
-    encode_raw,
+    encode_raw_array,
     from_values,
     is_slow,
     to_values,
@@ -134,13 +134,13 @@ def encode_batch(
     entries: list[dict[str, Any]] = []
     buffers: list[Buffer] = []
     for parts in inputs:
-        raw = [encode_raw(part) for part in parts]
+        raw = [encode_raw_array(part.array) for part in parts]
         buffers += raw
         first = parts[0]
         entries.append(
             {
                 "name": first.name,
-                "shape": [sum(part.shape[0] for part in parts), *first.shape[1:]],
+                "shape": [sum([len(part.array) for part in parts]), *first.array.shape[1:]],
                 "datatype": first.datatype,
                 "parameters": {BINARY_SIZE: sum(map(len, raw))},
             }
@@ -174,9 +174,9 @@ def binary_outputs(request: InferRequest, outputs: Iterable[Tensor]) -> frozense
     """Names of the outputs that a REST client requests as binary data."""
     default = bool(request.parameters.get("binary_data_output", False))
     if not request.requested_outputs:
-        return frozenset(output.name for output in outputs) if default else frozenset()
+        return frozenset([output.name for output in outputs]) if default else frozenset()
     return frozenset(
-        output.name for output in request.requested_outputs if output.parameters.get("binary_data", default)
+        [output.name for output in request.requested_outputs if output.parameters.get("binary_data", default)]
     )
 
 
@@ -231,6 +231,8 @@ def _parsed(text: bytes) -> Any:
 
 
 def _checked_length(header_length: str | int, body_bytes: int) -> int:
+    if type(header_length) is int and 0 <= header_length <= body_bytes:
+        return header_length
     text = str(header_length).strip()
     if not (text.isascii() and text.isdigit() and len(text) <= _MAX_DIGITS) or int(text) > body_bytes:
         raise ProtocolError(
@@ -351,10 +353,10 @@ def _encode_tensors(tensors: Sequence[Tensor], binary: frozenset[str]) -> tuple[
     entries: list[Any] = []
     buffers: list[Buffer] = []
     for tensor in tensors:
-        entry: dict[str, Any] = {"name": tensor.name, "shape": list(tensor.shape), "datatype": tensor.datatype}
+        entry: dict[str, Any] = {"name": tensor.name, "shape": tensor.array.shape, "datatype": tensor.datatype}
         if tensor.name in binary:
-            raw = encode_raw(tensor)
-            entry["parameters"] = {BINARY_SIZE: memoryview(raw).nbytes}
+            raw = encode_raw_array(tensor.array)
+            entry["parameters"] = {BINARY_SIZE: len(raw)}
             buffers.append(raw)
         else:
             entry["data"] = to_values(tensor)

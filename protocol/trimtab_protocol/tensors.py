@@ -157,9 +157,11 @@ def encode_raw(tensor: Tensor) -> Buffer:
 def encode_raw_array(array: Array) -> Buffer:
     if array.dtype.hasobject:
         return _encode_bytes(array)
+    if not array.size:
+        return b""
     if not array.flags.c_contiguous:
         array = np.ascontiguousarray(array)
-    return array.reshape(-1).view(np.uint8).data
+    return array.data.cast("B")
 
 
 def from_values(name: str, datatype: object, shape: Iterable[object], values: object) -> Tensor:

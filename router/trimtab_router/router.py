@@ -12,7 +12,7 @@ from opentelemetry.trace import Tracer
 from trimtab_pipelines.accuracy import accuracy_sources
 from trimtab_pipelines.endpoints import Endpoints
 from trimtab_pipelines.plan import PipelinePlan
-from trimtab_pipelines.request_outcome import FAILED, OK, RequestOutcome
+from trimtab_pipelines.request_outcome import FAILED, OK
 from trimtab_pipelines.router_state import RouterLoad, RouterState
 from trimtab_pipelines.spec import InferencePipeline
 from trimtab_protocol import InferResponse, Tensor
@@ -59,6 +59,7 @@ class Router:
         transports: Mapping[str, Transport] | None = None,
     ) -> None:
         self.pipeline = pipeline
+        self._name = pipeline.name
         self.limits = limits or Limits()
         self.metrics = Metrics(pipeline.metadata.namespace, pipeline.name, pipeline.spec.slo)
         self.arrivals = ArrivalCounter(time.time())
@@ -130,7 +131,7 @@ class Router:
         """Serve a request. Raises Refusal. Cancelling the call removes the request from all queues."""
         self.accounting.count_received(call.arrived_at)
         state: RequestState | None = None
-        outcome = FAILED
+        outcome, responded = FAILED, False
         refusal: Refusal | None = None
         ended: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._pending.add(ended)
@@ -140,7 +141,7 @@ class Router:
             if state.refusal is not None:
                 raise state.refusal
             self.admission.concurrency.note_response()
-            outcome = self.accounting.record_response(state)
+            outcome, responded = self.accounting.record_response(state), True
             return self._response(call.request.id, state)
         except Refusal as error:
             refusal = error
@@ -154,12 +155,18 @@ class Router:
             outcome = self.accounting.record_refusal(refusal, own_deadline=self._disconnected_early(call))
             raise
         finally:
-            self.accounting.count_outcome(outcome)
+            if not responded:
+                self.accounting.count_outcome(outcome)
             self._pending.discard(ended)
             if state is not None:
-                self.accounting.record_prompt(state, outcome)
-                self.accounting.record_stream(state.stream)
-                self._finish(state, outcome, refusal)
+                if state.prompt_tokens:
+                    self.accounting.record_prompt(state, outcome)
+                if state.stream is not None:
+                    self.accounting.record_stream(state.stream)
+                state.release()
+                if self._tracer is not None:
+                    tracing = state.trace_parent, state.arrived_at, outcome, state.served, refusal
+                    record_request(self._tracer, *tracing)
 
     async def count_tokens(self, call: Call) -> Usage:
         """Token counts of a chat, without generating, within the SLO of a first response. Raises Refusal.
@@ -263,22 +270,17 @@ class Router:
         self._executor.advance(state)
         return state
 
-    def _finish(self, state: RequestState, outcome: RequestOutcome, refusal: Refusal | None) -> None:
-        state.release()
-        if self._tracer is not None:
-            record_request(self._tracer, state.trace_parent, state.arrived_at, outcome, state.served, refusal)
-
     def _response(self, request_id: str, state: RequestState) -> InferResponse:
         parameters, outputs = state.response_parameters(), state.cursor.outputs()
         parameters[PLAN_GENERATION] = self.plan_generation
         if ESCALATION_PENDING in parameters:
             self.metrics.unescalated_responses.inc()
         return InferResponse(
-            model_name=self.pipeline.name,
+            model_name=self._name,
             model_version=VERSION,
             id=request_id,
             parameters=parameters,
-            outputs=tuple(Tensor(name, self._output_datatypes[name], array) for name, array in outputs.items()),
+            outputs=tuple([Tensor(name, self._output_datatypes[name], array) for name, array in outputs.items()]),
         )
 
     def _has_tighter_deadline(self, state: RequestState) -> bool:

@@ -111,8 +111,8 @@ def test_counts_quantile_and_accuracy_of_one_minute():
     for n, seconds in enumerate(latencies):
         now = 100.0 + n / 100
         recent.count_received(now)
-        recent.count_outcome(now, RequestOutcome.OK if n % 10 else RequestOutcome.LATE)
-        recent.record_response(now, seconds, 0.9 if n % 2 else 0.8)
+        outcome = RequestOutcome.OK if n % 10 else RequestOutcome.LATE
+        recent.record_response(now, outcome, seconds, 0.9 if n % 2 else 0.8)
     recent.count_received(149.0)
     recent.count_outcome(149.5, RequestOutcome.DROPPED)
 
@@ -127,7 +127,7 @@ def test_what_is_older_is_forgotten():
     recent = RecentOutcomes()
     for second in range(1000):
         recent.count_received(second + 0.5)
-        recent.record_response(second + 0.5, 0.01, 0.9)
+        recent.record_response(second + 0.5, RequestOutcome.OK, 0.01, 0.9)
 
     assert recent.summary(1000.0).received == 60
     assert recent.summary(1030.0).received == 30

@@ -48,7 +48,8 @@ class ConcurrencyController:
         self._nearly_full = asyncio.Event()
 
     def check_capacity(self) -> None:
-        self._schedule_sample()
+        if self._timer is None:
+            self._schedule_sample()
         if self._memory.active_requests >= self.concurrency_limit.limit:
             self.note_overload()
             raise overload(f"{self._memory.active_requests} requests are in flight, as many as can be served in time")
@@ -108,11 +109,17 @@ class EntryGate:
         self._scheduled = False
         self._waiting: deque[asyncio.Future[None]] = deque()
 
+    def enter_at_once(self) -> bool:
+        """Let a request start, unless others wait or enough have started in this turn. Returns whether it may."""
+        self._schedule()
+        if not self._remaining or self._waiting:
+            return False
+        self._remaining -= 1
+        return True
+
     async def enter(self, arrived_at: float) -> None:
         """Wait until this request may start. Raises Refusal if too many requests wait, or this one waited too long."""
-        self._schedule()
-        if self._remaining and not self._waiting:
-            self._remaining -= 1
+        if self.enter_at_once():
             return
         if len(self._waiting) >= MAX_WAITING:
             raise overload(f"{MAX_WAITING} requests wait to be admitted")
@@ -168,6 +175,8 @@ class Admission:
         """Admit a request at its turn of the event loop. Raises Refusal: overload, or the client has too many."""
         self.concurrency.check_capacity()
         reservation = self.memory.reservation(client)
+        if self._entry_gate.enter_at_once():
+            return reservation
         try:
             await self._entry_gate.enter(arrived_at)
         except BaseException:
@@ -181,7 +190,8 @@ class Admission:
         The reservation grows by the memory of decoding. Raises Refusal, or ProtocolError for values that contradict the
         description or are no image.
         """
-        self._chat_bounds.check_counts(pending.inputs)
+        if self._chat_bounds.images:
+            self._chat_bounds.check_counts(pending.inputs)
         if not (pending.slow or is_slow_to_rewrite(self._options_inputs, pending.inputs)):
             return self._parse(pending, reservation.client)
         validate_header(self._pipeline.name, self._pipeline.spec, pending.request, pending.inputs)
@@ -196,7 +206,8 @@ class Admission:
 
     def _parse(self, pending: PendingRequest, client: str) -> Call:
         call = self._parser.parse(pending)
-        self._chat_bounds.check(call)
+        if self._chat_bounds.images or self._chat_bounds.messages:
+            self._chat_bounds.check(call)
         if self._options_inputs:
             set_tenant(call, self._options_inputs, client)
         return call

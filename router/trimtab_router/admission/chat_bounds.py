@@ -31,7 +31,7 @@ class ChatBounds:
 
     def check_counts(self, inputs: Iterable[TensorLike]) -> None:
         """Raise Refusal for a chat with too many images, whose values are still unread."""
-        for tensor in inputs if self.images else ():
+        for tensor in inputs:
             count = prod(tensor.shape[1:]) if tensor.name in self.images else 0
             if count > self.limits.max_per_request:
                 raise invalid(

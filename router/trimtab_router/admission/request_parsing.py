@@ -35,6 +35,9 @@ _STATEFUL = ("sequence_id", "sequence_start", "sequence_end")
 """Request parameters that ask for state between requests. 0 and false ask for none."""
 
 
+_all = np.logical_and.reduce  # without the call between it and `np.all`
+
+
 class RequestParser:
     """Parser of one pipeline's requests. Each header that requests share is validated once."""
 
@@ -60,7 +63,7 @@ class RequestParser:
         inputs = {}
         for decoder in pending.decoders:
             tensor = decoder()
-            if tensor.datatype.startswith("FP") and not np.isfinite(tensor.array).all():
+            if tensor.datatype.startswith("FP") and not _all(np.isfinite(tensor.array), axis=None):
                 raise invalid(f"input {tensor.name!r} holds NaN or an infinity; every number must be finite")
             inputs[tensor.name] = tensor.array
         images = inputs.get(IMAGES)

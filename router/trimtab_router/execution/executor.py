@@ -40,6 +40,7 @@ class PipelineExecutor:
         self._generation_schedulers = {
             name: scheduler for name, scheduler in schedulers.items() if isinstance(scheduler, GenerationScheduler)
         }
+        self._chat_stages = frozenset(name for name, scheduler in schedulers.items() if scheduler.stage.serves_chats)
         self.idle_stages: frozenset[str] = frozenset()  # encoders while planned variants encode themselves
         self._clock = clock
         self._graph = graph
@@ -91,16 +92,17 @@ class PipelineExecutor:
         for ready in cursor.advance(self.idle_stages):
             if not self._enqueue(state, self._create_request(state, ready, now), now):
                 return
-        if cursor.finished and state.served:
+        if not cursor.finished:
+            return
+        if state.served:
             state.end()
-        elif cursor.finished:
+        else:
             names = ", ".join(cursor.inputs)
             state.on_refused(invalid(f"no stage can run on the inputs given ({names}); send the optional ones too"))
 
     def _create_request(self, state: "RequestState", ready: ReadyStage, now: float) -> StageRequest:
-        scheduler = self.schedulers[ready.stage]
-        stage = scheduler.stage
-        streaming = state.stream.time_to_first_token is not None
+        stage = self.schedulers[ready.stage].stage
+        streaming = state.stream is not None and state.stream.time_to_first_token is not None
         request = StageRequest(
             state,
             *ready,
@@ -109,19 +111,22 @@ class PipelineExecutor:
             options=state.options,
             accuracy_floor=self._stage_accuracy_floor(state, ready.stage) if state.min_accuracy else 0.0,
         )
-        request.special |= stage.confidence is not None
+        if stage.confidence is not None:
+            request.special = True
+        if ready.stage in state.task_stages:
+            request.task = state.options.task
+        if ready.stage not in self._chat_stages:
+            return request
         request.tenant = state.call.client
         if ready.stage == self.streaming_stage:
             request.completion_deadline = state.completion_deadline
-        if ready.stage in state.task_stages:
-            request.task = state.options.task
         if ready.stage in self.encode_schedulers:
             request.identities = chat_images.image_identities(ready.inputs, state.call.client)
             for name in self._graph.downstream(stage.name):
                 tokens = state.prompt_tokens.get(name, 0.0)
                 request.set_prefill_seconds(self.schedulers[name].latency_model.prefill_seconds(tokens))
         elif ready.stage in self._generation_schedulers:
-            self._generation_schedulers[ready.stage].estimate_prompts(request, state.stream.images)
+            self._generation_schedulers[ready.stage].estimate_prompts(request, state.call.images)
         return request
 
     def _enqueue(self, state: "RequestState", request: StageRequest, now: float) -> bool:
@@ -225,7 +230,8 @@ class RequestState:
     """Why the request ended without a result."""
     stage_requests: dict[str, StageRequest] = field(default_factory=dict)
     served: dict[str, Sequence[ServedRows]] = field(default_factory=dict)
-    stream: StreamTiming = field(init=False)
+    stream: StreamTiming | None = None
+    """None if responses are not streamed."""
     rows_by_stage: dict[str, int] = field(init=False)
     """Images count even if their encoder is idle, for the planner."""
     prompt_tokens: dict[str, float] = field(init=False)
@@ -246,12 +252,13 @@ class RequestState:
         self.has_listener, self.arrived_at = call.listener is not None, call.arrived_at
         self.request_id, self.trace_parent = call.request_id, call.trace_parent
         self.min_accuracy = self.options.min_accuracy(rows) if self.options.accuracy_floor else 0.0
-        self.stream = StreamTiming(call.arrived_at, call.images)
+        if self.executor.streaming_stage is not None:
+            self.stream = StreamTiming(call.arrived_at, call.images)
         self.rows_by_stage = dict.fromkeys(self.executor.encode_schedulers, call.images * rows)
         self.prompt_tokens = mean_prompt_tokens(sources, self.cursor.inputs, call.images) if sources else {}
 
     def on_chunk(self, request: StageRequest, row: int, chunk: Chunk | LastChunk, now: float) -> None:
-        if request.stage != self.executor.streaming_stage:
+        if self.stream is None or request.stage != self.executor.streaming_stage:
             return
         self.stream.record(row, chunk, now)
         if self.call.listener is not None:
@@ -277,7 +284,7 @@ class RequestState:
         self.served[request.stage] = served
         self.rows_by_stage[request.stage] = request.rows
         if self.call.hold_bytes is not None:
-            self.call.hold_bytes(sum(array.nbytes for array in outputs.values()))
+            self.call.hold_bytes(sum([array.nbytes for array in outputs.values()]))
         self.cursor.complete(request.stage, outputs)
         if encodes:
             self.executor.on_all_images_encoded(self, outputs[EMBEDDINGS_INPUT])
@@ -286,7 +293,7 @@ class RequestState:
     def on_embeddings_lost(self, request: StageRequest, *, counts: bool) -> None:
         """Encode the images again, unless a part of the response has been streamed or too many attempts failed."""
         self.embedding_losses += counts
-        started = self.has_listener and self.stream.time_to_first_token is not None
+        started = self.has_listener and self.stream is not None and self.stream.time_to_first_token is not None
         if self.embedding_losses >= MAX_EMBEDDING_LOSSES or started:
             message = f"stage {request.stage}: the embeddings of its images were lost {self.embedding_losses} times"
             self.on_refused(failure("ModelServerError", message, self.request_id, stage=request.stage))
@@ -316,15 +323,16 @@ class RequestState:
 
     def release(self) -> None:
         self.done = True
-        self.executor.cancel(self.stage_requests)
-        self.stage_requests = {}
+        if self.stage_requests:
+            self.executor.cancel(self.stage_requests)
+            self.stage_requests = {}
         if self.embeddings and not self.cursor.finished:
             self._release_embeddings()
 
     def met_slo(self, now: float, slo: ServiceLevel) -> bool:
         """Whether the response, complete now, meets its deadlines and a streamed one the SLO of its tokens."""
-        first_token = self.stream.time_to_first_token
-        if first_token is None:
+        first_token = None if self.stream is None else self.stream.time_to_first_token
+        if self.stream is None or first_token is None:
             return now <= self.deadline
         in_time = now <= self.completion_deadline and first_token <= self.deadline - self.arrived_at
         return in_time and self.stream.meets(slo)
@@ -335,4 +343,6 @@ class RequestState:
 
     def response_parameters(self) -> dict[str, bool | str | int | float]:
         tasks = dict.fromkeys(self.task_stages, self.options.task)
-        return response_parameters(self.served, tasks) | {EXPECTED_ACCURACY: round(self.accuracy, 6)}
+        parameters = response_parameters(self.served, tasks)
+        parameters[EXPECTED_ACCURACY] = round(self.accuracy, 6)
+        return parameters

@@ -197,8 +197,12 @@ class GraphCursor:
         return {*encoders, stage}
 
     def outputs(self) -> dict[str, Array]:
-        values = {name: self._value(self._graph.outputs[name]) for name in self._requested_outputs}
-        return {name: value for name, value in values.items() if value is not None}
+        outputs: dict[str, Array] = {}
+        for name in self._requested_outputs:
+            value = self._value(self._graph.outputs[name])
+            if value is not None:
+                outputs[name] = value
+        return outputs
 
     def _value(self, read: _Read) -> Array | None:
         return self.inputs.get(read.key) if read.of_request else self._values[read.key]

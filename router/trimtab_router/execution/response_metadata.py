@@ -28,7 +28,9 @@ def response_parameters(
     """Variant, point, times and named task of each stage. Of several batches, the slowest counts."""
     parameters: dict[str, bool | str | int | float] = {}
     for stage, results in served.items():
-        slowest = max(results, key=lambda rows: rows.queue_seconds + rows.service_seconds)
+        slowest = results[0]
+        if len(results) > 1:
+            slowest = max(results, key=lambda rows: rows.queue_seconds + rows.service_seconds)
         keys = parameters_of(stage)
         parameters[keys.variant] = slowest.variant
         parameters[keys.operating_point] = slowest.operating_point

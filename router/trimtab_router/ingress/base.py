@@ -109,9 +109,10 @@ class V2Ingress(Ingress):
         self, request: web.BaseRequest, read: Callable[[Reservation], Awaitable[PendingRequest]]
     ) -> web.StreamResponse:
         """Serve an inference request. `read` reads its body up to the description of its tensors."""
-        router, arrived_at = self._router, time.monotonic()
-        with await self.admit(request, arrived_at) as reservation:
+        router, arrived_at, reservation = self._router, time.monotonic(), None
+        try:
             try:
+                reservation = await router.admission.admit(arrived_at, request_client(request))
                 deadline_seconds = self.deadline_seconds(request)
                 call = await router.admission.parse(await read(reservation), reservation)
             except Exception as error:  # noqa: BLE001 - becomes a counted refusal
@@ -123,11 +124,14 @@ class V2Ingress(Ingress):
             reservation.mark_served()
             buffers, headers = self.encode(call, response)
             del call, response  # free the request while its response waits for the reader
-            size = sum(map(size_bytes, buffers))
+            size = sum(map(len, buffers))
             if size <= WHOLE_BYTES:
                 return self.whole(buffers, headers)
             reservation.hold_response(size, partial(abort_connection, request))
             return await self.send(request, buffers, headers)
+        finally:
+            if reservation is not None:
+                reservation.end()
 
     def deadline_seconds(self, request: web.BaseRequest) -> float | None:  # noqa: ARG002 - gRPC reads it
         """Time left according to the transport, None if it gives no deadline."""
@@ -188,10 +192,6 @@ def abort_connection(request: web.BaseRequest) -> None:
         request.transport.abort()
 
 
-def size_bytes(buffer: Buffer) -> int:
-    return memoryview(buffer).nbytes
-
-
 def request_id(request: web.BaseRequest) -> str:
     """Request id that is safe for a header, empty if the client sent none."""
     text = request.headers.get("x-request-id")
@@ -228,7 +228,7 @@ class WholeResponse(web.StreamResponse):
             connection = ""
         else:
             connection = f"Connection: {'keep-alive' if self._keep_alive else 'close'}\r\n"
-        size = sum(map(size_bytes, self._chunks))
+        size = sum(map(len, self._chunks))
         date = rfc822_formatted_time()
         return (
             f"HTTP/1.1 200 OK\r\n{self._fields}Content-Length: {size}\r\n"

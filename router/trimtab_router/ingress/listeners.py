@@ -3,7 +3,7 @@
 import asyncio
 import json
 import logging
-from collections.abc import Sequence
+from collections.abc import Awaitable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -97,6 +97,7 @@ class HttpServer:
     def __init__(self, router: Router, host_check: HostCheck, *, serves_grpc: bool) -> None:
         self._router = router
         self._host_check = host_check
+        self._loop = asyncio.get_running_loop()
         self._rest = RestIngress(router)
         self._openai = OpenAiIngress(router)
         self._grpc = GrpcIngress(router) if serves_grpc else None
@@ -111,17 +112,21 @@ class HttpServer:
         )
 
     def _make_request(self, message: Any, payload: Any, protocol: Any, writer: Any, task: Any) -> web.BaseRequest:
-        loop, limit = asyncio.get_running_loop(), self._router.limits.max_payload_bytes
-        return web.BaseRequest(message, payload, protocol, writer, task, loop, client_max_size=limit)
+        limit = self._router.limits.max_payload_bytes
+        return web.BaseRequest(message, payload, protocol, writer, task, self._loop, client_max_size=limit)
 
-    async def _respond(self, request: web.BaseRequest) -> web.StreamResponse:
+    def _respond(self, request: web.BaseRequest) -> Awaitable[web.StreamResponse]:
         if self._grpc is not None and is_call(request):
-            return await self._grpc.answer(request)
+            return self._grpc.answer(request)
         if not self._host_check.accepts(request.headers):
-            return foreign_host_response()
+            return refuse_foreign_host()
         if request.path.startswith(PREFIX):
-            return await self._openai.answer(request)
-        return await self._rest.answer(request)
+            return self._openai.answer(request)
+        return self._rest.answer(request)
+
+
+async def refuse_foreign_host() -> web.Response:
+    return foreign_host_response()
 
 
 class Listener:

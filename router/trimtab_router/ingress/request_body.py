@@ -29,7 +29,8 @@ async def read_body(
     length = request.content_length
     if length is not None and length > max_bytes:
         raise too_large(f"the body has {length} bytes", max_bytes, advice)
-    await _send_continue(request)
+    if "Expect" in request.headers:
+        await _send_continue(request)
     encoding = request.headers.get("Content-Encoding", "").strip().lower()
     try:
         if length is not None and encoding in _IDENTITY and request.content.is_eof():  # a small body that has arrived

@@ -20,7 +20,6 @@ from trimtab_router.ingress.base import (
     health_response,
     json_response,
     require_timely_read,
-    size_bytes,
 )
 from trimtab_router.ingress.request_body import read_body, too_large
 from trimtab_router.refusal import Refusal, invalid
@@ -87,13 +86,14 @@ class RestIngress(V2Ingress):
             if json_bytes > limits.json_bytes:
                 raise too_large(f"{json_bytes} bytes of the body are JSON", limits.json_bytes, _USE_BINARY)
             body = await read_body(request, reservation, limits.max_payload_bytes, uploads)
-        return rest.read_request(name, body, header_length, model_version=version)
+            return rest.read_request(name, body, json_bytes, model_version=version)
+        return rest.read_request(name, body, None, model_version=version)
 
     def encode(self, call: Call, response: InferResponse) -> tuple[list[Buffer], dict[str, str]]:
         max_numbers = self._router.limits.max_json_bytes // JSON_BYTES_A_NUMBER
         try:
             binary = rest.binary_outputs(call.request, response.outputs)
-            numbers = sum(output.array.size for output in response.outputs if output.name not in binary)
+            numbers = sum([output.array.size for output in response.outputs if output.name not in binary])
             if numbers > max_numbers:
                 raise invalid(
                     f"the response has {numbers} numbers, and JSON at most {max_numbers}; request binary data"
@@ -115,7 +115,7 @@ class RestIngress(V2Ingress):
         self, request: web.BaseRequest, buffers: Sequence[Buffer], headers: dict[str, str]
     ) -> web.StreamResponse:
         response = web.StreamResponse(headers=headers)
-        response.content_length = sum(map(size_bytes, buffers))
+        response.content_length = sum(map(len, buffers))
         await response.prepare(request)
         for buffer in buffers:
             view = memoryview(buffer).cast("B")

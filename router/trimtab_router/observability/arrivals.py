@@ -184,8 +184,9 @@ class RecentOutcomes:
     def count_outcome(self, now: float, outcome: RequestOutcome, requests: int = 1) -> None:
         self._seconds[now].outcomes[outcome] += requests
 
-    def record_response(self, now: float, seconds: float, accuracy: float) -> None:
+    def record_response(self, now: float, outcome: RequestOutcome, seconds: float, accuracy: float) -> None:
         second = self._seconds[now]
+        second.outcomes[outcome] += 1
         second.buckets[int(math.log(max(seconds, MIN_SECONDS) / MIN_SECONDS) * _BUCKETS_PER_E)] += 1
         second.accuracy += accuracy
 

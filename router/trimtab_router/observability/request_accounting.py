@@ -56,14 +56,16 @@ class RequestAccounting:
         self.recent.count_outcome(self._clock.now, outcome, requests)
 
     def record_response(self, state: RequestState) -> RequestOutcome:
-        """Record latency and accuracy of a response. Returns its outcome, which `count_outcome` counts."""
-        now = self._clock.now
-        latency_seconds, accuracy = now - state.arrived_at, state.accuracy
+        """Count a response, and record its latency and accuracy. Returns its outcome."""
+        now, accuracy = self._clock.now, state.accuracy
+        latency_seconds = now - state.arrived_at
+        outcome = OK if state.met_slo(now, self._slo) else LATE
+        self._metrics.outcomes[outcome].inc()
         self._metrics.latency.observe(latency_seconds)
         self._metrics.accuracy.observe(accuracy)
-        self.recent.record_response(now, latency_seconds, accuracy)
+        self.recent.record_response(now, outcome, latency_seconds, accuracy)
         self.rows_per_request.record(now, state.rows_by_stage)
-        return OK if state.met_slo(now, self._slo) else LATE
+        return outcome
 
     def record_prompt(self, state: RequestState, outcome: RequestOutcome) -> None:
         """Record the prompt of an admitted request. A refused one, such as a prompt that is too long, is no load."""

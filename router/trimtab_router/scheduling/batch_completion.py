@@ -83,10 +83,11 @@ class BatchCompletion:
         seconds = now - batch.dispatched_at
         point = self.point_served(batch, answer)
         for row_slice, outputs in zip(batch.row_slices, answer.outputs, strict=True):
-            waited = batch.dispatched_at - row_slice.request.enqueued_at
-            if row_slice.request.owner.has_client:
+            request = row_slice.request
+            waited = batch.dispatched_at - request.enqueued_at
+            if request.owner.has_client:
                 self._stats.observe_queue_seconds(waited)
-            if row_slice.request.closed:
+            if request.closed:
                 continue
             served = ServedRows(
                 variant=batch.variant,
@@ -105,7 +106,7 @@ class BatchCompletion:
                     row_slice, outputs, served, batch.escalation.for_task(row_slice.request.options.task), before=before
                 )
             else:
-                row_slice.request.add_result(row_slice.start, row_slice.rows, outputs, served)
+                request.add_result(row_slice.start, row_slice.rows, outputs, served)
 
     def _accuracy(self, batch: Batch, point: OperatingPoint, row_slice: RowSlice) -> float:
         """Return the expected accuracy of these rows, for their task; of escalated rows, that of the escalation.

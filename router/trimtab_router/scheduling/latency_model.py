@@ -4,6 +4,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from math import exp, log
+from typing import NamedTuple
 
 from trimtab_pipelines.accuracy_evidence import Accuracy, AccuracyBasis
 from trimtab_pipelines.plan import PointPlan, StagePlan, unmeasured_point_plan
@@ -28,6 +29,14 @@ class StageCapacity:
     seconds: float
 
 
+class Prediction(NamedTuple):
+    """Seconds of a full batch, of the rows of one request, and of the downstream stages."""
+
+    occupancy_seconds: float
+    service_seconds: float
+    later_seconds: float
+
+
 class LatencyModel:
     """Operating points and service times of one stage. `uses_fallbacks`: less accurate points than planned may run."""
 
@@ -47,7 +56,7 @@ class LatencyModel:
         self.variant = plan.variant
         self._downstream: tuple[LatencyModel, ...] = ()
         self.upstream: list[LatencyModel] = []
-        self._seconds: dict[tuple[str, int, int], float] = {}  # predictions since the last observation
+        self._predictions: dict[tuple[int, int], Prediction] = {}  # since the last observation
         self._later_seconds: float | None = None
         self._compute_times = ServiceTimes()
         self._typical_rows = 1.0
@@ -121,6 +130,7 @@ class LatencyModel:
     def observe_residence(self, seconds: float) -> None:
         weight = WEIGHT if self._residence_seconds else 1.0
         self._residence_seconds += weight * (seconds - self._residence_seconds)
+        self.forget_predictions()
 
     def _allowed_points(self, variant: str, concurrent: int) -> list[Point]:
         """Return the points; if one excludes an input, those that read all inputs list them."""
@@ -202,11 +212,16 @@ class LatencyModel:
         return least_seconds(reaching or points, rows)
 
     def service_seconds(self, rows: int, concurrent: int = 0) -> float:
-        key = self.variant, rows, concurrent
-        seconds = self._seconds.get(key)
-        if seconds is None:
-            seconds = self._seconds[key] = least_seconds(self.points(self.variant, concurrent), rows)
-        return seconds
+        return least_seconds(self.points(self.variant, concurrent), rows)
+
+    def predict(self, rows: int, concurrent: int) -> Prediction:
+        """Predict what a request of these rows meets."""
+        key = rows, concurrent
+        prediction = self._predictions.get(key)
+        if prediction is None:
+            seconds = self.occupancy_seconds(), self.service_seconds(rows, concurrent), self.later_seconds()
+            prediction = self._predictions[key] = Prediction(*seconds)
+        return prediction
 
     def set_downstream(self, models: Sequence["LatencyModel"]) -> None:
         self._downstream = tuple(models)
@@ -215,7 +230,7 @@ class LatencyModel:
 
     def forget_predictions(self) -> None:
         """Compute predictions again. Call it after each change of what they depend on."""
-        self._seconds, self._later_seconds = {}, None
+        self._predictions, self._later_seconds = {}, None
         for model in self.upstream:
             model.forget_predictions()
 

@@ -53,6 +53,9 @@ class DeadlineQueue:
 
     def rows_before(self, due_at: float) -> float:
         """Return the rows due by a time: exact if all or none are, else an estimate."""
+        if len(self._lanes) == 1:  # the common case
+            (lane,) = self._lanes.values()
+            return lane.rows * (bisect(lane, (due_at, inf)) / len(lane)) if lane else 0
         return sum([lane.rows * (bisect(lane, (due_at, inf)) / len(lane)) for lane in self._lanes.values() if lane])
 
     def __iter__(self) -> Iterator[RowSlice]:

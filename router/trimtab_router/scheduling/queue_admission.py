@@ -51,7 +51,7 @@ class QueueAdmission:
             return self._too_inaccurate(request)
         if request.rows > queue.max_rows:
             return invalid(f"stage {self._stage}: {request.rows} rows in one request; send at most {queue.max_rows}")
-        if not queue.has_room(request.rows):
+        if queue.rows + request.rows > queue.max_rows:
             held = f"its queue holds {queue.rows} rows of at most {queue.max_rows}"
             seconds = max(self._wait_seconds(queue.rows, status), RETRY_SECONDS)
             message = f"stage {self._stage}: {held}; try again later"
@@ -92,9 +92,12 @@ class QueueAdmission:
         rows_ahead = self._queue.rows_before(request.due_at) if alike else rows_ahead_of(request, self._queue)
         if not rows_ahead:
             return None
-        wait = self._wait_seconds(rows_ahead, status)
-        service = self._service_seconds(request, status)
-        if wait + service + self._latency_model.later_seconds() <= ADMISSION_SHARE * (request.deadline - now):
+        predicted = self._latency_model.predict(min(request.rows, status.batch_rows), status.concurrent_prefills)
+        service = predicted.service_seconds + request.prefill_seconds
+        if request.accuracy_floor:
+            service = self._service_seconds(request, status)
+        wait = rows_ahead // status.batch_rows * predicted.occupancy_seconds / status.concurrent_batches
+        if wait + service + predicted.later_seconds <= ADMISSION_SHARE * (request.deadline - now):
             return None
         return self._predicted_late(request, now, wait, status)
 

@@ -317,7 +317,8 @@ class RowSlice:
         return replace(self, start=start, stop=stop, provisional_response=known)
 
     def array(self, name: str) -> Array:
-        return self.request.inputs[name][self.start : self.stop]
+        array = self.request.inputs[name]
+        return array if self.rows == len(array) else array[self.start : self.stop]
 
 
 def _join(row_slices: Sequence[Mapping[str, Array]]) -> dict[str, Array]:

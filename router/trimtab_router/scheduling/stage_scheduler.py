@@ -61,7 +61,8 @@ class ArrivalRate:
         self._rows = self._before = 0
 
     def note(self, rows: int, now: float) -> None:
-        self._roll(now)
+        if now - self._window_start >= ARRIVAL_WINDOW_SECONDS:
+            self._roll(now)
         self._rows += rows
 
     def rps(self, now: float) -> float:
@@ -135,6 +136,9 @@ class StageScheduler:
         self._status: StageStatus | None = None
         self.set_up_role()
         self._holding = [feature for feature in self.features if overrides(feature, "on_enqueue")]
+        self._waiting = [feature for feature in self.features if overrides(feature, "has_waiting")]
+        self._sending = [feature for feature in self.features if overrides(feature, "on_dispatch")]
+        self._idling = [feature for feature in self.features if overrides(feature, "on_idle")]
         self._refusing = [feature for feature in self.features if overrides(feature, "refusal_of")]
 
     def set_up_role(self) -> None: ...
@@ -199,10 +203,14 @@ class StageScheduler:
 
     def enqueue(self, request: StageRequest) -> None:
         """Enqueue the rows of a stage request, except those that a feature holds. Call `refusal_of` first."""
-        row_slices: Sequence[RowSlice] = (RowSlice(request, 0, request.rows),)
-        for feature in self._holding:
-            row_slices = [remaining for row_slice in row_slices for remaining in feature.on_enqueue(row_slice)]
-        for row_slice in row_slices:
+        row_slice = RowSlice(request, 0, request.rows)
+        if self._holding:
+            row_slices: Sequence[RowSlice] = (row_slice,)
+            for feature in self._holding:
+                row_slices = [remaining for row_slice in row_slices for remaining in feature.on_enqueue(row_slice)]
+            for row_slice in row_slices:
+                self.queue.push(row_slice)
+        else:
             self.queue.push(row_slice)
         self._arrivals += 1
         self._arrival_rate.note(request.rows, request.enqueued_at)
@@ -237,7 +245,9 @@ class StageScheduler:
             self._stats.observe_batch(batch.key, batch.rows, *self.latency_model.observe(batch, outcome, now))
 
     def wake(self) -> None:
-        if self._wake_pending or not (self.queue.rows or any(feature.has_waiting for feature in self.features)):
+        if self._wake_pending or not (
+            self.queue.rows or (self._waiting and any(feature.has_waiting for feature in self._waiting))
+        ):
             return
         self._wake_pending = True
         self._clock.call_when_idle(self._dispatch_ready, self._pending_arrivals)
@@ -258,7 +268,7 @@ class StageScheduler:
         if queue.rows:
             self._expiry.drop_and_set_timer(self.view(self.variant, now))
         else:
-            for feature in self.features:
+            for feature in self._idling:
                 feature.on_idle(self, now)
 
     def _candidates(self) -> Sequence[ReplicaSlots]:
@@ -341,13 +351,14 @@ class StageScheduler:
         )
         self._dispatched_batches += 1
         for row_slice in row_slices:
-            batch.note_expected_correct(row_slice)
+            if row_slice.request.accuracy_floor:
+                batch.note_expected_correct(row_slice)
         replica.assign(batch, self._dispatched_batches)
         self.latency_model.on_dispatch(rows + batch.concurrent_prefills)
         if batch.found_idle:
             self._schedule_prefetch(batch)
         self.send(batch)
-        for feature in self.features:
+        for feature in self._sending:
             feature.on_dispatch(batch)
 
     def rows_to_send(self, row_slices: list[RowSlice]) -> list[RowSlice]:

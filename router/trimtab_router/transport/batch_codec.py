@@ -15,9 +15,9 @@ from trimtab_protocol.tensors import Array
 _HEADER_BYTES = 64 * 1024
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)  # frozen would double the cost of construction
 class BatchRequest:
-    """A batch for one replica."""
+    """A batch for one replica. Treat it as immutable."""
 
     id: str
     """Must be repeated in the response."""

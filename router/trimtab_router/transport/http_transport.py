@@ -4,7 +4,9 @@ import asyncio
 import logging
 import secrets
 from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
-from functools import partial
+from dataclasses import replace
+from functools import cache, partial
+from itertools import count
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -45,8 +47,9 @@ from trimtab_router.scheduling.replica_slots import (
     StreamCut,
 )
 from trimtab_router.scheduling.stage_request import RowSlice
-from trimtab_router.transport.batch_codec import BatchRequest, MalformedResponse, max_response_bytes, scatter
-from trimtab_router.transport.replica_client import ReplicaClient
+from trimtab_router.transport.batch_codec import BatchRequest, MalformedResponse, scatter
+from trimtab_router.transport.batch_codec import max_response_bytes as bound_response
+from trimtab_router.transport.replica_client import ReplicaClient, ReplicaResponse
 
 
 class EmbeddingShares:
@@ -117,13 +120,16 @@ class HttpTransport:
     ) -> None:
         self.replicas: dict[str, ReplicaClient] = {}
         self._stage = stage
+        self._encodes, self._generates, self._serves_chats = stage.encodes, stage.generates, stage.serves_chats
         self._datatypes = {**datatypes, CHAT_IMAGE_INDEX: "INT64"} if stage.encodes else datatypes
         self._reads_embeddings = stage.generates and any(read.name == EMBEDDINGS_INPUT for read in stage.inputs)
         self._accepts_tasks = accepts_task_names(stage)
         self._excluded_inputs = {variant.name: stage.excluded_input(variant.name) for variant in stage.variants}
         self._hang_seconds = hang_seconds
-        self._max_response_bytes = max_response_bytes
         self._tls = tls
+        self._id_prefix = secrets.token_hex(4)
+        self._batch_numbers = count(1)
+        self._bound_response = cache(partial(bound_response, stage, otherwise=max_response_bytes))
         self._tasks: set[asyncio.Task[Any]] = set()
         self._generations: dict[Batch, asyncio.Task[BatchOutcome]] = {}
         self._early_requests: dict[Batch, tuple[ReplicaClient, str]] = {}
@@ -155,9 +161,13 @@ class HttpTransport:
         replica = self.replicas[batch.replica.name]
         replica.acquire()
         request = self.build_request(batch)  # built now: a request cancelled before it is sent has no inputs left
-        if self._stage.encodes:
+        if self._encodes:
             self._shares[batch] = EmbeddingShares(replica, batch, request.id, self._tasks)
-        _spawn(self._deliver(replica, batch, request, on_end), self._tasks)
+        on_response = partial(self._on_response, replica, batch, on_end)
+        try:
+            replica.infer(request, on_response)
+        except Exception as error:  # noqa: BLE001 - fails the batch
+            asyncio.get_running_loop().call_soon(on_response, error)
 
     def share(self, batch: Batch, row: int) -> bool:
         """Store a row of a batch in flight once more. Returns False if it is too late."""
@@ -262,16 +272,38 @@ class HttpTransport:
     async def close(self) -> None:
         await asyncio.gather(*(replica.close() for replica in self.replicas.values()), *self._retiring)
 
-    async def _deliver(self, replica: ReplicaClient, batch: Batch, request: BatchRequest, on_end: OnEnd) -> None:
-        name = self._stage.name
+    def _on_response(
+        self, replica: ReplicaClient, batch: Batch, on_end: OnEnd, response: ReplicaResponse | Exception
+    ) -> None:
+        if self._encodes and isinstance(response, InferResponse):
+            _spawn(self._settle_encoded(replica, batch, on_end, response), self._tasks)
+            return
+        self._shares.pop(batch, None)
         try:
-            outcome = await self._exchange(replica, batch, request)
-        except Exception as error:
-            log.exception("stage %s: a batch of %d slices failed", name, len(batch.row_slices))
-            outcome = BatchFailed(f"{type(error).__name__}: {error}", retryable=False)
+            outcome = self._outcome(replica, batch, response)
+        except Exception as error:  # noqa: BLE001 - logged there
+            outcome = self._failure(batch, error)
+        self._settle(replica, batch, outcome, on_end)
+
+    async def _settle_encoded(
+        self, replica: ReplicaClient, batch: Batch, on_end: OnEnd, response: InferResponse
+    ) -> None:
+        try:
+            outcome = self._outcome(replica, batch, response)
+            if isinstance(outcome, Completed):
+                outcome = await self._address_embeddings(batch, outcome)
+        except ProtocolError as error:
+            outcome = BatchFailed(f"model server {replica.name}: {error}")
+        except Exception as error:  # noqa: BLE001 - logged there
+            outcome = self._failure(batch, error)
         finally:
             self._shares.pop(batch, None)
         self._settle(replica, batch, outcome, on_end)
+
+    def _failure(self, batch: Batch, error: Exception) -> BatchFailed:
+        name = self._stage.name
+        log.error("stage %s: a batch of %d slices failed", name, len(batch.row_slices), exc_info=error)
+        return BatchFailed(f"{type(error).__name__}: {error}", retryable=False)
 
     def _settle(self, replica: ReplicaClient, batch: Batch, outcome: BatchOutcome, on_end: OnEnd) -> None:
         name = self._stage.name
@@ -287,14 +319,14 @@ class HttpTransport:
                 message = f"stage {name}: its model server failed"
                 owner.on_refused(failure("ModelServerError", message, owner.request_id, stage=name))
 
-    async def _exchange(self, replica: ReplicaClient, batch: Batch, request: BatchRequest) -> BatchOutcome:
-        response = await replica.infer(request)
+    def _outcome(self, replica: ReplicaClient, batch: Batch, response: ReplicaResponse | Exception) -> BatchOutcome:
+        if isinstance(response, Exception):
+            return self._failure(batch, response)
         if not isinstance(response, InferResponse):
             return response
         try:
             outputs = scatter(self._stage, response.outputs, [row_slice.rows for row_slice in batch.row_slices])
-            shared = await self._address_embeddings(batch, outputs) if self._stage.encodes else ()
-        except (MalformedResponse, ProtocolError) as error:
+        except MalformedResponse as error:
             return BatchFailed(f"model server {replica.name}: {error}")
         parameters = response.parameters
         return Completed(
@@ -302,7 +334,6 @@ class HttpTransport:
             point=str(parameters.get(OPERATING_POINT, batch.point.name)),
             compute_seconds=_seconds(parameters, COMPUTE_SECONDS),
             replica_queue_seconds=_seconds(parameters, WAITED_SECONDS),
-            shared_outputs=shared,
         )
 
     def release(self, references: Array) -> None:
@@ -312,44 +343,38 @@ class HttpTransport:
             if replica is not None:
                 _spawn(replica.delete_embedding(url), self._tasks)
 
-    async def _address_embeddings(
-        self, batch: Batch, outputs: Sequence[dict[str, Array]]
-    ) -> Sequence[Mapping[str, Array] | None]:
+    async def _address_embeddings(self, batch: Batch, completed: Completed) -> Completed:
         """Replace embeddings by references with URLs; release those of closed requests."""
         shares = self._shares[batch]
         await shares.wait()
         del self._shares[batch]
-        shared = shares.results(np.concatenate([part[EMBEDDINGS_INPUT] for part in outputs]))
-        row = 0
-        for row_slice, part in zip(batch.row_slices, outputs, strict=True):
+        shared = shares.results(np.concatenate([part[EMBEDDINGS_INPUT] for part in completed.outputs]))
+        outputs, row = list[Mapping[str, Array]](), 0
+        for row_slice, part in zip(batch.row_slices, completed.outputs, strict=True):
             urls = [shares.url(row + offset) for offset in range(row_slice.rows)]
-            part[EMBEDDINGS_INPUT] = chat_images.addressed_references(part[EMBEDDINGS_INPUT], urls)
+            references = chat_images.addressed_references(part[EMBEDDINGS_INPUT], urls)
+            outputs.append({**part, EMBEDDINGS_INPUT: references})
             row += row_slice.rows
         for row_slice, result in zip([*batch.row_slices, *batch.joined_rows], [*outputs, *shared], strict=True):
             if row_slice.request.closed and result is not None:
                 self.release(result[EMBEDDINGS_INPUT])
-        return shared
+        return replace(completed, outputs=outputs, shared_outputs=shared)
 
     def build_request(self, batch: Batch) -> BatchRequest:
         slices, point, excluded = batch.row_slices, batch.point, self._excluded_inputs[batch.variant]
         predicted_seconds = point.seconds(batch.rows) + max(batch.prefill_seconds, 0.0)
-        rows_of = (
-            partial(_rows_with_deadline, batch.dispatched_at)
-            if self._stage.generates
-            else partial(_rows_with_task, batch)
-        )
         inputs = [
-            [Tensor(name, self._datatypes[name], rows_of(row_slice, name)) for row_slice in slices]
+            [Tensor(name, self._datatypes[name], self._rows(batch, row_slice, name)) for row_slice in slices]
             for name in slices[0].request.inputs
             if name != excluded and (point.inputs is None or name in point.inputs)
         ]
         min_seconds = self._hang_seconds if predicted_seconds else FIRST_BATCH_FACTOR * self._hang_seconds
-        name = secrets.token_hex(8)
+        name = secrets.token_hex(8) if self._serves_chats else f"{self._id_prefix}{next(self._batch_numbers):x}"
         parameters: dict[str, Any] = {OPERATING_POINT: point.name}
-        if self._stage.serves_chats:
+        if self._serves_chats:
             tenants = [row_slice.request.tenant for row_slice in slices for _ in range(row_slice.rows)]
             parameters[TENANTS] = dump_tenants(tenants)
-        if self._stage.encodes:
+        if self._encodes:
             parameters[STORE_AS] = name
         return BatchRequest(
             id=name,
@@ -358,8 +383,14 @@ class HttpTransport:
             parameters=parameters,
             headers=_trace_headers(slices),
             timeout_seconds=max(HANG_FACTOR * predicted_seconds, min_seconds) + _image_wait_seconds(batch),
-            max_response_bytes=max_response_bytes(self._stage, batch.rows, self._max_response_bytes),
+            max_response_bytes=self._bound_response(batch.rows),
         )
+
+    def _rows(self, batch: Batch, row_slice: RowSlice, name: str) -> Array:
+        """Rows of an input, with what only dispatch knows: the time left of chats, and the indices of tasks."""
+        if name == OPTIONS and self._generates:
+            return _rows_with_deadline(batch.dispatched_at, row_slice, name)
+        return _rows_with_task(batch, row_slice, name) if row_slice.request.task else row_slice.array(name)
 
 
 def _spawn(coroutine: Coroutine[Any, Any, None], tasks: set[asyncio.Task[Any]]) -> None:
@@ -369,9 +400,9 @@ def _spawn(coroutine: Coroutine[Any, Any, None], tasks: set[asyncio.Task[Any]]) 
 
 
 def _rows_with_deadline(dispatched_at: float, row_slice: RowSlice, name: str) -> Array:
-    """Rows of an input. Chat options get the time left until the response must start."""
-    rows, left_seconds = row_slice.array(name), row_slice.request.due_at - dispatched_at
-    return bytes_tensor([options_with_deadline(bytes(row), left_seconds) for row in rows]) if name == OPTIONS else rows
+    """Options of chats, with the time left until the response must start."""
+    left_seconds = row_slice.request.due_at - dispatched_at
+    return bytes_tensor([options_with_deadline(bytes(row), left_seconds) for row in row_slice.array(name)])
 
 
 def _rows_with_task(batch: Batch, row_slice: RowSlice, name: str) -> Array:
@@ -395,12 +426,11 @@ def _seconds(parameters: Parameters, name: str) -> float | None:
 def _trace_headers(slices: Sequence[RowSlice]) -> dict[str, str]:
     """Trace headers for the model server: the trace of the first member, and the request ids of all."""
     headers: dict[str, str] = {}
-    trace_parent = next(
-        (row_slice.request.owner.trace_parent for row_slice in slices if row_slice.request.owner.trace_parent), ""
-    )
-    if trace_parent:
-        headers["traceparent"] = trace_parent
-    request_ids = [row_slice.request.owner.request_id for row_slice in slices if row_slice.request.owner.request_id]
+    owners = [row_slice.request.owner for row_slice in slices]
+    trace_parents = [owner.trace_parent for owner in owners if owner.trace_parent]
+    if trace_parents:
+        headers["traceparent"] = trace_parents[0]
+    request_ids = [owner.request_id for owner in owners if owner.request_id]
     if request_ids:
         headers["x-request-id"] = ",".join(request_ids[:MAX_REQUEST_IDS])
     return headers

@@ -9,6 +9,7 @@ import asyncio
 import json
 import logging
 from collections.abc import Callable
+from functools import lru_cache, partial
 from itertools import count
 from math import inf
 from typing import Any
@@ -16,7 +17,7 @@ from urllib.parse import quote, urlsplit
 
 from trimtab_pipelines.endpoints import Endpoint
 from trimtab_pipelines.errors import backoff
-from trimtab_protocol import InferResponse, ProtocolError, rest
+from trimtab_protocol import Buffer, InferResponse, ProtocolError, rest
 from trimtab_protocol.chat.embedding_refs import EncodedImage, ShareRequest, parse_encoded_image
 from trimtab_protocol.chat.internal_wire import PARTIAL_PREFILL, TENANTS, Chunk, LastChunk, parse_tenants
 from trimtab_protocol.event_loop import start_service
@@ -57,9 +58,22 @@ PROBE_TIMEOUT_SECONDS = 1.5
 FETCH_SECONDS = 0.5  # time limit of asking a replica for a stored embedding before the image is encoded again
 FIRST_BACKOFF_SECONDS = 0.05
 MAX_PROBE_BYTES = 2**20
+MAX_CACHED_PATHS = MAX_CACHED_HEADS = 256
 JSON_MULTIPLE = 16  # maximum size of a tensor in JSON, as a multiple of its binary size
 BINARY_EXTENSION = "binary_tensor_data"
 _PROBED = ("variants", "model_names", "ready_path")  # endpoint fields that affect the probe
+
+
+ReplicaResponse = InferResponse | ReplicaLost | NotReady | Rejected | BatchFailed
+OnResponse = Callable[[ReplicaResponse | Exception], None]
+
+
+@lru_cache(MAX_CACHED_HEADS)
+def _batch_head(path: str, address: str, content_length: int, **headers: str) -> bytes:
+    return request_head("POST", path, address, headers, content_length)
+
+
+_model_path = lru_cache(MAX_CACHED_PATHS)(lambda model, action: f"/v2/models/{quote(model, safe='')}/{action}")
 
 
 class ReplicaClient:
@@ -86,6 +100,8 @@ class ReplicaClient:
         self._request_numbers = count(1)
         self._latest_response: dict[str, int] = {}
         self._inflight = 0
+        self._loop = asyncio.get_running_loop()
+        self._opening: set[asyncio.Task[None]] = set()
         self._last_response_at = -inf
         self._on_change = on_change
         self._ready: frozenset[str] = frozenset()
@@ -93,8 +109,7 @@ class ReplicaClient:
         self._probe: HttpConnection | None = None
         self._unready = asyncio.Event()
         self._stale = asyncio.Event()
-        self._idle = asyncio.Event()
-        self._idle.set()
+        self._retired: asyncio.Event | None = None
         host, _, port = endpoint.address.rpartition(":")
         self._host, self._port = host.strip("[]"), int(port)
         self._tls = tls
@@ -120,41 +135,83 @@ class ReplicaClient:
 
     def acquire(self) -> None:
         self._inflight += 1
-        self._idle.clear()
 
     def release(self) -> None:
         self._inflight -= 1
-        if not self._inflight:
-            self._idle.set()
+        if self._retired is not None and not self._inflight:
+            self._retired.set()
 
     async def retire(self) -> None:
         """Close once the batches in flight have ended. No more batches may be sent."""
-        await self._idle.wait()
+        self._retired = asyncio.Event()
+        if self._inflight:
+            await self._retired.wait()
         await self.close()
 
     def mark_unready(self) -> None:
         self._unready.set()
         self._set_ready(frozenset())
 
-    async def infer(self, batch: BatchRequest) -> InferResponse | ReplicaLost | NotReady | Rejected | BatchFailed:
+    def infer(self, batch: BatchRequest, on_response: OnResponse) -> None:
+        """Send a batch; `on_response` is called once, later, and must not raise."""
         body, headers = encode_binary(batch) if self._accepts_binary else encode_json(batch)
         path = self._path(batch.variant, "infer")
-        head = request_head("POST", path, self.endpoint.address, headers, sum(map(len, body)))
-        max_bytes, sent = self._max_response_bytes(batch), False
-        loop = asyncio.get_running_loop()
-        deadline = loop.time() + batch.timeout_seconds
+        create_head = _batch_head.__wrapped__ if batch.headers else _batch_head  # batches without traces repeat theirs
+        head = create_head(path, self.endpoint.address, sum(map(len, body)), **headers)
+        deadline = self._loop.time() + batch.timeout_seconds
+        connection = self._connections.idle()
+        if connection is not None:
+            self._send(connection, head, body, batch, deadline, on_response)
+            return
+        task = self._loop.create_task(self._open_and_send(head, body, batch, deadline, on_response))
+        self._opening.add(task)
+        task.add_done_callback(self._opening.discard)
+
+    async def _open_and_send(
+        self, head: bytes, body: list[Buffer], batch: BatchRequest, deadline: float, on_response: OnResponse
+    ) -> None:
         try:
-            connection = self._connections.idle()
-            if connection is None:
-                async with asyncio.timeout_at(deadline):
-                    connection = await self._connections.open()
-            sent = True
-            reply = await connection.exchange(head, body, max_body_bytes=max_bytes, deadline=deadline)
-        except TimeoutError:
-            return ReplicaLost(f"{self.name} did not respond within {batch.timeout_seconds:.1f} s", delivered=sent)
-        except ConnectionLost as error:
-            return ReplicaLost(f"{self.name}: {error}", delivered=sent)
-        self._last_response_at = loop.time()
+            async with asyncio.timeout_at(deadline):
+                connection = await self._connections.open()
+            self._send(connection, head, body, batch, deadline, on_response)
+        except Exception as error:  # noqa: BLE001 - becomes the outcome of the batch
+            on_response(self._lost(batch, error, delivered=False) or error)
+
+    def _send(
+        self,
+        connection: HttpConnection,
+        head: bytes,
+        body: list[Buffer],
+        batch: BatchRequest,
+        deadline: float,
+        on_response: OnResponse,
+    ) -> None:
+        max_bytes, on_end = self._max_response_bytes(batch), partial(self._on_reply, connection, batch, on_response)
+        connection.start(head, body, on_end, max_body_bytes=max_bytes, deadline=deadline)
+
+    def _on_reply(
+        self, connection: HttpConnection, batch: BatchRequest, on_response: OnResponse, reply: Reply | Exception
+    ) -> None:
+        try:
+            response = self._receive(connection, batch, reply)
+        except Exception as error:  # noqa: BLE001 - becomes the outcome of the batch
+            on_response(error)
+        else:
+            on_response(response)
+
+    def _lost(self, batch: BatchRequest, error: Exception, *, delivered: bool) -> ReplicaLost | None:
+        """The outcome of a batch if an error means that its replica is lost."""
+        if isinstance(error, TimeoutError):
+            message = f"{self.name} did not respond within {batch.timeout_seconds:.1f} s"
+            return ReplicaLost(message, delivered=delivered)
+        return ReplicaLost(f"{self.name}: {error}", delivered=delivered) if isinstance(error, ConnectionLost) else None
+
+    def _receive(
+        self, connection: HttpConnection, batch: BatchRequest, reply: Reply | Exception
+    ) -> ReplicaResponse | Exception:
+        if isinstance(reply, Exception):
+            return self._lost(batch, reply, delivered=True) or reply
+        self._last_response_at = self._loop.time()
         response = self._read(batch, reply)
         if isinstance(response, ReplicaLost) or (reply.status == 200 and not isinstance(response, InferResponse)):
             connection.close()  # its next response may belong to another batch
@@ -252,9 +309,7 @@ class ReplicaClient:
         """Bound on a response: a third-party server may send tensors as JSON."""
         return batch.max_response_bytes * (JSON_MULTIPLE if self.endpoint.model_names else 1)
 
-    def _read(
-        self, batch: BatchRequest, reply: Reply
-    ) -> InferResponse | ReplicaLost | NotReady | Rejected | BatchFailed:
+    def _read(self, batch: BatchRequest, reply: Reply) -> ReplicaResponse:
         if reply.status != 200:
             error = _json_object(reply)
             message = printable(str(error.get("error", f"HTTP status {reply.status}")))
@@ -393,7 +448,7 @@ class ReplicaClient:
         return await connection.exchange(head, max_body_bytes=MAX_PROBE_BYTES)
 
     def _path(self, variant: str, action: str) -> str:
-        return f"/v2/models/{quote(self.endpoint.model_names.get(variant, variant), safe='')}/{action}"
+        return _model_path(self.endpoint.model_names.get(variant, variant), action)
 
 
 def _json_object(reply: Reply) -> dict[str, Any]:

@@ -23,10 +23,17 @@ class Network(Protocol):
     def infer(self, inputs: dict[str, Any], point: OperatingPoint) -> dict[str, Any]:
         """Compute one batch at an operating point: named torch tensors to named torch tensors, rows first.
 
-        NumPy arrays to NumPy arrays if the family is one of NUMPY_FAMILIES. Called in inference mode, by one thread at
-        a time. The operating point may differ from batch to batch; a family
-        without `KNOBS` may ignore it.
+        BYTES are NumPy arrays of `bytes`; all tensors are NumPy arrays if the family is one of NUMPY_FAMILIES. Called
+        in inference mode, by one thread at a time. The operating point may differ from batch to batch; a family without
+        `KNOBS` may ignore it.
         """
+
+
+@runtime_checkable
+class HasExamples(Protocol):
+    """A network with a valid value for each BYTES input, to warm up with."""
+
+    def example(self, name: str) -> bytes: ...
 
 
 @runtime_checkable

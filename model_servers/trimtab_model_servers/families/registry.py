@@ -28,6 +28,19 @@ _PACKAGE = "trimtab_model_servers.families"
 _PLUGIN_GROUP = "trimtab.families"
 _IMPORT_PATH = re.compile(r"^(?P<module>[A-Za-z_]\w*(\.[A-Za-z_]\w*)*):(?P<name>[A-Za-z_]\w*)$")
 _SPEECH_TASKS: frozenset[Task] = frozenset({"transcription", "frames"})
+HF_TASKS = (
+    "text-classification",
+    "token-classification",
+    "question-answering",
+    "summarization",
+    "translation",
+    "text-embedding",
+    "image-classification",
+    "object-detection",
+    "zero-shot-image-classification",
+    "image-embedding",
+)
+"""Tasks of transformers' Auto classes."""
 FAMILIES = {
     "echo": "echo",
     "digits/locator": "digits.family",
@@ -43,6 +56,7 @@ FAMILIES = {
     **dict.fromkeys((f"torchvision/resnet{depth}" for depth in (18, 34, 50, 101, 152)), "image_classification"),
     **dict.fromkeys((f"detector/{size}" for size in "nsmlx"), "detector"),
     "vision-transformer": "vision_transformer",
+    **dict.fromkeys((f"hf/{task}" for task in HF_TASKS), "hf.family"),
     **{
         f"transformers/{name}": "speech_recognition" if kind.task in _SPEECH_TASKS else "text"
         for name, kind in ARCHITECTURES.items()

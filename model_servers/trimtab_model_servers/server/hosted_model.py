@@ -13,7 +13,7 @@ from watchfiles import awatch
 
 from trimtab_model_servers.batch_worker import BatchWorker
 from trimtab_model_servers.errors import ModelError, RefusalError
-from trimtab_model_servers.families.interfaces import Network, RegistersTasks
+from trimtab_model_servers.families.interfaces import HasExamples, Network, RegistersTasks
 from trimtab_model_servers.families.registry import CHAT_FAMILIES, NUMPY_FAMILIES, build
 from trimtab_model_servers.model_protocol import (
     Fact,
@@ -36,8 +36,10 @@ WARM_UP_SECONDS = 0.5
 TASKS_POLL_MILLISECONDS = 500
 """Interval at which a task folder is checked if no file event arrives."""
 log = logging.getLogger(__name__)
-DATATYPES = {dtype: datatype for datatype, dtype in DTYPES.items() if datatype not in {BFLOAT16, BYTES}}
+DATATYPES = {dtype: datatype for datatype, dtype in DTYPES.items() if datatype != BFLOAT16}
 """Datatypes that models compute on, by their NumPy dtype."""
+EXAMPLE = b"example"
+"""Value of a BYTES input while a model warms up, unless its family has one."""
 Compute = Callable[[Mapping[str, Array], OperatingPoint, Collection[str] | None], Mapping[str, Array]]
 """Runs one batch on NumPy arrays; returns the named outputs, or all."""
 
@@ -134,9 +136,7 @@ class HostedModel:
     def _trial(self, rows: int, point: OperatingPoint) -> Mapping[str, Array]:
         carried = point.batch_inputs(self.spec.inputs)
         inputs = {
-            expected.name: np.zeros(
-                (rows, *(1 if size == -1 else size for size in expected.shape)), _computed_dtype(expected)
-            )
+            expected.name: self._trial_input(rows, expected)
             for expected in self.spec.inputs
             if carried is None or expected.name in carried
         }
@@ -148,6 +148,13 @@ class HostedModel:
                 f"family {self.spec.family!r} cannot run on the stage's inputs ({shapes}): "
                 f"{type(error).__name__}: {error}; the stage must have the inputs of this family"
             ) from error
+
+    def _trial_input(self, rows: int, expected: TensorSpec) -> Array:
+        shape, dtype = (rows, *(1 if size == -1 else size for size in expected.shape)), _computed_dtype(expected)
+        if expected.datatype != BYTES:
+            return np.zeros(shape, dtype)
+        network = self.network
+        return np.full(shape, network.example(expected.name) if isinstance(network, HasExamples) else EXAMPLE, dtype)
 
     def _check_outputs(self, rows: int, outputs: Mapping[str, Array]) -> None:
         for declared in self.spec.outputs:

@@ -17,15 +17,19 @@ from trimtab_protocol.tensors import Array
 GPU = torch.device("cuda")
 
 
-def to_torch(array: Array) -> torch.Tensor:
-    """View an array as a tensor; copies only read-only or unaligned arrays."""
+def to_network(array: Array, device: torch.device) -> torch.Tensor | Array:
+    """View an array as a tensor, BYTES as they are; copies only read-only or unaligned arrays."""
+    if array.dtype.hasobject:
+        return array
     if not (array.flags.writeable and array.flags.aligned):
         array = array.copy()
-    return torch.from_numpy(array)
+    return torch.from_numpy(array).to(device)
 
 
-def to_array(tensor: torch.Tensor) -> Array:
-    """View a tensor as an array; copies only if it is not contiguous or not in main memory."""
+def to_array(tensor: torch.Tensor | Array) -> Array:
+    """View an output as an array; copies only if it is not contiguous or not in main memory."""
+    if isinstance(tensor, np.ndarray):
+        return tensor
     return np.ascontiguousarray(tensor.detach().cpu().numpy()) if tensor.dim() else tensor.numpy()
 
 
@@ -50,7 +54,7 @@ def run(
 ) -> dict[str, Array]:
     """Run one batch in inference mode; return the named outputs, or all."""
     with torch.inference_mode():
-        outputs = network.infer({name: to_torch(array).to(device) for name, array in inputs.items()}, point)
+        outputs = network.infer({name: to_network(array, device) for name, array in inputs.items()}, point)
     return {name: to_array(outputs[name]) for name in (outputs if names is None else names)}
 
 

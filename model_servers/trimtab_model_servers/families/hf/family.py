@@ -1,0 +1,31 @@
+"""Families `hf/TASK`: each task's class by its name."""
+
+from typing import Any
+
+from trimtab_model_servers.families.hf import images, text
+from trimtab_model_servers.families.hf.checkpoint import Checkpoint
+from trimtab_model_servers.families.hf.question_answering import QuestionAnswering
+from trimtab_model_servers.families.interfaces import Built, read_parameters
+from trimtab_model_servers.families.user_module import check_tensors
+from trimtab_pipelines.model_spec import ModelSpec
+
+TASKS: dict[str, Any] = {
+    "text-classification": text.TextClassification,
+    "token-classification": text.TokenClassification,
+    "question-answering": QuestionAnswering,
+    "summarization": text.TextToText,
+    "translation": text.TextToText,
+    "text-embedding": text.TextEmbedding,
+    "image-classification": images.ImageClassification,
+    "object-detection": images.ObjectDetection,
+    "zero-shot-image-classification": images.ZeroShotImageClassification,
+    "image-embedding": images.ImageEmbedding,
+}
+
+
+def build(spec: ModelSpec) -> Built:
+    """Check the stage's tensors and the variant's parameters, then load the checkpoint; raises ModelError."""
+    task = TASKS[spec.family.partition("/")[2]]
+    check_tensors(task, spec)
+    parameters = read_parameters(task.parameters, spec)
+    return Built(task(Checkpoint.open(spec), parameters), "stored")

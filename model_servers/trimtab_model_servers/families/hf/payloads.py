@@ -1,0 +1,62 @@
+"""Payloads: rows of BYTES tensors as texts and images, and answers as BYTES. A bad row is its caller's fault."""
+
+import io
+from collections.abc import Iterable
+from functools import cache
+from typing import Final
+
+import numpy as np
+from PIL import Image as Pillow
+
+from trimtab_model_servers.chat.image_decoder import decode_image, process_budget, read_image
+from trimtab_model_servers.errors import InvalidRow, RefusalError
+from trimtab_protocol.tensors import Array, bytes_array
+
+EXAMPLE_SIZE_PX: Final = (640, 480)
+PIXEL_BYTES = 16
+"""Of an image processor: the pixels in FP32 by channel, and its copies."""
+
+
+def decode_texts(name: str, rows: Array, max_bytes: int) -> list[str]:
+    """Texts of a tensor [rows] of UTF-8; InvalidRow if one is empty, too long, or of another encoding."""
+    texts = []
+    for number, row in enumerate(rows):
+        if not 0 < len(row) <= max_bytes:
+            problem = f"has {len(row)} bytes; send 1 to {max_bytes}" if row else "is empty; send text"
+            raise InvalidRow(f"input {name!r}: row {number} {problem}")
+        try:
+            texts.append(row.decode())
+        except UnicodeDecodeError as error:
+            raise InvalidRow(f"input {name!r}: row {number} is not UTF-8 at byte {error.start}") from error
+    return texts
+
+
+def decode_images(name: str, rows: Array) -> list[Pillow.Image]:
+    """RGB images of a tensor [rows] of PNG, JPEG, WebP or GIF files; InvalidRow for any other content."""
+    images = []
+    for number, row in enumerate(rows):
+        try:
+            file = read_image(number, row)
+            with process_budget().hold(file.decoding_bytes(PIXEL_BYTES)):
+                images.append(decode_image(row, "RGB"))
+        except RefusalError as error:
+            raise InvalidRow(f"input {name!r}: {error}") from error
+    return images
+
+
+def encode_texts(texts: Iterable[str]) -> Array:
+    encoded = [text.encode() for text in texts]
+    return bytes_array(encoded, (len(encoded),))
+
+
+def counts(answers: Iterable[int]) -> Array:
+    """Number of results of each row, for an output that others are counted by."""
+    return np.fromiter(answers, np.int64)
+
+
+@cache
+def example_image() -> bytes:
+    """A PNG file of a photograph's usual size."""
+    file = io.BytesIO()
+    Pillow.radial_gradient("L").resize(EXAMPLE_SIZE_PX).convert("RGB").save(file, "PNG")
+    return file.getvalue()

@@ -1,0 +1,268 @@
+"""Tasks of checkpoints: the answers of transformers' own pipelines, alone and in batches of mixed rows."""
+
+import io
+import random
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import transformers
+from PIL import Image
+
+from tests.model_servers.hf import checkpoints
+from trimtab_model_servers.errors import InvalidRow, ModelError
+from trimtab_model_servers.families.hf.family import TASKS
+from trimtab_model_servers.server.hosted_model import HostedModel, load_model
+from trimtab_pipelines.model_spec import ModelSpec
+from trimtab_protocol import Tensor
+from trimtab_protocol.tensors import bytes_array
+
+ROWS = 200
+TOLERANCE = 1e-4
+Rows = list[bytes]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
+    """Checkpoints by name, written once."""
+    root, made = tmp_path_factory.mktemp("checkpoints"), dict[str, Path]()
+    makers: dict[str, Callable[[Path], Path]] = {
+        "text-classification": lambda path: checkpoints.roberta(path, "AutoModelForSequenceClassification"),
+        "token-classification": lambda path: checkpoints.roberta(
+            path, "AutoModelForTokenClassification", ("O", "B-PER", "I-PER", "B-LOC")
+        ),
+        "question-answering": lambda path: checkpoints.roberta(path, "AutoModelForQuestionAnswering", ("start", "end")),
+        "summarization": checkpoints.bart,
+        "text-embedding": lambda path: checkpoints.roberta(path, "AutoModel"),
+        "image-classification": checkpoints.vit,
+        "object-detection": checkpoints.rt_detr,
+        "zero-shot-image-classification": checkpoints.clip,
+        "image-embedding": checkpoints.clip,
+    }
+
+    def get(task: str) -> Path:
+        if task not in made:
+            made[task] = makers[task](root / task)
+        return made[task]
+
+    return get
+
+
+def a_model(task: str, folder: Path, **parameters: Any) -> HostedModel:
+    return load_model(a_spec(task, folder, **parameters))
+
+
+def a_spec(task: str, folder: Path, **parameters: Any) -> ModelSpec:
+    declared = TASKS[task]
+    counted = {"token-classification": "entities", "object-detection": "objects"}.get(task)
+    tensors = {
+        kind: [
+            {"name": name, "datatype": datatype, "shape": shape}
+            | ({"counted_by": counted} if kind == "outputs" and counted not in {None, name} else {})
+            for name, (datatype, shape) in getattr(declared, kind).items()
+        ]
+        for kind in ("inputs", "outputs")
+    }
+    return ModelSpec.model_validate(
+        {
+            "name": "tiny",
+            "family": f"hf/{task}",
+            "storage_uri": str(folder),
+            "parameters": parameters,
+            "operating_points": [{"name": "full", "accuracy": 0.9}],
+            "accuracy": 0.9,
+            **tensors,
+        }
+    )
+
+
+def infer(model: HostedModel, **inputs: Rows) -> dict[str, Any]:
+    tensors = tuple(Tensor(name, "BYTES", bytes_array(rows, (len(rows),))) for name, rows in inputs.items())
+    names = [output.name for output in model.spec.outputs]
+    outputs, _ = model.compute(tensors, model.spec.operating_points[0], names)
+    return {output.name: output.array for output in outputs}
+
+
+def some_texts(count: int, seed: int = 0) -> Rows:
+    """Texts of 1 to about 60 tokens."""
+    draw, words = random.Random(seed), " ".join(checkpoints.texts()).split()
+    return [" ".join(draw.choices(words, k=draw.randint(1, 16)))[:200].encode() for _ in range(count)]
+
+
+def some_images(count: int, seed: int = 0) -> Rows:
+    """JPEG and PNG files of several sizes."""
+    draw = np.random.default_rng(seed)
+    files = []
+    for number in range(count):
+        width, height = draw.integers(24, 96, 2)
+        file = io.BytesIO()
+        pixels = draw.integers(256, size=(height // 8 + 1, width // 8 + 1, 3), dtype=np.uint8)
+        Image.fromarray(pixels).resize((int(width), int(height))).save(file, ("PNG", "JPEG")[number % 2])
+        files.append(file.getvalue())
+    return files
+
+
+def pictures(files: Rows) -> list[Image.Image]:
+    return [Image.open(io.BytesIO(file)).convert("RGB") for file in files]
+
+
+def test_texts_are_classified_as_by_the_pipeline(folder):
+    path, texts = folder("text-classification"), some_texts(40)
+    expected = transformers.pipeline("text-classification", model=str(path), device=-1)(
+        [text.decode() for text in texts]
+    )
+    answers = infer(a_model("text-classification", path), text=texts)
+    assert answers["label"].tolist() == [answer["label"].encode() for answer in expected]
+    assert answers["score"] == pytest.approx([answer["score"] for answer in expected], abs=TOLERANCE)
+    assert len(set(answers["label"].tolist())) > 1
+
+
+def test_entities_are_those_of_the_pipeline(folder):
+    path, texts = folder("token-classification"), some_texts(20)
+    pipeline = transformers.pipeline("token-classification", model=str(path), device=-1, aggregation_strategy="simple")
+    expected = [pipeline(text.decode()) for text in texts]
+    answers = infer(a_model("token-classification", path), text=texts)
+    entities = [entity for row in expected for entity in row]
+    assert answers["entities"].tolist() == [len(row) for row in expected]
+    assert answers["label"].tolist() == [entity["entity_group"].encode() for entity in entities]
+    assert answers["word"].tolist() == [entity["word"].encode() for entity in entities]
+    assert answers["start"].tolist() == [entity["start"] for entity in entities]
+    assert answers["score"] == pytest.approx([float(entity["score"]) for entity in entities], abs=TOLERANCE)
+
+
+def test_images_are_classified_as_by_the_pipeline(folder):
+    path, files = folder("image-classification"), some_images(20)
+    pipeline = transformers.pipeline("image-classification", model=str(path), device=-1)
+    expected = [rows[0] for rows in pipeline(pictures(files), top_k=1)]
+    answers = infer(a_model("image-classification", path), image=files)
+    assert answers["label"].tolist() == [answer["label"].encode() for answer in expected]
+    assert answers["score"] == pytest.approx([answer["score"] for answer in expected], abs=TOLERANCE)
+
+
+def test_objects_are_those_of_the_pipeline(folder):
+    path, files = folder("object-detection"), some_images(8)
+    pipeline = transformers.pipeline("object-detection", model=str(path), device=-1)
+    scores = sorted(item["score"] for item in pipeline(pictures(files)[0], threshold=0.0))
+    threshold = (scores[len(scores) // 2] + scores[len(scores) // 2 - 1]) / 2
+    expected = [pipeline(picture, threshold=threshold) for picture in pictures(files)]
+    answers = infer(a_model("object-detection", path, threshold=threshold), image=files)
+    assert answers["objects"].tolist() == [len(row) for row in expected]
+    objects = [item for row in expected for item in row]
+    assert objects
+    assert answers["label"].tolist() == [item["label"].encode() for item in objects]
+    assert answers["score"] == pytest.approx([item["score"] for item in objects], abs=TOLERANCE)
+    boxes = [[item["box"][side] for side in ("xmin", "ymin", "xmax", "ymax")] for item in objects]
+    assert np.abs(answers["box"] - np.array(boxes)).max() <= 1  # the pipeline's boxes are integers
+
+
+def test_images_get_the_pipelines_given_label(folder):
+    path, files, labels = folder("zero-shot-image-classification"), some_images(8), ["cat", "a red car", "sky"]
+    pipeline = transformers.pipeline("zero-shot-image-classification", model=str(path), device=-1)
+    expected = [rows[0] for rows in pipeline(pictures(files), candidate_labels=labels)]
+    answers = infer(a_model("zero-shot-image-classification", path, labels=", ".join(labels)), image=files)
+    assert answers["label"].tolist() == [answer["label"].encode() for answer in expected]
+    assert answers["score"] == pytest.approx([answer["score"] for answer in expected], abs=TOLERANCE)
+
+
+@pytest.mark.parametrize("task", ["text-classification", "text-embedding", "summarization"])
+def test_batched_texts_are_answered_as_alone(folder, task):
+    model, texts = a_model(task, folder(task)), some_texts(ROWS, seed=1)
+    together = infer(model, text=texts)
+    for name, rows in together.items():
+        alone = [infer(model, text=[text])[name][0] for text in texts]
+        if rows.dtype == object:
+            assert rows.tolist() == alone
+        else:
+            assert np.abs(rows - np.array(alone)).max() <= TOLERANCE
+
+
+@pytest.mark.parametrize("task", ["image-classification", "image-embedding"])
+def test_batched_images_are_answered_as_alone(folder, task):
+    model, files = a_model(task, folder(task)), some_images(ROWS, seed=1)
+    together = infer(model, image=files)
+    for name, rows in together.items():
+        alone = [infer(model, image=[file])[name][0] for file in files]
+        assert rows.tolist() == alone if rows.dtype == object else np.abs(rows - np.array(alone)).max() <= TOLERANCE
+
+
+def test_answers_are_spans_of_their_contexts(folder):
+    model = a_model("question-answering", folder("question-answering"), window=64, overlap=16)
+    contexts = [text + b" " + b" ".join(some_texts(6, seed=number)) for number, text in enumerate(some_texts(12))]
+    questions = some_texts(12, seed=9)
+    questions = [question[:40] for question in questions]
+    answers = infer(model, question=questions, context=contexts)
+    for row, context in enumerate(contexts):
+        alone = infer(model, question=[questions[row]], context=[context])
+        assert answers["answer"][row] == context.decode()[answers["start"][row] : answers["end"][row]].encode()
+        assert (answers["start"][row], answers["end"][row]) == (alone["start"][0], alone["end"][0])
+        assert answers["score"][row] == pytest.approx(alone["score"][0], abs=TOLERANCE)
+    assert len(set(answers["start"].tolist())) > 1
+
+
+@pytest.mark.parametrize(
+    ("row", "complaint"),
+    [
+        (b"", "row 1 is empty"),
+        (b"\xff\xfe text", "row 1 is not UTF-8 at byte 0"),
+        (b"word " * 20_000, "row 1 has 100000 bytes; send 1 to 8192"),
+        (b"word " * 200, r"a text has \d+ tokens; send at most 128"),
+    ],
+)
+def test_bad_text_is_its_callers_fault(folder, row, complaint):
+    with pytest.raises(InvalidRow, match=complaint):
+        infer(a_model("text-classification", folder("text-classification")), text=[b"well", row])
+
+
+def test_longer_text_is_cut_if_the_variant_says_so(folder):
+    model = a_model("text-classification", folder("text-classification"), truncate=True, max_tokens=16)
+    long, cut = infer(model, text=[b"word " * 200]), infer(model, text=[b"word " * 100])
+    assert long["score"] == pytest.approx(cut["score"])
+
+
+@pytest.mark.parametrize("row", [b"", b"GIF89a", b"no image at all", b"\x89PNG\r\n\x1a\n" + b"\0" * 64])
+def test_bad_image_is_its_callers_fault(folder, row):
+    with pytest.raises(InvalidRow, match=r"input 'image': (image 1|an image)"):
+        infer(a_model("image-classification", folder("image-classification")), image=[some_images(1)[0], row])
+
+
+def test_checkpoint_of_another_task_is_refused(folder):
+    with pytest.raises(
+        ModelError, match=r"tensor 'classifier.dense.bias' is missing; the checkpoint is of RobertaModel"
+    ):
+        a_model("text-classification", folder("text-embedding"))
+
+
+def test_pickled_weights_are_refused(folder, tmp_path):
+    path = checkpoints.roberta(tmp_path, "AutoModelForSequenceClassification")
+    state = transformers.AutoModelForSequenceClassification.from_pretrained(path).state_dict()
+    (path / "model.safetensors").unlink()
+    torch.save(state, path / "pytorch_model.bin")
+    with pytest.raises(ModelError, match=r"safetensors"):
+        a_model("text-classification", path)
+
+
+def test_foreign_tokenizer_is_refused(folder, tmp_path):
+    path = checkpoints.roberta(tmp_path, "AutoModelForSequenceClassification")
+    other = checkpoints.tokenizer()
+    other.add_tokens([f"more{number}" for number in range(9)])
+    other.save_pretrained(path)
+    with pytest.raises(ModelError, match="they belong to different checkpoints"):
+        a_model("text-classification", path)
+
+
+@pytest.mark.parametrize(
+    ("change", "complaint"),
+    [
+        (lambda path: (path / "tokenizer.json").unlink(), "the tokenizer cannot be read"),
+        (lambda path: (path / "config.json").write_text("{"), "config.json cannot be read"),
+        (lambda path: (path / "model.safetensors").write_bytes(b"short"), "AutoModelForSequenceClassification: "),
+    ],
+)
+def test_incomplete_checkpoint_is_named(tmp_path, change, complaint):
+    path = checkpoints.roberta(tmp_path, "AutoModelForSequenceClassification")
+    change(path)
+    with pytest.raises(ModelError, match=complaint):
+        a_model("text-classification", path)

@@ -17,13 +17,11 @@ from trimtab_protocol.tensors import Array
 GPU = torch.device("cuda")
 
 
-def to_network(array: Array, device: torch.device) -> torch.Tensor | Array:
-    """View an array as a tensor, BYTES as they are; copies only read-only or unaligned arrays."""
-    if array.dtype.hasobject:
-        return array
+def to_torch(array: Array) -> torch.Tensor:
+    """View an array as a tensor; copies only read-only or unaligned arrays."""
     if not (array.flags.writeable and array.flags.aligned):
         array = array.copy()
-    return torch.from_numpy(array).to(device)
+    return torch.from_numpy(array)
 
 
 def to_array(tensor: torch.Tensor | Array) -> Array:
@@ -53,8 +51,9 @@ def run(
     names: Collection[str] | None = None,
 ) -> dict[str, Array]:
     """Run one batch in inference mode; return the named outputs, or all."""
+    tensors = {name: array if array.dtype.hasobject else to_torch(array).to(device) for name, array in inputs.items()}
     with torch.inference_mode():
-        outputs = network.infer({name: to_network(array, device) for name, array in inputs.items()}, point)
+        outputs = network.infer(tensors, point)
     return {name: to_array(outputs[name]) for name in (outputs if names is None else names)}
 
 

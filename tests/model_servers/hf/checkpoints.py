@@ -2,13 +2,14 @@
 
 from collections.abc import Sequence
 from functools import cache
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
 import torch
-import transformers as hf
 from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
 
+hf: Any = import_module("transformers")  # by name: checking its types takes mypy minutes
 ROOT = Path(__file__).parents[3]
 VOCABULARY, WIDTH, MAX_TOKENS = 512, 32, 128
 SPECIAL_TOKENS = ("<pad>", "<s>", "</s>", "<unk>", "<mask>")

@@ -3,13 +3,13 @@
 import io
 import random
 from collections.abc import Callable
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-import transformers
 from PIL import Image
 
 from tests.model_servers.hf import checkpoints
@@ -20,6 +20,7 @@ from trimtab_pipelines.model_spec import ModelSpec
 from trimtab_protocol import Tensor
 from trimtab_protocol.tensors import bytes_array
 
+transformers: Any = import_module("transformers")
 ROWS = 200
 TOLERANCE = 1e-4
 Rows = list[bytes]

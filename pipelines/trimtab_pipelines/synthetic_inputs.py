@@ -8,6 +8,7 @@ Every row of a tensor is padded to the distribution's maximum, so that any rows 
 padding.
 """
 
+import io
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -16,6 +17,7 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
+from trimtab_pipelines.graph import REQUEST
 from trimtab_pipelines.spec import InferencePipeline
 from trimtab_pipelines.tensors import TensorSpec
 
@@ -32,6 +34,17 @@ SAMPLES_PER_SECOND = 16_000
 TOKENS_PER_WORD = 1.3  # subwords, by the usual vocabularies of 30 to 60 thousand
 MIN_TOKEN_ID, END_TOKEN_ID = 1_000, 10_000  # ordinary tokens of every vocabulary in use
 LENGTH_SUFFIX = "_length"
+Medium = Literal["text", "image"]
+IMAGE_FAMILIES = ("hf/image-", "hf/object-", "hf/zero-shot-image-")
+IMAGE_SIZE_PX = (640, 480)
+_WORD_LIST = (
+    "a about after all an and are as at back be been but by can could day did do first for from get good had has have "
+    "he her him his how if in into is it just know like made make man many may more most my new no not now of off old "
+    "on one only or other our out over people place right said same see she should so some such take than that the "
+    "their them then there these they thing this time to two under up use very was water way we well were what when "
+    "which while who will with word work world would year you your"
+)
+WORDS = tuple(_WORD_LIST.split())
 
 
 def payloads_of(pipeline: InferencePipeline) -> str:
@@ -149,6 +162,44 @@ def draw_inputs(
         if any(other.name == spec.name + LENGTH_SUFFIX for other in specs):
             rows[spec.name + LENGTH_SUFFIX] = lengths
     return rows
+
+
+def media(pipeline: InferencePipeline) -> dict[str, Medium]:
+    """What each BYTES input of a pipeline holds, by the families that read it: text unless they read images."""
+    found: dict[str, Medium] = {}
+    for spec in pipeline.spec.inputs:
+        readers = [
+            stage
+            for stage in pipeline.spec.stages
+            if any(i.source == f"{REQUEST}.inputs.{spec.name}" for i in stage.inputs)
+        ]
+        families = [variant.family for stage in readers for variant in stage.variants]
+        if spec.datatype == "BYTES":
+            found[spec.name] = "image" if any(family.startswith(IMAGE_FAMILIES) for family in families) else "text"
+    return found
+
+
+def draw_bytes(medium: Medium, shape: Sequence[int], random: np.random.Generator) -> Array:
+    """Draw BYTES: texts of common words with the lengths of news sentences, or JPEG files of coloured blobs."""
+    draw = _draw_image if medium == "image" else _draw_text
+    values = np.empty(tuple(shape), dtype=object)
+    for position in np.ndindex(values.shape):
+        values[position] = draw(random)
+    return values
+
+
+def _draw_text(random: np.random.Generator) -> bytes:
+    words = DISTRIBUTIONS["newstest-french"].lengths(1, random)[0] / TOKENS_PER_WORD
+    return " ".join(random.choice(WORDS, max(1, round(words)))).encode()
+
+
+def _draw_image(random: np.random.Generator) -> bytes:
+    from PIL import Image  # noqa: PLC0415  (optional)
+
+    file = io.BytesIO()
+    blobs = Image.fromarray(random.integers(0, 256, (8, 8, 3), dtype=np.uint8))
+    blobs.resize(IMAGE_SIZE_PX).save(file, "JPEG")
+    return file.getvalue()
 
 
 def _require_fit(spec: TensorSpec, law: str) -> None:

@@ -31,7 +31,11 @@ def request_rows(pipeline: InferencePipeline, count: int, seed: int = 0) -> dict
     """`count` rows of each request input, random unless an annotation names payloads; ValueError if invalid."""
     kind = synthetic_inputs.payloads_of(pipeline)
     size = synthetic_inputs.default_dimension(pipeline)
-    rows = {f"{REQUEST}.inputs.{spec.name}": random_rows(spec, count, size, seed) for spec in pipeline.spec.inputs}
+    media = synthetic_inputs.media(pipeline)
+    rows = {
+        f"{REQUEST}.inputs.{spec.name}": random_rows(spec, count, size, seed, media.get(spec.name, "text"))
+        for spec in pipeline.spec.inputs
+    }
     rows |= _chat_rows(pipeline, count, seed)
     if kind == "digits":
         from trimtab_training.digits.page_generator import PageSource  # noqa: PLC0415 - slow to import
@@ -119,14 +123,15 @@ def concatenate_outputs(stage: Stage, answers: Iterable[Sequence[Tensor]]) -> di
     return {reference: np.concatenate(arrays) for reference, arrays in parts.items()}
 
 
-def random_rows(spec: TensorSpec, count: int, any_size: int, seed: int = 0) -> Array:
-    """Draw rows of a tensor: floats uniform in 0…1, integers over 0…127, BYTES of 32 characters."""
+def random_rows(
+    spec: TensorSpec, count: int, any_size: int, seed: int = 0, medium: synthetic_inputs.Medium = "text"
+) -> Array:
+    """Draw rows of a tensor: floats uniform in 0…1, integers over 0…127, BYTES of a medium."""
     random = np.random.default_rng([seed, *spec.name.encode()])
     shape = (count, *(any_size if size == -1 else size for size in spec.shape))
     dtype = DTYPES[spec.datatype]
     if dtype.kind == "O":
-        texts = np.array([random.bytes(16).hex().encode() for _ in range(int(np.prod(shape)))], dtype=object)
-        return texts.reshape(shape)
+        return synthetic_inputs.draw_bytes(medium, shape, random)
     if dtype.kind == "f":
         return random.random(shape, dtype=np.float32).astype(dtype)
     return random.integers(0, 2 if dtype.kind == "b" else 128, size=shape).astype(dtype)

@@ -62,7 +62,7 @@ def test_folder_includes_chat_files(place):
     assert contents(find_folder(put(place, files), None)) == files
 
 
-@pytest.mark.parametrize("absent", ["config.json", "tokenizer.json", "model-2.safetensors"])
+@pytest.mark.parametrize("absent", ["config.json", "model-2.safetensors"])
 def test_missing_file_of_a_folder_is_named(place, absent, weights_cache):
     address = put(place, {file: content for file, content in SEVERAL.items() if file != absent})
     with pytest.raises(ModelError, match=absent):

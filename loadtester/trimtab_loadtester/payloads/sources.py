@@ -6,6 +6,8 @@ inputs with random lengths (`trimtab_pipelines.synthetic_inputs`), or `random`, 
 random tensor a dimension of any size (-1) has the size of the annotation `trimtab.dev/default-dimension`, else 16.
 """
 
+from collections.abc import Mapping
+from types import MappingProxyType
 from typing import cast
 
 import numpy as np
@@ -18,8 +20,6 @@ from trimtab_pipelines import synthetic_inputs
 from trimtab_pipelines.spec import InferencePipeline
 from trimtab_pipelines.tensors import TensorSpec
 from trimtab_protocol import DTYPES, Tensor
-
-RANDOM_BYTES_LENGTH = 16
 
 
 class SyntheticPayloads:
@@ -34,8 +34,9 @@ class SyntheticPayloads:
         distributions: str = "",
         seed: int = 0,
         default_dimension: int = synthetic_inputs.DEFAULT_DIMENSION,
+        media: Mapping[str, synthetic_inputs.Medium] = MappingProxyType({}),
     ) -> None:
-        self._specs, self._seed, self._default_dimension = specs, seed, default_dimension
+        self._specs, self._seed, self._default_dimension, self._media = specs, seed, default_dimension, media
         self._distributions = synthetic_inputs.parse_distributions(distributions, specs) if distributions else {}
 
     def payload(self, index: int) -> Payload:
@@ -44,7 +45,7 @@ class SyntheticPayloads:
         tensors = (
             Tensor(spec.name, spec.datatype, drawn[spec.name])
             if spec.name in drawn
-            else _random_tensor(spec, self._default_dimension, random)
+            else _random_tensor(spec, self._default_dimension, random, self._media.get(spec.name, "text"))
             for spec in self._specs
         )
         return Payload(tuple(tensors))
@@ -98,16 +99,16 @@ def payload_source(pipeline: InferencePipeline, seed: int = 0) -> PayloadSource:
     if synthetic_inputs.payload_kind(kind) == synthetic_inputs.LMM_DIGITS:
         return ChatPayloads(seed, kind.partition(":")[2])
     any_size = synthetic_inputs.default_dimension(pipeline)
-    return SyntheticPayloads(pipeline.spec.inputs, "" if kind == "random" else kind, seed, any_size)
+    distributions, media = "" if kind == "random" else kind, synthetic_inputs.media(pipeline)
+    return SyntheticPayloads(pipeline.spec.inputs, distributions, seed, any_size, media)
 
 
-def _random_tensor(spec: TensorSpec, any_size: int, random: np.random.Generator) -> Tensor:
+def _random_tensor(
+    spec: TensorSpec, any_size: int, random: np.random.Generator, medium: synthetic_inputs.Medium
+) -> Tensor:
     shape = (1, *(any_size if size == -1 else size for size in spec.shape))
     if spec.datatype == "BYTES":
-        values = np.empty(shape, dtype=object)
-        for position in np.ndindex(shape):
-            values[position] = random.bytes(RANDOM_BYTES_LENGTH).hex().encode()
-        return Tensor(spec.name, "BYTES", values)
+        return Tensor(spec.name, "BYTES", synthetic_inputs.draw_bytes(medium, shape, random))
     dtype = DTYPES[spec.datatype]
     if dtype.kind == "f":
         return Tensor(spec.name, spec.datatype, random.random(shape, dtype=np.float32).astype(dtype))

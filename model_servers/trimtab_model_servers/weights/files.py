@@ -18,15 +18,30 @@ INDEX_FILE: Final = f"{SINGLE_FILE}.index.json"
 GENERATION_FILE, TOKENIZER_CONFIG_FILE = "generation_config.json", "tokenizer_config.json"
 PROCESSOR_FILE, TEMPLATE_FILE, OLD_TEMPLATE_FILE = "processor_config.json", "chat_template.jinja", "chat_template.json"
 IMAGES_FILE: Final = "preprocessor_config.json"
-OPTIONAL_FILES: Final = (
-    GENERATION_FILE,
+TOKENIZER_FILES: Final = (
+    TOKENIZER_FILE,
     TOKENIZER_CONFIG_FILE,
+    "special_tokens_map.json",
+    "added_tokens.json",
+    "vocab.json",
+    "vocab.txt",
+    "merges.txt",
+    "spiece.model",
+    "sentencepiece.bpe.model",
+    "tokenizer.model",
+    "source.spm",
+    "target.spm",
+)
+"""Files of fast and slow tokenizers; an image model has none."""
+OPTIONAL_FILES: Final = (
+    *TOKENIZER_FILES,
+    GENERATION_FILE,
     PROCESSOR_FILE,
     TEMPLATE_FILE,
     OLD_TEMPLATE_FILE,
     IMAGES_FILE,
 )
-"""Settings of generation, chat templates and image processing."""
+"""Tokenizer, and settings of generation, chat templates and image processing."""
 MAX_FILES: Final = 256
 _FILE_NAME: Final = re.compile(rf"[A-Za-z0-9_-][A-Za-z0-9._-]*{re.escape(SUFFIX)}")
 MAX_BYTES: Final = 4 * 2**20

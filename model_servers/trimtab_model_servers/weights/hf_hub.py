@@ -55,11 +55,10 @@ def fetch_repository(address: str, limits: FetchLimits) -> Path:
         pinned = newest if newest.pinned else replace(newest, revision=newest.look_up(files.CONFIG_FILE).commit_hash)
         index = pinned.fetch_optional(files.INDEX_FILE)
         weights = (files.SINGLE_FILE,) if index is None else files.referenced_files(index.read_bytes(), name)
-        required = (*weights, files.TOKENIZER_FILE)
-        files.require_total((pinned.look_up(file).file_size or 0 for file in required), limits, name)
+        files.require_total((pinned.look_up(file).file_size or 0 for file in weights), limits, name)
         optional = [pinned.fetch_optional(file) for file in files.OPTIONAL_FILES]
         paths = [path for path in optional if path is not None]
-        paths += [*(pinned.fetch(file) for file in required), newest.fetch(files.CONFIG_FILE)]
+        paths += [*(pinned.fetch(file) for file in weights), newest.fetch(files.CONFIG_FILE)]
     files.require_total((path.stat().st_size for path in paths), limits, name)
     if len({path.parent for path in paths}) != 1:
         raise ModelError(f"{name}: it was replaced while it was fetched; fetch it again")

@@ -78,9 +78,8 @@ def fetch_folder(bucket: str, prefix: str, limits: FetchLimits) -> Path:
     def source(file: str) -> _Source:
         return _Source(bucket, f"{prefix}/{file}" if prefix else file, limits)
 
-    sources = {file: source(file) for file in (files.CONFIG_FILE, files.TOKENIZER_FILE)}
-    for required in sources.values():
-        required.find()
+    sources = {files.CONFIG_FILE: source(files.CONFIG_FILE)}
+    sources[files.CONFIG_FILE].find()
     index = source(files.INDEX_FILE)
     if index.exists():
         sources[files.INDEX_FILE] = index

@@ -10,6 +10,7 @@ padding.
 
 import io
 import math
+import wave
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -34,8 +35,14 @@ SAMPLES_PER_SECOND = 16_000
 TOKENS_PER_WORD = 1.3  # subwords, by the usual vocabularies of 30 to 60 thousand
 MIN_TOKEN_ID, END_TOKEN_ID = 1_000, 10_000  # ordinary tokens of every vocabulary in use
 LENGTH_SUFFIX = "_length"
-Medium = Literal["text", "image"]
-IMAGE_FAMILIES = ("hf/image-", "hf/object-", "hf/zero-shot-image-")
+Medium = Literal["text", "image", "audio"]
+_FAMILIES: Mapping[str, Medium] = {
+    "hf/image-": "image",
+    "hf/object-": "image",
+    "hf/zero-shot-image-": "image",
+    "hf/speech-": "audio",
+}
+"""Media that families read, by the beginning of their name; others read text."""
 IMAGE_SIZE_PX = (640, 480)
 _WORD_LIST = (
     "a about after all an and are as at back be been but by can could day did do first for from get good had has have "
@@ -165,23 +172,21 @@ def draw_inputs(
 
 
 def media(pipeline: InferencePipeline) -> dict[str, Medium]:
-    """What each BYTES input of a pipeline holds, by the families that read it: text unless they read images."""
-    found: dict[str, Medium] = {}
-    for spec in pipeline.spec.inputs:
-        readers = [
-            stage
-            for stage in pipeline.spec.stages
-            if any(i.source == f"{REQUEST}.inputs.{spec.name}" for i in stage.inputs)
-        ]
-        families = [variant.family for stage in readers for variant in stage.variants]
-        if spec.datatype == "BYTES":
-            found[spec.name] = "image" if any(family.startswith(IMAGE_FAMILIES) for family in families) else "text"
-    return found
+    """The medium of each BYTES input of a request, by the families that read it."""
+    return {spec.name: _medium(pipeline, spec.name) for spec in pipeline.spec.inputs if spec.datatype == "BYTES"}
+
+
+def _medium(pipeline: InferencePipeline, name: str) -> Medium:
+    source = f"{REQUEST}.inputs.{name}"
+    readers = (stage for stage in pipeline.spec.stages if any(read.source == source for read in stage.inputs))
+    families = [variant.family for stage in readers for variant in stage.variants]
+    found = (medium for prefix, medium in _FAMILIES.items() if any(family.startswith(prefix) for family in families))
+    return next(found, "text")
 
 
 def draw_bytes(medium: Medium, shape: Sequence[int], random: np.random.Generator) -> Array:
-    """Draw BYTES: texts of common words with the lengths of news sentences, or JPEG files of coloured blobs."""
-    draw = _draw_image if medium == "image" else _draw_text
+    """Draw BYTES: texts with the lengths of news sentences, JPEG files, or WAV files with the lengths of utterances."""
+    draw = {"text": _draw_text, "image": _draw_image, "audio": _draw_audio}[medium]
     values = np.empty(tuple(shape), dtype=object)
     for position in np.ndindex(values.shape):
         values[position] = draw(random)
@@ -199,6 +204,17 @@ def _draw_image(random: np.random.Generator) -> bytes:
     file = io.BytesIO()
     blobs = Image.fromarray(random.integers(0, 256, (8, 8, 3), dtype=np.uint8))
     blobs.resize(IMAGE_SIZE_PX).save(file, "JPEG")
+    return file.getvalue()
+
+
+def _draw_audio(random: np.random.Generator) -> bytes:
+    law, file = DISTRIBUTIONS["librispeech"], io.BytesIO()
+    samples = 3_000 * random.standard_normal(law.lengths(1, random)[0])
+    with wave.open(file, "wb") as writer:
+        writer.setnchannels(1)
+        writer.setsampwidth(2)
+        writer.setframerate(SAMPLES_PER_SECOND)
+        writer.writeframes(samples.clip(-32_768, 32_767).astype("<i2").tobytes())
     return file.getvalue()
 
 

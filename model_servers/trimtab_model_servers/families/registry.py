@@ -34,6 +34,7 @@ HF_TASKS = (
     "question-answering",
     "summarization",
     "translation",
+    "speech-recognition",
     "text-embedding",
     "image-classification",
     "object-detection",

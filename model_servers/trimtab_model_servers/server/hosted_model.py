@@ -12,7 +12,7 @@ import numpy as np
 from watchfiles import awatch
 
 from trimtab_model_servers.batch_worker import BatchWorker
-from trimtab_model_servers.errors import ModelError, RefusalError
+from trimtab_model_servers.errors import InvalidRow, ModelError, RefusalError
 from trimtab_model_servers.families.interfaces import HasExamples, Network, RegistersTasks
 from trimtab_model_servers.families.registry import CHAT_FAMILIES, NUMPY_FAMILIES, build
 from trimtab_model_servers.model_protocol import (
@@ -142,6 +142,11 @@ class HostedModel:
         }
         try:
             return self.run(inputs, point, None)
+        except InvalidRow as error:
+            raise ModelError(
+                f"family {self.spec.family!r} refuses the example that it warms up with ({error}); "
+                "give it a method `example(name)` that returns a valid value of each BYTES input"
+            ) from error
         except (RuntimeError, ValueError, IndexError, KeyError, TypeError) as error:
             shapes = ", ".join(f"{name} {list(array.shape)}" for name, array in inputs.items())
             raise ModelError(

@@ -1,5 +1,6 @@
 """Miniature checkpoints: published architectures in the Hub's layout, with tokenizers trained on the docs."""
 
+import json
 from collections.abc import Sequence
 from functools import cache
 from importlib import import_module
@@ -91,6 +92,51 @@ def bart(folder: Path) -> Path:
     model.generation_config.max_new_tokens = 12
     model.generation_config.num_beams = 2
     return save(folder, model, tokenizer())
+
+
+def wav2vec2(folder: Path, *, masked: bool = True) -> Path:
+    """A CTC model of letters; with layer norm it masks padding, with group norm it does not."""
+    folder.mkdir(parents=True, exist_ok=True)
+    letters = {
+        letter: index for index, letter in enumerate(["<pad>", "<s>", "</s>", "<unk>", "|", *"ETAONIHSRDLUMWCFGYPBVK"])
+    }
+    (folder / "vocab.json").write_text(json.dumps(letters))
+    config = hf.Wav2Vec2Config(
+        vocab_size=len(letters),
+        conv_dim=(16, 16, 16),
+        conv_stride=(5, 4, 4),
+        conv_kernel=(10, 8, 4),
+        num_conv_pos_embeddings=16,
+        num_conv_pos_embedding_groups=4,
+        feat_extract_norm="layer" if masked else "group",
+        do_stable_layer_norm=masked,
+        pad_token_id=0,
+        bos_token_id=1,
+        eos_token_id=2,
+        **SMALL,
+    )
+    extractor = hf.Wav2Vec2FeatureExtractor(return_attention_mask=masked, do_normalize=True)
+    return save(folder, hf.Wav2Vec2ForCTC(config), hf.Wav2Vec2CTCTokenizer(str(folder / "vocab.json")), extractor)
+
+
+def moonshine(folder: Path) -> Path:
+    """An encoder-decoder model of speech."""
+    config = hf.MoonshineConfig(
+        vocab_size=VOCABULARY,
+        hidden_size=WIDTH,
+        intermediate_size=64,
+        encoder_num_hidden_layers=2,
+        decoder_num_hidden_layers=2,
+        encoder_num_attention_heads=4,
+        decoder_num_attention_heads=4,
+        pad_token_id=0,
+        bos_token_id=1,
+        eos_token_id=2,
+        decoder_start_token_id=1,
+    )
+    model = hf.MoonshineForConditionalGeneration(config)
+    model.generation_config.max_new_tokens = 8
+    return save(folder, model, tokenizer(), hf.Wav2Vec2FeatureExtractor(return_attention_mask=True, do_normalize=False))
 
 
 def vit(folder: Path, auto_class: str = "AutoModelForImageClassification") -> Path:

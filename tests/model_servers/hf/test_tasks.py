@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import soundfile
 import torch
 from PIL import Image
 
@@ -23,6 +24,7 @@ from trimtab_protocol.tensors import bytes_array
 transformers: Any = import_module("transformers")
 ROWS = 200
 TOLERANCE = 1e-4
+RATE_HZ = 16_000
 Rows = list[bytes]
 
 
@@ -37,6 +39,9 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
         ),
         "question-answering": lambda path: checkpoints.roberta(path, "AutoModelForQuestionAnswering", ("start", "end")),
         "summarization": checkpoints.bart,
+        "speech-recognition": checkpoints.wav2vec2,
+        "generated speech": checkpoints.moonshine,
+        "unmasked speech": lambda path: checkpoints.wav2vec2(path, masked=False),
         "text-embedding": lambda path: checkpoints.roberta(path, "AutoModel"),
         "image-classification": checkpoints.vit,
         "object-detection": checkpoints.rt_detr,
@@ -106,6 +111,19 @@ def some_images(count: int, seed: int = 0) -> Rows:
     return files
 
 
+def some_sounds(count: int, seed: int = 0, rate_hz: int = RATE_HZ, form: str = "WAV") -> Rows:
+    """Files of chirps, 0.05 to 0.6 s."""
+    draw = np.random.default_rng(seed)
+    files = []
+    for _ in range(count):
+        seconds = np.arange(int(draw.uniform(0.05, 0.6) * rate_hz)) / rate_hz
+        samples = 0.3 * np.sin(2 * np.pi * (draw.uniform(80, 400) + draw.uniform(-300, 900) * seconds) * seconds)
+        file = io.BytesIO()
+        soundfile.write(file, samples + draw.normal(0, 0.02, len(samples)), rate_hz, format=form)
+        files.append(file.getvalue())
+    return files
+
+
 def pictures(files: Rows) -> list[Image.Image]:
     return [Image.open(io.BytesIO(file)).convert("RGB") for file in files]
 
@@ -166,6 +184,46 @@ def test_images_get_the_pipelines_given_label(folder):
     answers = infer(a_model("zero-shot-image-classification", path, labels=", ".join(labels)), image=files)
     assert answers["label"].tolist() == [answer["label"].encode() for answer in expected]
     assert answers["score"] == pytest.approx([answer["score"] for answer in expected], abs=TOLERANCE)
+
+
+@pytest.mark.parametrize("checkpoint", ["speech-recognition", "unmasked speech", "generated speech"])
+def test_speech_is_recognized_as_by_the_pipeline(folder, checkpoint):
+    path, files = folder(checkpoint), some_sounds(40)
+    pipeline = transformers.pipeline("automatic-speech-recognition", model=str(path), device=-1)
+    expected = [pipeline(soundfile.read(io.BytesIO(file), dtype="float32")[0])["text"].encode() for file in files]
+    answers = infer(a_model("speech-recognition", path), audio=files)
+    assert answers["text"].tolist() == expected
+    assert len(set(expected)) > 20
+
+
+def test_audio_of_other_formats_and_rates_is_read(folder):
+    model = a_model("speech-recognition", folder("speech-recognition"))
+    wav, flac = some_sounds(4), some_sounds(4, form="FLAC")
+    assert infer(model, audio=flac)["text"].tolist() == infer(model, audio=wav)["text"].tolist()
+    assert len(infer(model, audio=some_sounds(4, rate_hz=44_100))["text"]) == 4
+    assert len(infer(model, audio=some_sounds(4, form="OGG"))["text"]) == 4
+
+
+def wav_of(seconds: float, rate_hz: int = RATE_HZ) -> bytes:
+    file = io.BytesIO()
+    soundfile.write(file, np.zeros(int(seconds * rate_hz), np.float32), rate_hz, format="WAV")
+    return file.getvalue()
+
+
+@pytest.mark.parametrize(
+    ("row", "complaint"),
+    [
+        (b"", "row 1 is no audio file"),
+        (b"RIFF" + b"\0" * 64, "row 1 is no audio file"),
+        (wav_of(0), "row 1 has 0 s of audio; send 0.025 to 30 s"),
+        (wav_of(40), "row 1 has 40 s of audio; send 0.025 to 30 s"),
+        (wav_of(1, rate_hz=200), "row 1 has 200 Hz and 1 channels; send 1000 to 192000 Hz"),
+    ],
+    ids=["empty", "cut", "silent", "long", "rate"],
+)
+def test_bad_audio_is_its_callers_fault(folder, row, complaint):
+    with pytest.raises(InvalidRow, match=complaint):
+        infer(a_model("speech-recognition", folder("speech-recognition")), audio=[wav_of(0.5), row])
 
 
 @pytest.mark.parametrize("task", ["text-classification", "text-embedding", "summarization"])

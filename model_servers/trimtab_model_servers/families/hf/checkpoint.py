@@ -101,6 +101,9 @@ class Checkpoint:
     def image_processor(self) -> Any:
         return self._read(self.folder, "AutoImageProcessor", "the image processor")
 
+    def feature_extractor(self) -> Any:
+        return self._read(self.folder, "AutoFeatureExtractor", "the feature extractor")
+
     def max_tokens(self, tokenizer: Any, parameters: TextParameters) -> int:
         """Tokens of the longest text; ModelError if a variant sets more than the checkpoint has positions."""
         stated = [tokenizer.model_max_length, getattr(self.config, "max_position_embeddings", None)]

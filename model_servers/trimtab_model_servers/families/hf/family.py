@@ -5,6 +5,7 @@ from typing import Any
 from trimtab_model_servers.families.hf import images, text
 from trimtab_model_servers.families.hf.checkpoint import Checkpoint
 from trimtab_model_servers.families.hf.question_answering import QuestionAnswering
+from trimtab_model_servers.families.hf.speech import SpeechRecognition
 from trimtab_model_servers.families.interfaces import Built, read_parameters
 from trimtab_model_servers.families.user_module import check_tensors
 from trimtab_pipelines.model_spec import ModelSpec
@@ -15,6 +16,7 @@ TASKS: dict[str, Any] = {
     "question-answering": QuestionAnswering,
     "summarization": text.TextToText,
     "translation": text.TextToText,
+    "speech-recognition": SpeechRecognition,
     "text-embedding": text.TextEmbedding,
     "image-classification": images.ImageClassification,
     "object-detection": images.ObjectDetection,

@@ -1,5 +1,6 @@
 """Miniature checkpoints: published architectures in the Hub's layout, with tokenizers trained on the docs."""
 
+import io
 import json
 from collections.abc import Sequence
 from functools import cache
@@ -7,12 +8,13 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
+import soundfile
 import torch
 from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
 
 hf: Any = import_module("transformers")  # by name: checking its types takes mypy minutes
 ROOT = Path(__file__).parents[3]
-VOCABULARY, WIDTH, MAX_TOKENS = 512, 32, 128
+VOCABULARY, WIDTH, MAX_TOKENS = 512, 32, 512
 SPECIAL_TOKENS = ("<pad>", "<s>", "</s>", "<unk>", "<mask>")
 SMALL = {"hidden_size": WIDTH, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 64}
 
@@ -42,6 +44,11 @@ def tokenizer(pair: str = "<s> $A </s> </s> $B </s>") -> Any:
         model_input_names=["input_ids", "attention_mask"],
         **named,
     )
+
+
+def samples(files: Sequence[bytes]) -> list[Any]:
+    """Samples of mono audio files, as transformers' pipelines take them."""
+    return [soundfile.read(io.BytesIO(file), dtype="float32")[0] for file in files]
 
 
 def save(folder: Path, model: Any, *processors_: Any) -> Path:

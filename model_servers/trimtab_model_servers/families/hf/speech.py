@@ -56,7 +56,7 @@ class SpeechRecognition:
         return {"text": encode_texts(texts)}
 
     def _batches(self, sounds: Sequence[Array]) -> Iterable[list[int]]:
-        """Rows that may be padded to one length: all if the model masks padding or always pads, else those of equal length.
+        """Rows that may be padded to one length: all if the model masks padding or always pads, else equally long ones.
 
         Encoder-decoder models of raw audio, such as Moonshine, normalize over time, so padding would change their text.
         """

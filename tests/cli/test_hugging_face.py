@@ -1,0 +1,107 @@
+"""Checkpoints served by `trimtab up`: the page's example on texts, and audio files through two stages."""
+
+import json
+import re
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+import pytest
+import tritonclient.http
+import yaml
+from tritonclient.utils import InferenceServerException
+
+from tests.local_run import post, trimtab, up
+from tests.model_servers.hf import checkpoints
+from tests.model_servers.hf.test_tasks import some_sounds, some_texts
+from trimtab_protocol.tensors import bytes_array
+
+pytestmark = pytest.mark.timeout(300)
+transformers: Any = import_module("transformers")
+PAGE = Path(__file__).parents[2] / "docs" / "develop" / "hugging-face.md"
+SPEECH = """
+apiVersion: trimtab.dev/v1alpha1
+kind: InferencePipeline
+metadata: {name: calls}
+spec:
+  inputs: [{name: audio, datatype: BYTES}]
+  outputs: [{name: text, from: transcribe.outputs.text}, {name: label, from: classify.outputs.label}]
+  slo: {latency: 5s}
+  budget: {cores: "1"}
+  stages:
+  - name: transcribe
+    inputs: [{name: audio, from: request.inputs.audio}]
+    outputs: [{name: text, datatype: BYTES}]
+    batchSizes: [1, 4]
+    variants:
+    - {name: ctc, family: hf/speech-recognition, storageUri: speech, accuracy: 0.9, resources: {cpu: 500m}}
+  - name: classify
+    inputs: [{name: text, from: transcribe.outputs.text}]
+    outputs: [{name: label, datatype: BYTES}]
+    batchSizes: [1, 4]
+    variants:
+    - name: roberta
+      family: hf/text-classification
+      storageUri: classifier
+      parameters: {truncate: true}
+      accuracy: 0.9
+      resources: {cpu: 500m}
+"""
+
+
+def classifier(folder: Path) -> Path:
+    return checkpoints.roberta(folder, "AutoModelForSequenceClassification")
+
+
+def test_page_serves_its_example(tmp_path: Path) -> None:
+    example = re.findall(r"^```yaml\n(.*?)^```$", PAGE.read_text(), re.MULTILINE | re.DOTALL)[0]
+    (tmp_path / "pipeline.yaml").write_text(example)
+    for name in ("small", "large"):
+        classifier(tmp_path / name)
+    texts = [text.decode() for text in some_texts(20)]
+    answers = transformers.pipeline("text-classification", model=str(tmp_path / "large"), device=-1)(texts)
+    lines = ({"inputs": {"text": t}, "outputs": {"label": a["label"]}} for t, a in zip(texts, answers, strict=True))
+    (tmp_path / "samples.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+
+    evaluated = trimtab("evaluate", str(tmp_path), "--samples", str(tmp_path / "samples.jsonl"))
+    variants = yaml.safe_load((tmp_path / "pipeline.yaml").read_text())["spec"]["stages"][0]["variants"]
+    with up(tmp_path, pipeline=tmp_path) as serving:
+        url = f"http://127.0.0.1:{serving.rest_port}/v2/models/sentiment/infer"
+        body = {"inputs": [{"name": "text", "datatype": "BYTES", "shape": [20], "data": texts}]}
+        status, response = post(url, body)
+        body["inputs"][0] |= {"shape": [1], "data": ["word " * 1000]}
+        refused, reason = post(url, body)
+
+    assert evaluated.code == 0, evaluated.errors
+    assert [variant["accuracy"] for variant in variants] == [1, 1]  # the same checkpoint
+    assert status == 200, response
+    assert response["outputs"][0]["data"] == [answer["label"] for answer in answers]
+    assert response["outputs"][1]["data"] == pytest.approx([answer["score"] for answer in answers], abs=1e-4)
+    assert (refused, "tokens; send at most 512" in reason["error"]) == (400, True), reason
+
+
+@pytest.mark.conformance
+def test_audio_files_pass_two_stages(tmp_path: Path) -> None:
+    (tmp_path / "pipeline.yaml").write_text(SPEECH)
+    checkpoints.wav2vec2(tmp_path / "speech")
+    classifier(tmp_path / "classifier")
+    files = some_sounds(6)
+    hear = transformers.pipeline("automatic-speech-recognition", model=str(tmp_path / "speech"), device=-1)
+    classify = transformers.pipeline("text-classification", model=str(tmp_path / "classifier"), device=-1)
+    texts = [hear(file)["text"] for file in checkpoints.samples(files)]
+    labels = [classify(text, truncation=True)[0]["label"] for text in texts]
+
+    with up(tmp_path, pipeline=tmp_path) as serving:
+        client = tritonclient.http.InferenceServerClient(f"127.0.0.1:{serving.rest_port}")
+        answer = client.infer("calls", [audio_input(files)])
+        with pytest.raises(InferenceServerException, match="stage transcribe: input 'audio': row 0 is no audio file"):
+            client.infer("calls", [audio_input([b"no audio"])])
+
+    assert answer.as_numpy("text").tolist() == [text.encode() for text in texts]
+    assert answer.as_numpy("label").tolist() == [label.encode() for label in labels]
+
+
+def audio_input(files: list[bytes]) -> Any:
+    tensor = tritonclient.http.InferInput("audio", [len(files)], "BYTES")
+    tensor.set_data_from_numpy(bytes_array(files, (len(files),)))
+    return tensor

@@ -2,7 +2,7 @@
 
 import sys
 from types import FrameType
-from typing import Any
+from typing import Any, Self
 
 from tests.router.fakes import FakeReplica, Rig, a_pipeline, a_request, a_rig
 
@@ -17,7 +17,7 @@ class CallCounter:
     def __init__(self) -> None:
         self.calls = 0
 
-    def __enter__(self) -> "CallCounter":
+    def __enter__(self) -> Self:
         sys.setprofile(self._on_event)
         return self
 

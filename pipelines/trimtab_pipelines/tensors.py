@@ -24,8 +24,11 @@ class TensorSpec(Model):
     """Shape of one row; -1 for a dimension of any size."""
 
     def fits(self, shape: Sequence[int]) -> bool:
-        return len(shape) == len(self.shape) + 1 and all(
-            expected in {-1, size} for expected, size in zip(self.shape, shape[1:], strict=True)
+        row = tuple(shape[1:])
+        return (row == self.shape and len(shape) > 0) or (
+            len(row) == len(self.shape)
+            and len(shape) > 0
+            and all(expected in {-1, size} for expected, size in zip(self.shape, row, strict=True))
         )
 
     @property

@@ -57,6 +57,7 @@ class HttpConnection(asyncio.BufferedProtocol):
         self._deadline = inf
         self._timer: asyncio.TimerHandle | None = None
         self._head = bytearray(MAX_HEAD_BYTES)
+        self._whole_head = memoryview(self._head)
         self._head_filled = 0
         self._status = 0
         self._headers: Mapping[str, str] = {}
@@ -117,7 +118,7 @@ class HttpConnection(asyncio.BufferedProtocol):
     ) -> None:
         """`exchange` that calls `on_end` once, later, with the response or the error. It must not raise."""
         transport = self._transport
-        if transport is None or not self.usable:
+        if transport is None or self._on_end is not None or transport.is_closing():
             raise self._lost("the connection is closed")
         self._on_end = on_end
         self._max_body_bytes = max_body_bytes
@@ -150,7 +151,7 @@ class HttpConnection(asyncio.BufferedProtocol):
 
     def get_buffer(self, sizehint: int) -> memoryview:  # noqa: ARG002 - the size is known better here
         if self._body is None:
-            return memoryview(self._head)[self._head_filled :]
+            return self._whole_head[self._head_filled :] if self._head_filled else self._whole_head
         return self._body[self._body_filled :]
 
     def buffer_updated(self, nbytes: int) -> None:
@@ -173,7 +174,7 @@ class HttpConnection(asyncio.BufferedProtocol):
                 self._give_up(f"its headers are longer than {MAX_HEAD_BYTES} bytes")
             return
         try:
-            self._status, self._headers, length = _parse_head(bytes(self._head[:end]))
+            self._status, self._headers, length = _parse_head(bytes(self._whole_head[:end]))
         except (ValueError, KeyError, IndexError):
             self._give_up("its response is not HTTP/1.1 with a Content-Length")
             return
@@ -182,7 +183,7 @@ class HttpConnection(asyncio.BufferedProtocol):
             self._give_up(f"it sent {max(begun, length)} bytes, of at most {min(length, self._max_body_bytes)} wanted")
             return
         self._body = np.empty(length, np.uint8).data  # pages are committed as bytes arrive
-        self._body[:begun] = self._head[self._head_filled - begun : self._head_filled]
+        self._body[:begun] = self._whole_head[self._head_filled - begun : self._head_filled]
         self._body_filled = begun
 
     def _finish(self, body: memoryview) -> None:

@@ -102,10 +102,14 @@ def decode_response(body: Buffer, header_length: str | int | None) -> InferRespo
     text, binary = _split(body, header_length)
     header = _loaded_object(text)
     outputs = _describe_tensors("outputs", header.get("outputs"))
+    get = header.get
+    model_name, version, own_id = get("model_name") or "", get("model_version") or "", get("id") or ""
+    if not (isinstance(model_name, str) and isinstance(version, str) and isinstance(own_id, str)):
+        raise ProtocolError("the answer: 'model_name', 'model_version' and 'id' must be strings")
     return InferResponse(
-        model_name=_field(header, "model_name", str, "the answer") or "",
-        model_version=_field(header, "model_version", str, "the answer") or "",
-        id=_field(header, "id", str, "the answer") or "",
+        model_name=model_name,
+        model_version=version,
+        id=own_id,
         parameters=_parameters(header, "the answer"),
         outputs=tuple([decoder() for decoder in _decoders(outputs, binary)]),
     )
@@ -202,7 +206,7 @@ def _split(body: Buffer, header_length: str | int | None) -> tuple[bytes, memory
 
 def _loaded_object(text: bytes) -> dict[str, Any]:
     try:
-        header = _loaded(text)
+        header = _parsed(text) if len(text) < _LONG_JSON_BYTES else _loaded(text)
     except RecursionError as error:
         raise ProtocolError("the JSON header cannot be read: it is nested too deeply") from error
     except ValueError as error:
@@ -213,8 +217,8 @@ def _loaded_object(text: bytes) -> dict[str, Any]:
 
 
 def _loaded(text: bytes) -> Any:
-    """Parse JSON; long documents without the garbage collector, which would scan their lists repeatedly."""
-    if len(text) < _LONG_JSON_BYTES or not gc.isenabled():
+    """Parse long JSON without the garbage collector, which would scan its lists repeatedly."""
+    if not gc.isenabled():
         return _parsed(text)
     gc.disable()
     try:
@@ -305,7 +309,9 @@ def _describe_tensor(field: str, entry: object) -> _DescribedTensor:
         raise ProtocolError(f"tensor {name!r}: 'shape' must be a list of integers")
     dtype_of(name, datatype)
     header = TensorHeader(name, str(datatype), checked_shape(name, shape))
-    parameters = _tensor_parameters(entry, name)
+    parameters = _field(entry, "parameters", dict, f"tensor {name!r}") or {}
+    if "shared_memory_region" in parameters:
+        raise ProtocolError(f"tensor {name!r}: shared memory is not supported; send the data in the request")
     if BINARY_SIZE not in parameters:
         if "data" not in entry:
             raise ProtocolError(f"tensor {name!r} has neither 'data' nor the parameter '{BINARY_SIZE}'")
@@ -314,13 +320,6 @@ def _describe_tensor(field: str, entry: object) -> _DescribedTensor:
     if not isinstance(size, int) or isinstance(size, bool) or size < 0:
         raise ProtocolError(f"tensor {name!r}: '{BINARY_SIZE}' is {size!r}; it must be a number of bytes in the body")
     return _DescribedTensor(header, size, None)
-
-
-def _tensor_parameters(entry: Mapping[str, Any], name: str) -> Mapping[str, Any]:
-    parameters: Mapping[str, Any] = _field(entry, "parameters", dict, f"tensor {name!r}") or {}
-    if "shared_memory_region" in parameters:
-        raise ProtocolError(f"tensor {name!r}: shared memory is not supported; send the data in the request")
-    return parameters
 
 
 def _identity(request_id: str, parameters: Parameters) -> dict[str, Any]:

@@ -244,6 +244,8 @@ class RequestState:
     """Its images while only some of them are encoded."""
     early_request: StageRequest | None = None
     """Early prefill on these images."""
+    _accuracy: float | None = None
+    """Of the stages served so far, once it is known."""
     awaits_all_images: bool = False
     """Whether no early prefill is started, because embeddings were lost before."""
 
@@ -282,6 +284,7 @@ class RequestState:
         elif self.embeddings and any(stage.excluded_input(rows.variant) == EMBEDDINGS_INPUT for rows in served):
             self._release_embeddings()  # the variant that served has encoded the images itself
         self.served[request.stage] = served
+        self._accuracy = None
         self.rows_by_stage[request.stage] = request.rows
         if self.call.hold_bytes is not None:
             self.call.hold_bytes(sum([array.nbytes for array in outputs.values()]))
@@ -339,7 +342,9 @@ class RequestState:
 
     @property
     def accuracy(self) -> float:
-        return response_accuracy(self.served, self.rows_by_stage)
+        if self._accuracy is None:
+            self._accuracy = response_accuracy(self.served, self.rows_by_stage)
+        return self._accuracy
 
     def response_parameters(self) -> dict[str, bool | str | int | float]:
         tasks = dict.fromkeys(self.task_stages, self.options.task)

@@ -88,11 +88,12 @@ class ServiceTimes:
         estimate = self._estimates.get(key)
         if estimate is None:
             return 0.0
-        return (
-            estimate.base(estimate.counted_rows(rows, concurrent)) * (estimate.ratio + estimate.spread)
-            + self._wait_seconds
-            + self._wait_spread
-        )
+        if concurrent:
+            rows = estimate.counted_rows(rows, concurrent)
+        base = estimate.cached.get(rows)
+        if base is None:
+            base = estimate.base(rows)
+        return base * (estimate.ratio + estimate.spread) + self._wait_seconds + self._wait_spread
 
     def expect(self, key: Key, rows: int) -> float:
         estimate = self._estimates.get(key)
@@ -141,7 +142,7 @@ class ServiceTimes:
         estimate.idle_drops = 0
         if not estimate.profiled:
             _learn_size(estimate, rows, seconds)
-        base = estimate.base(estimate.counted_rows(rows, concurrent))
+        base = estimate.base(estimate.counted_rows(rows, concurrent) if concurrent else rows)
         if base <= 0:
             return
         low, high = RATIO_BOUNDS

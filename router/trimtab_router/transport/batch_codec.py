@@ -90,7 +90,7 @@ def _checked_array(stage: str, output: StageOutput, tensors: Mapping[str, Tensor
         raise MalformedResponse(
             f"stage {stage}: output {output.name!r} is {tensor.datatype}; it must be {output.datatype}"
         )
-    if not output.fits(tensor.shape):
+    if not output.fits(tensor.array.shape):
         raise MalformedResponse(
             f"stage {stage}: output {output.name!r} has shape {list(tensor.shape)}; "
             f"its rows must have shape {list(output.shape)}"

@@ -64,6 +64,7 @@ class LatencyModel:
 
     def apply_plan(self, plan: StagePlan) -> None:
         self.plan = plan
+        self.full_batch_rows = 1 if self._concurrent_rows else plan.batch_size  # 1: replicas serve rows concurrently
         self._usual_prefill_seconds = prefill_seconds(plan.prefill_seconds, plan.prompt_tokens)
         self._points, self._max_batch_rows, self._shadow_prices = {}, {}, {}
         self._reregistered = set()
@@ -110,11 +111,6 @@ class LatencyModel:
         if points is None:
             points = self._points[variant, concurrent] = tuple(self._allowed_points(variant, concurrent))
         return points
-
-    @property
-    def full_batch_rows(self) -> int:
-        """Rows of a full batch: 1 if replicas serve rows concurrently."""
-        return 1 if self._concurrent_rows else self.plan.batch_size
 
     def max_batch_rows(self, variant: str) -> int:
         rows = self._max_batch_rows.get(variant)

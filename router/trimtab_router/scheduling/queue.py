@@ -48,6 +48,10 @@ class DeadlineQueue:
         self._account(lane, request, row_slice.rows)
 
     def head(self) -> RowSlice | None:
+        if len(self._lanes) == 1:  # the common case, several times a batch
+            (only,) = self._lanes.values()
+            if only and not only[0][2].request.closed:
+                return only[0][2]
         lane = self._urgent_lane()
         return lane[0][2] if lane else None
 
@@ -122,10 +126,6 @@ class DeadlineQueue:
             self.special_rows += rows
 
     def _urgent_lane(self) -> _Lane:
-        if len(self._lanes) == 1:  # the common case, several times a batch
-            (only,) = self._lanes.values()
-            if only and not only[0][2].request.closed:
-                return only
         best = _Lane()
         for signature, lane in list(self._lanes.items()):
             while lane and lane[0][2].request.closed:

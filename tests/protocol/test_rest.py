@@ -274,3 +274,19 @@ def test_excessive_bytes_elements_are_rejected_early():
         decode_raw("x", "BYTES", [MAX_BYTES_ELEMENTS + 1], raw)
     with pytest.raises(ProtocolError, match="needs 2 elements; got more"):
         decode_raw("x", "BYTES", [2], raw)
+
+
+def test_requests_share_what_their_equal_headers_say():
+    buffers, length = rest.encode_request(InferRequest("m", (Tensor.of("x", np.arange(2, dtype=np.float32)),)))
+    header = bytes(buffers[0])
+    values = [np.array([n, n + 1], np.float32) for n in (1, 5)]
+    first, second = [rest.read_request("m", header + array.tobytes(), length) for array in values]
+
+    assert first.shared
+    assert first.request is second.request
+    for pending, array in zip((first, second), values, strict=True):
+        np.testing.assert_array_equal(pending.decode().inputs[0].array, array)
+    with pytest.raises(ProtocolError, match="4 bytes are left"):
+        rest.read_request("m", header + bytes(4), length)
+    assert not rest.read_request("m", VALID, None).shared
+    assert rest.read_request("other", header + bytes(8), length).request.model_name == "other"

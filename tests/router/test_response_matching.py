@@ -117,6 +117,21 @@ async def test_exchange_without_response_ends_at_its_deadline():
         assert not connection.usable
 
 
+async def test_each_exchange_of_a_connection_has_its_deadline():
+    async def once(writer: asyncio.StreamWriter) -> None:
+        writer.write(b"HTTP/1.1 200 OK\r\nContent-Length: 0\r\n\r\n")
+        await writer.drain()
+
+    async with a_server(once) as connection:
+        loop, head = asyncio.get_running_loop(), request_head("GET", "/", "x", {}, 0)
+        await connection.exchange(head, deadline=loop.time() + 0.05)
+        assert connection.usable
+        later = loop.time() + 0.2  # the timer of the first exchange is still set
+        with pytest.raises(TimeoutError):
+            await connection.exchange(head, deadline=later)
+        assert loop.time() >= later - 0.01
+
+
 async def test_connection_with_extra_data_is_closed():
     more = asyncio.Event()
 

@@ -78,6 +78,11 @@ class Up:
     def model_server(self, stage: str) -> psutil.Process:
         """The model server of a stage, of which there is one: the process that writes its log."""
         log = max((self.folder / "logs").glob(f"{stage}-*.log"), key=lambda path: path.stat().st_mtime)
+        return self.replica(log.stem)
+
+    def replica(self, name: str) -> psutil.Process:
+        """The model server of a replica: the process that writes its log."""
+        log = self.folder / "logs" / f"{name}.log"
         for process in psutil.Process(self.process.pid).children(recursive=True):
             if _writes(process, log):
                 return process

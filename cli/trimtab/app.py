@@ -153,9 +153,9 @@ def run_reporting_errors(work: Callable[[], object]) -> int:
 
 
 def _stop_fork_server() -> None:
-    replicas = sys.modules.get("trimtab.local.replica_process")
-    if replicas is not None:
-        replicas.stop_fork_server()
+    processes = sys.modules.get("trimtab_pipelines.processes.forked_process")
+    if processes is not None:
+        processes.stop_fork_server()
 
 
 @contextmanager

@@ -10,7 +10,9 @@ import sys
 import tempfile
 from collections.abc import Iterator
 from dataclasses import asdict, replace
+from functools import partial
 from pathlib import Path
+from typing import TextIO
 
 from pydantic import TypeAdapter, ValidationError
 
@@ -30,6 +32,7 @@ _POD_DRAIN_SECONDS = 2.0
 
 def main() -> int:
     arguments = _parser().parse_args()
+    ready = _take_output()
     take_credentials()
     default_ports, default_drain_seconds = (
         (_POD_PORTS, _POD_DRAIN_SECONDS) if arguments.models_env else (ReplicaPorts(0, 0, 0), 0)
@@ -43,7 +46,7 @@ def main() -> int:
                 stack.enter_context(_model_folder(arguments.models_env)) if arguments.models_env else arguments.folder
             )
             identity = MutualTls(arguments.identity) if arguments.identity else None
-            from trimtab_model_servers.server.replica import Listeners, check, run  # noqa: PLC0415  (imports torch)
+            from trimtab_model_servers.server.replica import Listeners, check, run  # noqa: PLC0415  (slow to import)
 
             listeners = Listeners(
                 arguments.host, arguments.mlserver_host, ports, identity, arguments.health_port, arguments.metrics_port
@@ -51,11 +54,23 @@ def main() -> int:
             if arguments.check:
                 check(folder)
             else:
-                run(folder, print_ready_line, listeners, drain_seconds)
+                run(folder, partial(_announce, ready), listeners, drain_seconds)
     except (ModelError, InvalidIdentity, OSError) as error:
         _report(f"trimtab_model_servers: {' '.join(str(error).split())}\n")
         return REJECTED if isinstance(error, ModelError) else 1
     return 0
+
+
+def _take_output() -> TextIO:
+    """Return standard output for the ready line; whatever else is printed goes to standard error, as the log does."""
+    output = os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)
+    return output
+
+
+def _announce(output: TextIO, ports: ReplicaPorts) -> None:
+    print_ready_line(ports, output)
+    output.close()
 
 
 def _parser() -> argparse.ArgumentParser:

@@ -5,9 +5,11 @@ from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 
+from trimtab_model_servers.families.registry import modules_to_preload
 from trimtab_model_servers.server.settings import write_model_folder
 from trimtab_pipelines.errors import OperationFailed
 from trimtab_pipelines.processes.child_process import ChildProcess, InputRejected, ReplicaPorts, StartError, start_error
+from trimtab_pipelines.processes.forked_process import start_forked
 from trimtab_pipelines.spec import InferencePipeline
 from trimtab_pipelines.stages import Stage
 from trimtab_protocol import InferRequest, InferResponse, ProtocolError, Tensor, rest
@@ -68,8 +70,12 @@ async def running_replica(
     with tempfile.TemporaryDirectory(prefix="trimtab-profile-") as name:
         folder, process_name = Path(name), f"replica of stage {stage}"
         write_model_folder(pipeline, pipeline_folder, stage, variants, folder / "models", threads)
-        process = await ChildProcess.start(
-            "trimtab_model_servers", [str(folder / "models")], folder / "log", process_name
+        process = await start_forked(
+            "trimtab_model_servers",
+            [str(folder / "models")],
+            folder / "log",
+            process_name,
+            imports=modules_to_preload(pipeline),
         )
         try:
             connection = await _connect(process)
@@ -90,7 +96,10 @@ async def check_models(pipeline: InferencePipeline, pipeline_folder: Path, stage
             variants = [variant.name for variant in stage.variants]
             write_model_folder(pipeline, pipeline_folder, stage.name, variants, folder / "models" / stage.name, 1.0)
         arguments, log = ["--check", str(folder / "models")], folder / "log"
-        process = await ChildProcess.start("trimtab_model_servers", arguments, log, "the check", is_read=False)
+        imports = modules_to_preload(pipeline)
+        process = await start_forked(
+            "trimtab_model_servers", arguments, log, "the check", imports=imports, is_read=False
+        )
         try:
             code = await process.wait()
         finally:

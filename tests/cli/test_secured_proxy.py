@@ -84,7 +84,7 @@ async def test_loadtest_passes_tls_and_keys(tmp_path, capsys):
         await local.ready()
         secured = ("--ca", str(authority.file), "--api-key-file", str(key_file))
         for protocol, port in (("REST", local.rest_port), ("gRPC", local.grpc_port)):
-            arguments = f"--address 127.0.0.1:{port} --protocol {protocol} --load constant:5 --duration 2".split()
+            arguments = f"--address 127.0.0.1:{port} --protocol {protocol} --load constant:10 --duration 0.5".split()
             sent = await load(pipeline, *arguments, *secured)
             assert sent["ok"] + sent["late"] == sent["received"] > 0, sent
             assert (await load(pipeline, *arguments, "--ca", str(authority.file), exit_code=1))["ok"] == 0

@@ -36,8 +36,7 @@ NAMES = {
     "trimtab_router": "router",
     "trimtab_adapter": "adapter",
     "/envoy": "envoy",
-    "forkserver": "model servers",
-    "resource_tracker": "tracker",
+    "fork_server": "model servers",
     " up ": "supervisor",
 }
 

@@ -14,14 +14,17 @@ from typing import Any
 
 import aiohttp
 import grpc
+import psutil
 import pytest
 
 from tests.builders import a_pipeline, a_stage, a_variant
 from tests.model_servers.clients import a_request, call, call_mlserver_grpc, x
 from tests.model_servers.conftest import Gate, serve_gated, write_echoes
+from trimtab_model_servers.families.registry import modules_to_preload
 from trimtab_model_servers.server.mlserver_setup import ReservedPort
 from trimtab_model_servers.server.settings import write_model_folder
 from trimtab_pipelines.model_spec import ModelSpec
+from trimtab_pipelines.processes.forked_process import fork_server, start_forked
 
 
 async def test_stopped_replica_finishes_its_batch(start, tmp_path):
@@ -185,6 +188,34 @@ def test_process_that_starts_replicas_needs_no_torch(code, output):
 
 def test_server_imports_torch_only_with_a_family_of_torch():
     code = "import sys, trimtab_model_servers.server.replica, trimtab_model_servers.families.echo\n"
-    code += "print({'torch', 'transformers', 'PIL', 'tokenizers'} & sys.modules.keys())"
+    code += "print({'torch', 'transformers', 'PIL', 'tokenizers', 'pandas', 'opentelemetry'} & sys.modules.keys())\n"
+    code += "import pandas; print(pandas.DataFrame({'x': [1]}).shape)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert done.stdout == "set()\n"
+    assert done.stdout == "set()\n(1, 1)\n"
+
+
+THREADS = """
+import json, os, sys, threading
+import torch
+threads = len(os.listdir("/proc/self/task")), threading.active_count()
+print(json.dumps([*threads, torch.cuda.is_initialized(), torch.ones(4).sum().item()]), flush=True)
+"""
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="only Linux adopts orphans")
+async def test_imports_of_families_start_no_thread_and_no_cuda(tmp_path):
+    (tmp_path / "threads.py").write_text(THREADS)
+    chat = a_stage(variants=[a_variant(family="lmm-digits/colocated"), a_variant("other", family="my.module:Family")])
+    process = await start_forked(
+        "threads",
+        [],
+        tmp_path / "log",
+        "it",
+        imports=modules_to_preload(a_pipeline([chat])),
+        environment={"PYTHONPATH": str(tmp_path)},
+    )
+    line = await process.read_line()
+
+    assert json.loads(line or "null") == [1, 1, False, 4.0], (tmp_path / "log").read_text()
+    assert psutil.Process(fork_server().pid).num_threads() == 1
+    assert await process.wait() == 0

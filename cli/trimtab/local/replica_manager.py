@@ -9,6 +9,7 @@ from pathlib import Path
 from trimtab.local import rollout
 from trimtab.local.replica_process import ReplicaProcess
 from trimtab.local.rollout import Action, MarkDraining, Replica, Resize, StageTarget, Start, Stop, variants_to_load
+from trimtab_model_servers.families.registry import modules_to_preload
 from trimtab_model_servers.server.settings import write_model_folder
 from trimtab_pipelines.documents import write_json
 from trimtab_pipelines.edge_settings import ReplicaIdentity
@@ -256,11 +257,16 @@ class ReplicaManager:
             return
         log_file = site.folder / "logs" / f"{name}.log"
         process = ReplicaProcess(
-            folder, log_file, lambda ports: self._ready(name, ports), lambda: self._end(name), site.identity
+            folder,
+            log_file,
+            modules_to_preload(site.pipeline),
+            lambda ports: self._ready(name, ports),
+            lambda: self._end(name),
+            site.identity,
         )
         replica = Replica(name, action.stage, action.variant, frozenset(variants), action.cores, "starting")
         self._managed[name] = ManagedReplica(replica, process, self.clock())
-        launch = asyncio.get_running_loop().create_task(process.start())
+        launch = asyncio.get_running_loop().create_task(process.run())
         self._starting.add(launch)
         launch.add_done_callback(self._starting.discard)
 

@@ -1,38 +1,24 @@
-"""Process of one replica, forked from a server that has imported torch and MLServer already.
-
-A forked replica is ready in well under a second, while a new interpreter needs several seconds for these imports. The
-fork server ends with this process; the kernel ends its children with it.
-"""
+"""Process of one replica, forked from a process that has imported what its model server needs."""
 
 import asyncio
 import logging
-import multiprocessing
-import os
-import signal
-import threading
 from collections.abc import Callable, Sequence
-from contextlib import suppress
-from multiprocessing import forkserver
-from multiprocessing.connection import Connection
-from multiprocessing.context import ForkServerProcess
 from pathlib import Path
 
 import psutil
 
-from trimtab.local import replica_main
 from trimtab_pipelines.edge_settings import ReplicaIdentity
-from trimtab_pipelines.processes.child_process import SAFE_PATH, ReplicaPorts
+from trimtab_pipelines.processes.child_process import ChildProcess, ReplicaPorts, StartError, command_options
+from trimtab_pipelines.processes.forked_process import start_forked
 
-PRELOADED = ["trimtab_model_servers.server.replica", "trimtab.local.replica_main"]
 STOP_TIMEOUT_SECONDS = 10.0
 _WAITING = frozenset({psutil.STATUS_SLEEPING, psutil.STATUS_STOPPED, psutil.STATUS_TRACING_STOP, psutil.STATUS_IDLE})
 
-_starting = threading.Lock()
 log = logging.getLogger(__name__)
 
 
 class ReplicaProcess:
-    """Process of one replica of the model in `folder`.
+    """Process of one replica of the model in `folder`; `imports` are modules that it needs.
 
     `on_ready` is called once with its ports, `on_end` once when it has ended, for whatever reason.
     """
@@ -41,28 +27,28 @@ class ReplicaProcess:
         self,
         folder: Path,
         log: Path,
+        imports: Sequence[str],
         on_ready: Callable[[ReplicaPorts], None],
         on_end: Callable[[], None],
         identity: ReplicaIdentity | None = None,
     ) -> None:
-        self.folder, self.log, self._identity = folder, log, identity
+        self.log = log
+        self._folder, self._imports, self._identity = folder, imports, identity
         self._on_ready, self._on_end = on_ready, on_end
-        self._loop = asyncio.get_running_loop()
-        self._process: ForkServerProcess | None = None
-        self._ports: Connection | None = None
+        self._child: ChildProcess | None = None
         self._stopping = False
-        self._deadline: asyncio.TimerHandle | None = None
+        self._stop: asyncio.Task[None] | None = None
         self._ended = asyncio.Event()
 
     @property
     def pid(self) -> int | None:
         """Process id; None before the fork."""
-        return self._process.pid if self._process else None
+        return self._child.pid if self._child else None
 
     @property
     def exit_code(self) -> int | None:
         """Exit code; None before it has ended."""
-        return self._process.exitcode if self._process else None
+        return self._child.exit_code if self._child else None
 
     @property
     def cpu_seconds(self) -> float:
@@ -81,104 +67,35 @@ class ReplicaProcess:
         except psutil.Error:
             return True
 
-    async def start(self) -> None:
-        context = multiprocessing.get_context("forkserver")
-        self._ports, ports = context.Pipe(duplex=False)
-        arguments = (str(self.folder), str(self.log), ports, self._identity)
-        process = context.Process(target=replica_main.serve, args=arguments, name=self.folder.name, daemon=True)
-        self.log.parent.mkdir(parents=True, exist_ok=True)
+    async def run(self) -> None:
+        """Start the process, and wait until it has ended."""
+        identity = self._identity.model_dump_json() if self._identity else None
+        arguments, name = [str(self._folder), *command_options(identity=identity)], self._folder.name
         try:
-            await asyncio.to_thread(_fork, process)  # the first fork waits for the fork server's imports
-        except (OSError, EOFError) as error:  # the fork server died; the next start creates another
-            log.warning("%s cannot be forked: %s", self.folder.name, error)
-            self._ports.close()
-            self._ended.set()
-            self._on_end()
-            return
-        finally:
-            ports.close()
-        self._process = process
-        self._loop.add_reader(self._ports.fileno(), self._read_ports)
-        self._loop.add_reader(process.sentinel, self._end)
-        if self._stopping:
-            self.stop()
+            child = await start_forked("trimtab_model_servers", arguments, self.log, name, imports=self._imports)
+        except OSError as error:
+            log.warning("%s cannot be forked: %s", name, error)
+        else:
+            self._child = child
+            if self._stopping:
+                self.stop()
+            try:
+                self._on_ready(await child.read_ready_line(ReplicaPorts, None))
+            except StartError as error:
+                log.debug("%s", error)
+            await child.wait()
+        self._ended.set()
+        self._on_end()
 
     def stop(self) -> None:
         """Send SIGTERM, and SIGKILL after ten seconds; `on_end` is called when the process has ended."""
         self._stopping = True
-        if self._process is None or self._ended.is_set():
-            return
-        self._signal(signal.SIGTERM)
-        if self._deadline is None:
-            self._deadline = self._loop.call_later(STOP_TIMEOUT_SECONDS, self._signal, signal.SIGKILL)
+        if self._child is not None and self._stop is None:
+            self._stop = asyncio.get_running_loop().create_task(self._child.stop(STOP_TIMEOUT_SECONDS))
 
     def kill(self) -> None:
-        self._signal(signal.SIGKILL)
+        if self._child is not None:
+            self._child.kill()
 
     async def wait(self) -> None:
         await self._ended.wait()
-
-    def _signal(self, number: signal.Signals) -> None:
-        if self.pid is not None and not self._ended.is_set():
-            with suppress(ProcessLookupError):
-                os.kill(self.pid, number)
-
-    def _read_ports(self) -> None:
-        if self._ports is None:
-            return
-        self._loop.remove_reader(self._ports.fileno())
-        try:
-            ports = self._ports.recv()
-        except (EOFError, OSError):
-            return  # it ended before it was ready; `_end` is called too
-        finally:
-            self._ports.close()
-            self._ports = None
-        self._on_ready(ports)
-
-    def _end(self) -> None:
-        if self._process is None:
-            return
-        self._loop.remove_reader(self._process.sentinel)
-        if self._ports is not None:
-            self._loop.remove_reader(self._ports.fileno())
-            self._ports.close()
-            self._ports = None
-        if self._deadline is not None:
-            self._deadline.cancel()
-        self._process.join()
-        self._ended.set()
-        self._on_end()
-
-
-def start_fork_server(modules: Sequence[str] = ()) -> None:
-    """Start the fork server before the first replica needs it; it imports what all replicas need, and `modules`."""
-    multiprocessing.get_context("forkserver").set_forkserver_preload([*PRELOADED, *modules])
-    _ensure_fork_server()
-
-
-def _ensure_fork_server() -> None:
-    """Start the fork server if it does not run, without the working directory on its import path."""
-    with _starting:
-        before = os.environ.get(SAFE_PATH)
-        os.environ[SAFE_PATH] = "1"  # the fork server inherits this environment
-        try:
-            forkserver.ensure_running()
-        finally:
-            if before is None:
-                del os.environ[SAFE_PATH]
-            else:
-                os.environ[SAFE_PATH] = before
-
-
-def _fork(process: ForkServerProcess) -> None:
-    _ensure_fork_server()
-    process.start()
-
-
-def stop_fork_server() -> None:
-    """Kill the fork server; no replica can be started afterwards."""
-    for process in psutil.Process().children():
-        with suppress(psutil.Error):
-            if "multiprocessing.forkserver" in " ".join(process.cmdline()):
-                process.kill()

@@ -21,7 +21,6 @@ import psutil
 from trimtab.local.envoy_process import EnvoyPorts, make_sockets, start_envoy, wait_for_ports
 from trimtab.local.process_upkeep import KILL_SECONDS, Upkeep, keep_logs_small, log_to_file
 from trimtab.local.replica_manager import LocalSite, ReplicaManager
-from trimtab.local.replica_process import start_fork_server
 from trimtab.local.rollout import memory_bytes_per_replica
 from trimtab.local.router_client import RouterClient, RouterUnreachable
 from trimtab_model_servers.families.registry import modules_to_preload
@@ -36,6 +35,8 @@ from trimtab_pipelines.documents import (
 )
 from trimtab_pipelines.plan import PipelinePlan
 from trimtab_pipelines.processes.child_process import ChildProcess, RouterPorts, StartError, command_options
+from trimtab_pipelines.processes.forked_process import preload
+from trimtab_pipelines.processes.malloc_tuning import release_freed_memory
 from trimtab_pipelines.router_state import RouterState
 from trimtab_pipelines.spec import InferencePipeline
 from trimtab_router.envoy.sockets import Sockets
@@ -242,7 +243,7 @@ class Supervisor:
             write_json(self.plan_file, self.setup.plan)
             self._apply(self.setup.plan)
         self.replica_manager.write_endpoints()
-        start_fork_server(modules_to_preload(self.pipeline))
+        preload(modules_to_preload(self.pipeline))
         self._tasks.append(asyncio.create_task(self._reconcile(), name="rollout"))
         if self.setup.proxy:
             self.sockets = make_sockets()
@@ -256,6 +257,7 @@ class Supervisor:
         if self.setup.profiles_file is not None:
             await self._start_adapter()
             self._keep_running("adapter", lambda: self.adapter, self._start_adapter, ADAPTER_HANG_SECONDS)
+        release_freed_memory()  # of the imports, and of a profile
 
     async def _start_router(self) -> None:
         setup, site, sockets = self.setup, self.replica_manager.site, self.sockets

@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TypeVar
+from typing import Protocol, TextIO, TypeVar
 
 from pydantic import TypeAdapter, ValidationError
 
@@ -48,10 +48,11 @@ Ports = RouterPorts | ReplicaPorts
 AnyPorts = TypeVar("AnyPorts", bound=Ports)
 
 
-def print_ready_line(ports: Ports) -> None:
-    """Print the ready line on standard output, which the parent process waits for."""
-    sys.stdout.write(json.dumps(asdict(ports)) + "\n")
-    sys.stdout.flush()
+def print_ready_line(ports: Ports, output: TextIO | None = None) -> None:
+    """Print the ready line, by default on standard output, which the parent process waits for."""
+    output = output or sys.stdout
+    output.write(json.dumps(asdict(ports)) + "\n")
+    output.flush()
 
 
 class StartError(OperationFailed):
@@ -76,10 +77,26 @@ def command_options(**values: object) -> list[str]:
     return [word for name, value in given for word in (f"--{name}", str(value))]
 
 
+class Process(Protocol):
+    """What `ChildProcess` needs of asyncio.subprocess.Process."""
+
+    pid: int
+    stdout: asyncio.StreamReader | None
+
+    @property
+    def returncode(self) -> int | None: ...
+
+    async def wait(self) -> int: ...
+
+    def terminate(self) -> None: ...
+
+    def kill(self) -> None: ...
+
+
 class ChildProcess:
     """A running `python -m MODULE`. Standard output can be read line by line; standard error goes to a log file."""
 
-    def __init__(self, process: asyncio.subprocess.Process, name: str, log: Path) -> None:
+    def __init__(self, process: Process, name: str, log: Path) -> None:
         self.name = name
         self._process = process
         self._log = log
@@ -118,6 +135,11 @@ class ChildProcess:
         return self._process.pid
 
     @property
+    def exit_code(self) -> int | None:
+        """Exit code, negative if a signal ended it; None while it runs."""
+        return self._process.returncode
+
+    @property
     def running(self) -> bool:
         return self._process.returncode is None
 
@@ -127,7 +149,7 @@ class ChildProcess:
             raise StartError(f"{self.name} has no standard output")
         return await self._process.stdout.readline()
 
-    async def read_ready_line(self, kind: type[AnyPorts], timeout_seconds: float) -> AnyPorts:
+    async def read_ready_line(self, kind: type[AnyPorts], timeout_seconds: float | None) -> AnyPorts:
         """Wait for the line with its ports; StartError if it ends, times out or prints another line."""
         try:
             async with asyncio.timeout(timeout_seconds):
@@ -150,6 +172,10 @@ class ChildProcess:
     async def wait(self) -> int:
         return await self._process.wait()
 
+    def kill(self) -> None:
+        with suppress(ProcessLookupError):
+            self._process.kill()
+
     async def stop(self, patience_seconds: float) -> None:
         """Terminate it, and kill it if it does not end in time."""
         if self.running:
@@ -159,8 +185,7 @@ class ChildProcess:
                 async with asyncio.timeout(patience_seconds):
                     await self._process.wait()
             except TimeoutError:
-                with suppress(ProcessLookupError):
-                    self._process.kill()
+                self.kill()
         await self._process.wait()
 
 

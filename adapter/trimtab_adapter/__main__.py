@@ -18,6 +18,7 @@ from trimtab_adapter.files import FileConfigSource, FilePlanPublisher
 from trimtab_adapter.forecasting import PlayedTrace, forecaster_for
 from trimtab_adapter.load_sources import LoadSource, PrometheusSource, RouterSource
 from trimtab_pipelines.documents import DocumentError
+from trimtab_pipelines.processes.malloc_tuning import release_freed_memory
 from trimtab_predictor.metrics_client import PrometheusServer, open_session, tls_context
 
 HTTP_TIMEOUT_SECONDS = 2.0
@@ -27,6 +28,7 @@ HEARTBEAT_SECONDS = 1.0
 def main(arguments: Sequence[str] | None = None) -> int:
     """Parse the command line and run until SIGTERM or SIGINT; 2 if the documents are invalid."""
     options = parse(arguments)
+    release_freed_memory()  # of the imports
     logging.basicConfig(level=logging.INFO, format="%(asctime)s adapter %(levelname)s %(message)s", stream=sys.stderr)
     try:
         if options.cluster:

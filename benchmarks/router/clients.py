@@ -12,7 +12,8 @@ from typing import Any
 import numpy as np
 
 from benchmarks.router.processes import HOST, ChainedServers, Served, usage
-from trimtab_loadtester.clients import CHANNELS, Client, GrpcClient, RestClient
+from trimtab_loadtester.clients import Client, RestClient
+from trimtab_loadtester.grpc_client import CHANNELS, GrpcClient
 from trimtab_protocol import Tensor
 
 Send = Callable[[], Awaitable[str]]

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from trimtab_loadtester.arrivals import Seconds, poisson_arrivals
 from trimtab_loadtester.chat_client import ChatClient
-from trimtab_loadtester.clients import OPEN, Access, Client, ClientResponse, GrpcClient, RestClient
+from trimtab_loadtester.clients import OPEN, Access, Client, ClientResponse, RestClient
 from trimtab_loadtester.load_spec import LoadSpec
 from trimtab_loadtester.multimodal.traffic import draw
 from trimtab_loadtester.payloads.interface import Payload, PayloadSource
@@ -42,9 +42,17 @@ from trimtab_protocol.extensions import (
 GAVE_UP = "GaveUp"
 STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM)
 ClientProtocol = Literal["REST", "gRPC", "chat"]
+
+
+def _grpc_client(address: str, model: str, access: Access) -> Client:
+    from trimtab_loadtester.grpc_client import GrpcClient  # noqa: PLC0415  (a process that sends no load needs no gRPC)
+
+    return GrpcClient(address, model, access)
+
+
 CLIENTS: Mapping[ClientProtocol, Callable[[str, str, Access], Client]] = {
     "REST": RestClient,
-    "gRPC": GrpcClient,
+    "gRPC": _grpc_client,
     "chat": ChatClient,
 }
 _MAX_VISIT_VALUE = 2**31 - 1

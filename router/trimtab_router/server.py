@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 from trimtab_pipelines.documents import load_pipeline
 from trimtab_pipelines.edge_settings import EdgeSettings
 from trimtab_pipelines.processes.child_process import RouterPorts, print_ready_line
+from trimtab_pipelines.processes.malloc_tuning import release_freed_memory
 from trimtab_pipelines.spec import InferencePipeline
 from trimtab_protocol.event_loop import Service, start_service
 from trimtab_protocol.http_client import Tls
@@ -150,6 +151,7 @@ async def _serve_until_stopped(listeners: Listeners, linger_seconds: float) -> N
     stopping = asyncio.Event()
     for signal_number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(signal_number, stopping.set)
+    release_freed_memory()  # of the imports
     print_ready_line(RouterPorts(listeners.rest_port, listeners.admin_port))
     await stopping.wait()
     await listeners.terminate(linger_seconds)

@@ -18,7 +18,8 @@ import yaml
 from tests.builders import a_plan
 from tests.router.fakes import FakeReplica, a_pipeline, a_request, an_envoy, endpoints_of
 from trimtab.local.envoy_process import make_sockets
-from trimtab_loadtester.clients import Client, GrpcClient, RestClient
+from trimtab_loadtester.clients import Client, RestClient
+from trimtab_loadtester.grpc_client import GrpcClient
 from trimtab_pipelines.documents import dump_yaml, write_json
 from trimtab_pipelines.endpoints import Endpoints
 from trimtab_router.envoy.sockets import Sockets

@@ -21,7 +21,8 @@ import aiohttp
 import numpy as np
 
 from tests.security.attacks import Ground, a_small_png, chat
-from trimtab_loadtester.clients import Client, GrpcClient, RestClient
+from trimtab_loadtester.clients import Client, RestClient
+from trimtab_loadtester.grpc_client import GrpcClient
 from trimtab_pipelines.router_state import READY_PATH
 from trimtab_protocol import Tensor
 

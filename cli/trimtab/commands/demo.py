@@ -11,7 +11,6 @@ from trimtab.local.load_process import LoadOptions
 from trimtab.local.supervisor import Setup
 from trimtab.options import LIVE_PAGE_PORT, OutFolderOption, PagePortOption, SeedOption, console
 from trimtab.preflight import choose_profiles, prepare
-from trimtab.report.page import write_report
 from trimtab.report.summary import print_summary
 from trimtab.report.summary_stats import RunStats, run_stats
 from trimtab.run import LocalRun
@@ -52,6 +51,8 @@ def command(
         run = run_in_terminal(local_run, console)
     print_summary(run, console)
     save(run, out / "demo")
+    from trimtab.report.page import write_report  # noqa: PLC0415  (imports plotly, which a run does not need)
+
     write_report(out / "demo.html", [run])
     if local_run.interruption_code is not None:
         return local_run.interruption_code

@@ -27,7 +27,6 @@ from trimtab.options import (
     console,
 )
 from trimtab.preflight import choose_profiles, prepare, require_free_ports
-from trimtab.report.page import write_report
 from trimtab.report.summary import print_summary
 from trimtab.report.summary_stats import run_stats
 from trimtab.run import LocalRun
@@ -91,6 +90,8 @@ def command(
         local_run = LocalRun(document.name, setup, load_options, load.duration_seconds, page_port=page_port)
         run = run_in_terminal(local_run, console)
     print_summary(run, console)
+    from trimtab.report.page import write_report  # noqa: PLC0415  (imports plotly, which a run does not need)
+
     write_report(report or (folder or reports_folder()) / f"{document.name}.html", [run])
     if load_options is None:
         return 0  # without a load, any end is normal

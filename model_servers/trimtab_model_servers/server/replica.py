@@ -13,20 +13,19 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import mlserver
-from mlserver.repository.load import load_model_settings
+import uvicorn.protocols.http.auto as _uvicorn_protocol  # noqa: F401  (imported before a fork rather than on start)
 from pydantic import ValidationError
 
 from trimtab_model_servers.batch_worker import BatchWorker
 from trimtab_model_servers.errors import ModelError
 from trimtab_model_servers.server.data_port import DataPort
 from trimtab_model_servers.server.hosted_model import load
-from trimtab_model_servers.server.mlserver_setup import LOGGING, ReservedPort, limit_bodies
+from trimtab_model_servers.server.mlserver_setup import LOGGING, ReservedPort, limit_bodies, mlserver
 from trimtab_model_servers.server.model_registry import ModelRegistry, process_registry
 from trimtab_model_servers.server.runtime import spec_of
 from trimtab_model_servers.server.settings import server_settings
 from trimtab_pipelines.processes.child_process import ReplicaPorts
-from trimtab_pipelines.processes.malloc_tuning import retain_freed_memory
+from trimtab_pipelines.processes.malloc_tuning import release_freed_memory, retain_freed_memory
 from trimtab_protocol import event_loop
 from trimtab_protocol.mutual_tls import MutualTls
 
@@ -116,6 +115,7 @@ async def _serve(
     if ready:
         _stop_on_signals(stopping)
         gc.collect()
+        release_freed_memory()  # of the warm-up's largest batches
         gc.freeze()
         on_ready(ports)
         failing = asyncio.create_task(process.model_failed.wait())
@@ -137,7 +137,7 @@ def _model_settings(folder: Path) -> Sequence[mlserver.ModelSettings]:
     models = []
     for path in sorted(folder.glob("**/model-settings.json")):
         try:
-            models.append(load_model_settings(str(path)))
+            models.append(mlserver.repository.load.load_model_settings(str(path)))
         except (OSError, ValueError, ValidationError) as error:
             raise ModelError(f"{path}: {' '.join(str(error).split())}") from error
     if not models:
@@ -157,6 +157,8 @@ def _settings(folder: Path, address: str, ports: ReplicaPorts) -> mlserver.Setti
         "grpc_port": ports.grpc_port,
         "model_repository_root": str(folder),
         "logging_settings": LOGGING,
+        "kafka_enabled": False,
+        "tracing_server": None,
     }
     return mlserver.Settings(**{**custom, **server_settings(), **forced})
 

@@ -127,6 +127,19 @@ async def test_edited_module_is_read_by_the_next_process(modules: Path) -> None:
     assert versions == ["one", "another"]
 
 
+async def test_variables_are_those_of_the_sender_and_of_imports(modules: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (modules / "library.py").write_text("import os; os.environ['VARIABLE'] = 'of an import'")
+    (modules / "shown.py").write_text("import os; print(os.environ.get('VARIABLE'), os.environ.get('EARLIER'))")
+    monkeypatch.setenv("PYTHONPATH", str(modules))
+    monkeypatch.setenv("EARLIER", "of the server's start")
+    fork_server()
+    monkeypatch.delenv("EARLIER")
+    process = await start_forked("shown", [], modules.parent / "log", "it", imports=["library"])
+
+    assert await process.read_line() == b"of an import None\n"
+    assert await process.wait() == 0
+
+
 async def test_fork_server_has_one_thread(modules: Path) -> None:
     await report(modules)
 

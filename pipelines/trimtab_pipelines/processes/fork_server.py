@@ -29,6 +29,7 @@ from trimtab_pipelines.processes.parent_death import die_with_parent
 SIZE = struct.Struct("!i")
 """Of the bytes of a request; in a response, the process id, or a negative error number."""
 _POLL_SECONDS = 0.0005
+_INITIAL_VARIABLES = frozenset(os.environ)
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,7 +152,9 @@ def _run(request: ForkRequest, files: Sequence[int], between: int, sender: int) 
 
 
 def _set_environment(environment: dict[str, str]) -> None:
-    os.environ.clear()
+    """Set the variables of the sender; those that imports have set stay."""
+    for name in _INITIAL_VARIABLES - environment.keys():
+        os.environ.pop(name, None)
     os.environ.update(environment)
     folders = [folder for folder in environment.get("PYTHONPATH", "").split(os.pathsep) if folder]
     sys.path[:0] = [folder for folder in folders if folder not in sys.path]

@@ -16,6 +16,8 @@ MAX_CHOICES = 8
 MAX_MESSAGES = 1024
 MAX_PARTS = 4096
 """Of all messages together, which bounds the parsing time."""
+MAX_VALUES = 2**14
+"""Of the whole body, counted before it is parsed: more than the messages and parts above need."""
 MAX_STOPS = 4
 _SEEDS = 2**63
 _IMAGE_TYPES = {"image_url", "input_image", "image"}
@@ -178,6 +180,7 @@ _ACCEPTED_VALUES: dict[str, Sequence[Any]] = {
 
 def parse_chat_request(body: bytes) -> ChatRequest:
     """Parse a chat completion request without data URLs; InvalidChat names a field that is not supported or valid."""
+    _require_few_values(body)
     try:
         request = _FullRequest.model_validate_json(body)
     except ValidationError as error:
@@ -189,6 +192,16 @@ def parse_chat_request(body: bytes) -> ChatRequest:
     for turn, message in enumerate(request.messages):
         _check_message(f"messages[{turn}]", message)
     return request
+
+
+def _require_few_values(body: bytes) -> None:
+    """Reject JSON of many small values, which takes long to parse; text of any length is one value."""
+    if body.count(b",") <= MAX_VALUES:
+        return
+    unescaped = body.replace(rb"\\", b"").replace(rb"\"", b"")
+    outside = unescaped.split(b'"', 4 * MAX_VALUES)[::2]
+    if sum(piece.count(b",") for piece in outside) > MAX_VALUES:
+        raise InvalidChat(f"the body has more than {MAX_VALUES} values; send at most as many")
 
 
 def _check_message(where: str, message: Message) -> None:

@@ -24,7 +24,7 @@ from trimtab_protocol.chat.internal_wire import (
     responses_from_outputs,
 )
 from trimtab_protocol.chat.openai_backend import ChunkParser, completion_request
-from trimtab_protocol.chat.openai_requests import parse_chat_request
+from trimtab_protocol.chat.openai_requests import MAX_VALUES, parse_chat_request
 from trimtab_protocol.chat.openai_responses import Choice, ChunkWriter, ResponseHeader
 from trimtab_protocol.errors import InvalidChat
 from trimtab_protocol.sse import SseParser
@@ -131,6 +131,14 @@ def test_invalid_field_is_named(fields, param):
 def test_invalid_bodies_are_rejected(body):
     with pytest.raises(InvalidChat):
         parse_chat_request(body)
+
+
+def test_many_small_values_are_rejected_before_parsing():
+    text = '"1,2,' + "3," * MAX_VALUES + "\\\\"
+    assert parse(messages=one_message({"type": "text", "text": text})).messages[0].content[0].text == text
+    for values in ([1] * MAX_VALUES, [{"type": "text", "text": ""}] * MAX_VALUES):
+        with pytest.raises(InvalidChat, match=f"more than {MAX_VALUES} values"):
+            parse(metadata=values)
 
 
 def test_rows_share_equal_values():

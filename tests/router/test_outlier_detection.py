@@ -129,6 +129,18 @@ def test_replica_that_is_much_slower_than_its_peers_is_ejected(seconds, ejected)
     assert fleet.ejected == []
 
 
+def test_single_slow_batch_ejects_no_replica():
+    fleet = Fleet()
+    fleet.serve(12)
+    fleet.seconds = {"slot-0": 5.0, "slot-1": 5.0}
+    fleet.serve(1)
+    fleet.seconds = {}
+    fleet.serve(4)
+
+    assert fleet.ejected == []
+    assert not any("is ejected" in str(call) for call in fleet.stats_calls)
+
+
 def test_overloaded_replica_gets_no_batch_until_it_recovers():
     fleet = Fleet()
     for slot in fleet.slots:

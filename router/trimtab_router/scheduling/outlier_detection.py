@@ -48,10 +48,12 @@ class ReplicaRecord:
         if len(self.recent) == RECENT_BATCHES and not any(self.recent):
             self.ejections = 0
 
-    def observe(self, seconds: float, predicted_seconds: float) -> None:
+    def observe(self, seconds: float, predicted_seconds: float, *, clips: bool) -> None:
+        """Learn from a batch; `clips`: a single slow one, which its rows may have caused, does not suffice."""
         weight = max(SLOWNESS_WEIGHT, 1 / (self.observations + 1))
         self.observations += 1
-        self.slowness += weight * (seconds / predicted_seconds - self.slowness)
+        ratio = seconds / predicted_seconds
+        self.slowness += weight * ((min(ratio, SLOW_FACTOR * self.slowness) if clips else ratio) - self.slowness)
         self.excess_seconds += weight * (seconds - predicted_seconds - self.excess_seconds)
 
     def reset(self) -> None:
@@ -134,7 +136,8 @@ class OutlierDetector(Feature):
         """Eject a replica that is slower than its peers, and readmit an ejected one that served its probe in time."""
         replica, predicted_seconds = batch.replica, batch.point.seconds(batch.rows)
         if predicted_seconds > 0 and not replica.capacity:  # a generation has no predicted length
-            record.observe(now - max(batch.dispatched_at, replica.completed_at), predicted_seconds)
+            seconds = now - max(batch.dispatched_at, replica.completed_at)
+            record.observe(seconds, predicted_seconds, clips=not replica.ejection)
         ratio = self._ratio_to_peers(record) if record.excess_seconds > MIN_EXCESS_SECONDS else 1.0
         if replica.ejection and ratio > SLOW_FACTOR:
             self._eject(replica, replica.ejection)

@@ -197,7 +197,7 @@ def _means(reports: Iterable[Mapping[_Key, float]]) -> dict[_Key, float]:
 def _summed(parts: list[RecentRequests]) -> RecentRequests:
     weighed = [(part.accuracy, part.answered) for part in parts if part.accuracy is not None and part.answered]
     answered = sum(count for _, count in weighed)
-    counts = ("received", *(outcome.word for outcome in RequestOutcome))
+    counts = ("received", "dropped_by_client", *(outcome.word for outcome in RequestOutcome))
     return RecentRequests(
         **{name: sum(getattr(part, name) for part in parts) for name in counts},
         p99_seconds=max((part.p99_seconds for part in parts if part.p99_seconds is not None), default=None),

@@ -118,6 +118,8 @@ class RecentRequests(StateModel):
     ok: Count = 0
     late: Count = 0
     dropped: Count = 0
+    dropped_by_client: Count = 0
+    """Dropped ones whose client set a deadline earlier than the SLO, or disconnected before it."""
     refused: Count = 0
     failed: Count = 0
     p99_seconds: Finite | None = None

@@ -145,6 +145,8 @@ class Router:
             return self._response(call.request.id, state)
         except Refusal as error:
             refusal = error
+            if state is not None and refusal.client_error:
+                self.accounting.withdraw_arrival(call.arrived_at)
             outcome = self.accounting.record_refusal(
                 refusal, own_deadline=state is not None and self._has_tighter_deadline(state)
             )

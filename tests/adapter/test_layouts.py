@@ -194,6 +194,7 @@ def test_slowdown_rises_at_once_and_decays_after_quiet_decisions():
         return slowdown.after(RecentRequests(ok=ok, late=late))
 
     start = SlowdownEstimate()
+    assert start.after(RecentRequests(ok=90, dropped=10, dropped_by_client=10)).factor == 1.0
     assert after(start, 10, 10) == start  # too few to tell one in a hundred
     raised = after(start, 90, 10)
     assert raised.factor == 1.125

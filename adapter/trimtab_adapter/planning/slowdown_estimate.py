@@ -37,7 +37,7 @@ class SlowdownEstimate:
         That minute includes requests from before the last raise, so the factor rises again only while attainment does
         not improve.
         """
-        ended = served.ok + served.late + served.dropped
+        ended = served.ok + served.late + served.dropped - served.dropped_by_client
         if ended < MIN_RESPONSES:
             return self
         attainment = served.ok / ended

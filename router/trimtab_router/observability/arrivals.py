@@ -1,13 +1,14 @@
 """Counts of recent seconds: arrivals and their peak, rows or tokens per request, and outcomes."""
 
 import math
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Generic, TypeVar
 
 from trimtab_pipelines.request_outcome import RequestOutcome
 from trimtab_pipelines.router_state import HISTORY_SECONDS, RecentRequests
+from trimtab_router.scheduling.winsorizer import Winsorizer
 
 Count = TypeVar("Count")
 SLACK_SECONDS = 2  # a clock set back by at most this much keeps counting in the newest second
@@ -38,6 +39,12 @@ class RollingCounter(Generic[Count]):
 
     def __setitem__(self, now: float, count: Count) -> None:
         self._counts[self._slot(now)] = count
+
+    def revise(self, then: float, change: Callable[[Count], Count]) -> None:
+        """Change the count of an earlier second, if it is still kept."""
+        second, size = int(then), len(self._counts)
+        if self._second - size < second <= self._second:
+            self._counts[second % size] = change(self._counts[second % size])
 
     def complete_seconds(self, now: float, seconds: int) -> list[Count]:
         """Counts of the last whole seconds, oldest first. Shorter if the counter is younger."""
@@ -70,6 +77,10 @@ class ArrivalCounter:
     def record(self, now: float, arrivals: int = 1) -> None:
         self._arrivals[now] += arrivals
 
+    def withdraw(self, then: float) -> None:
+        """Remove an arrival of the last seconds whose request proved invalid: it is no load."""
+        self._arrivals.revise(then, lambda arrivals: max(arrivals - 1, 0))
+
     def history(self, now: float, seconds: int = HISTORY_SECONDS) -> list[int]:
         return self._arrivals.complete_seconds(now, seconds)
 
@@ -83,10 +94,11 @@ class PerRequestMean:
 
     The mean is that of the last minute, but at least the lower confidence bound of the last five seconds and at most
     the upper bound of the last twenty. Otherwise a tenfold change would be planned for a minute late, and paid for a
-    minute too long.
+    minute too long. The largest amounts are clipped if they are rare.
     """
 
     def __init__(self) -> None:
+        self._winsorizers: defaultdict[str, Winsorizer] = defaultdict(Winsorizer)
         self._amounts = RollingCounter[_Totals](RECENT_SECONDS, _Totals)
         self._minute = _Totals()  # totals of the whole seconds before the current one
         self._lower: dict[str, float] = {}
@@ -96,7 +108,8 @@ class PerRequestMean:
     def record(self, now: float, by_stage: Mapping[str, float]) -> None:
         brought = self._amounts[now]
         brought.requests += 1
-        for stage, amount in by_stage.items():
+        for stage, brought_amount in by_stage.items():
+            amount = self._winsorizers[stage].clip(brought_amount)
             brought.amounts[stage] = brought.amounts.get(stage, 0.0) + amount
             brought.squares[stage] = brought.squares.get(stage, 0.0) + amount * amount
 
@@ -167,6 +180,7 @@ _BUCKETS_PER_E = 1 / math.log(1.05)  # buckets 5 % wide bound the error of a qua
 @dataclass(slots=True)
 class _Second:
     received: int = 0
+    dropped_by_client: int = 0
     outcomes: Counter[RequestOutcome] = field(default_factory=Counter)
     buckets: Counter[int] = field(default_factory=Counter)
     accuracy: float = 0.0
@@ -183,6 +197,9 @@ class RecentOutcomes:
 
     def count_outcome(self, now: float, outcome: RequestOutcome, requests: int = 1) -> None:
         self._seconds[now].outcomes[outcome] += requests
+
+    def count_dropped_by_client(self, now: float) -> None:
+        self._seconds[now].dropped_by_client += 1
 
     def record_response(self, now: float, outcome: RequestOutcome, seconds: float, accuracy: float) -> None:
         second = self._seconds[now]
@@ -202,6 +219,7 @@ class RecentOutcomes:
         accuracy = sum(second.accuracy for second in seconds) / record_response if record_response else None
         return RecentRequests(
             received=sum(second.received for second in seconds),
+            dropped_by_client=sum(second.dropped_by_client for second in seconds),
             **{outcome.word: outcomes[outcome] for outcome in RequestOutcome},
             p99_seconds=_quantile(buckets, QUANTILE),
             accuracy=accuracy,

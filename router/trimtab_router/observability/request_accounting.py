@@ -82,9 +82,10 @@ class RequestAccounting:
 
     def record_refusal(self, refusal: Refusal, *, own_deadline: bool = False) -> RequestOutcome:
         """Record why a request got no result. Returns its outcome, which `count_outcome` counts."""
-        if refusal.client_error or (
-            own_deadline and refusal.code in {ErrorCode.DEADLINE_EXCEEDED, ErrorCode.CANCELLED}
-        ):
+        dropped_by_client = own_deadline and refusal.code in {ErrorCode.DEADLINE_EXCEEDED, ErrorCode.CANCELLED}
+        if dropped_by_client:
+            self.recent.count_dropped_by_client(self._clock.now)
+        if dropped_by_client or refusal.client_error:
             self._metrics.client_errors.inc()
         if refusal.reason == OVERLOAD:
             self._overloaded(1)
@@ -93,6 +94,10 @@ class RequestAccounting:
         else:
             self._metrics.count_refusal(refusal.code.name, refusal.reason)
         return refusal.outcome
+
+    def withdraw_arrival(self, arrived_at: float) -> None:
+        """Remove the arrival of an invalid request from the load to plan for."""
+        self._arrivals.withdraw(time.time() - (self._clock.now - arrived_at))
 
     def count_rejection(self, refusal: Refusal) -> Refusal:
         """Count a request refused before it was parsed. Returns the refusal, to be raised."""

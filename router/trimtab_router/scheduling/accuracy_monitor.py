@@ -121,12 +121,13 @@ class _Mean:
     weight: float = 0.0
     total: float = 0.0
 
-    def add(self, values: Array) -> None:
-        self.forget(values.size)
-        self.weight += values.size
-        self.total += float(values.sum())
+    def add(self, values: Array, weight: float = 1.0) -> None:
+        """Add values, each of this weight."""
+        self.forget(weight * values.size)
+        self.weight += weight * values.size
+        self.total += weight * float(values.sum())
 
-    def forget(self, rows: int) -> None:
+    def forget(self, rows: float) -> None:
         keep = float(np.exp(-rows / self.kept))
         self.weight *= keep
         self.total *= keep
@@ -139,7 +140,7 @@ class _Observations:
     """Observed change of one point, by first-pass rows, by escalated rows and by shadow rows."""
 
     def __init__(self) -> None:
-        self.rows = self.escalated_rows = 0
+        self.rows = self.escalated_rows = 0.0
         self.seen_at = 0.0
         self.fell_at: float | None = None  # since when a lower accuracy is reported; None if none is
         self.times = _Mean(DECAY_ROWS)
@@ -236,28 +237,30 @@ class AccuracyMonitor:
         """Return whether a profiled mean confidence exists for rows of a task, or for all rows if `task` is empty."""
         return self._measured_of(key, task) is not None
 
-    def observe(self, key: Key, task: str, confidences: Array, now: float) -> None:
-        """Add first-pass rows. Confidences outside 0 … 1 are ignored."""
+    def observe(self, key: Key, task: str, confidences: Array, now: float, *, weight: float = 1.0) -> None:
+        """Add first-pass rows of this weight each. Confidences outside 0 … 1 are ignored."""
         measured, values = self._measured_of(key, task), np.asarray(confidences, dtype=np.float64)
         values = values[_valid(values)]
         if measured is None or not values.size:
             return
         for observations in self._observations_of(key, task, now):
-            observations.rows += values.size
-            observations.confidence.add(values - measured.confidence)
-            observations.times.add(np.full(values.size, now))
-            observations.escalation_gain.forget(values.size)
+            observations.rows += weight * values.size
+            observations.confidence.add(values - measured.confidence, weight)
+            observations.times.add(np.full(values.size, now), weight)
+            observations.escalation_gain.forget(weight * values.size)
 
-    def observe_escalated(self, key: Key, task: str, confidences: Array, before: AccuracyBaseline, now: float) -> None:
+    def observe_escalated(
+        self, key: Key, task: str, confidences: Array, before: AccuracyBaseline, now: float, *, weight: float = 1.0
+    ) -> None:
         both = (self._measured_of(key, task), self._measured_of((key[0], before.point), task))
         values, first_confidences = (np.asarray(array, dtype=np.float64) for array in (confidences, before.confidences))
         valid = _valid(values) & _valid(first_confidences)
         if not valid.any() or not all(accuracy is not None and accuracy.calibrated for accuracy in both):
             return
         for observations in self._observations_of(key, task, now):
-            observations.escalated_rows += int(valid.sum())
-            observations.escalation_gain.add((values - first_confidences)[valid] - before.expected_gain)
-            observations.confidence.forget(int(valid.sum()))
+            observations.escalated_rows += weight * int(valid.sum())
+            observations.escalation_gain.add((values - first_confidences)[valid] - before.expected_gain, weight)
+            observations.confidence.forget(weight * int(valid.sum()))
 
     def observe_shadow(
         self, key: Key, best_point: str, task: str, confidence: float, best_confidence: float, *, agrees: bool

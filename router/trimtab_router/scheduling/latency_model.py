@@ -15,6 +15,7 @@ from trimtab_router.scheduling.policies.interface import Escalation, Point, answ
 from trimtab_router.scheduling.replica_slots import Batch, Completed
 from trimtab_router.scheduling.service_time import WEIGHT, Key, ServiceTimes, wait_for_others
 from trimtab_router.scheduling.stage_request import StageRequest
+from trimtab_router.scheduling.winsorizer import Winsorizer
 
 TYPICAL_WEIGHT = 0.1
 SHADOW_PRICE_STEP = 0.05  # of the log of the service ratio, in which the price, slow to compute, is shared
@@ -45,6 +46,7 @@ class LatencyModel:
         self._falls_back = uses_fallbacks
         self._concurrent_rows = concurrent_rows
         self._residence_seconds = 0.0
+        self._residences = Winsorizer()
         self._points: dict[tuple[str, int], tuple[Point, ...]] = {}
         self._registered: dict[str, dict[str, Mapping[str, Accuracy]]] = {}
         self._reregistered: set[tuple[str, str]] = set()  # tasks that the plan may confuse with older ones
@@ -125,7 +127,7 @@ class LatencyModel:
 
     def observe_residence(self, seconds: float) -> None:
         weight = WEIGHT if self._residence_seconds else 1.0
-        self._residence_seconds += weight * (seconds - self._residence_seconds)
+        self._residence_seconds += weight * (self._residences.clip(seconds) - self._residence_seconds)
         self.forget_predictions()
 
     def _allowed_points(self, variant: str, concurrent: int) -> list[Point]:

@@ -6,13 +6,15 @@ cross-attention. Before the first response there is no prediction.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
+from math import inf
 
 from trimtab_pipelines.stages import EMBEDDINGS_INPUT, IMAGES_INPUT, MESSAGES_INPUT
 from trimtab_protocol.chat.embedding_refs import parse_refs
 from trimtab_protocol.chat.internal_wire import Usage
 from trimtab_protocol.errors import ProtocolError
 from trimtab_protocol.tensors import Array
+from trimtab_router.scheduling.winsorizer import Winsorizer
 
 WEIGHT = 0.05  # of the newest response; the effect grows with its length: long prompts are predicted best
 _MESSAGE, _MESSAGE_BYTES = b'"role":', len(b'{"role":"user","content":[{"type":"text","text":""}]},')
@@ -22,14 +24,20 @@ _IMAGE, _IMAGE_BYTES = b'"image"}', len(b'{"type":"image"},')
 
 @dataclass(slots=True)
 class _Rate:
-    """Moving ratio of two quantities."""
+    """Moving ratio of two quantities. Neither rare sizes nor rare ratios move it far."""
 
     total: float = 0.0
     units: float = 0.0
+    _sizes: Winsorizer = field(default_factory=Winsorizer)
+    _ratios: Winsorizer = field(default_factory=Winsorizer)
+    _inverses: Winsorizer = field(default_factory=Winsorizer)
 
     def learn(self, total: float, units: float) -> None:
         if units > 0:
-            self.total += WEIGHT * (total - self.total)
+            ratio = self._ratios.clip(total / units)
+            ratio = 1.0 / self._inverses.clip(1.0 / ratio if ratio else inf)
+            units = self._sizes.clip(units)
+            self.total += WEIGHT * (ratio * units - self.total)
             self.units += WEIGHT * (units - self.units)
 
     @property

@@ -10,6 +10,8 @@ from bisect import bisect_left
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 
+from trimtab_router.scheduling.winsorizer import Winsorizer
+
 Key = tuple[str, str]
 WEIGHT = 0.125  # weight of the newest observation, as in TCP's round-trip estimate (RFC 6298)
 PROFILE_WEIGHT = 0.5  # observations that the profile counts as, if first batches are faster: no pause is
@@ -30,6 +32,7 @@ class _Estimate:
     observations: int = 0
     ratio: float = 1.0
     spread: float = 0.0
+    winsorizer: Winsorizer = field(default_factory=Winsorizer)
     idle_drops: int = 0
     """Drops in front of an idle replica since the last observation."""
     cached: dict[int, float] = field(default_factory=dict)
@@ -147,7 +150,7 @@ class ServiceTimes:
             return
         low, high = RATIO_BOUNDS
         before = estimate.ratio
-        bounded = min(max(seconds / base, low), high, OUTLIER * before)
+        bounded = estimate.winsorizer.clip(min(max(seconds / base, low), high, OUTLIER * before))
         off = bounded - before
         weight, unsure = WEIGHT, abs(off)
         if off < 0 and estimate.observations + PROFILE_WEIGHT < 1 / WEIGHT and estimate.profiled:

@@ -20,6 +20,7 @@ from trimtab_router.scheduling.policies.interface import Dispatch, Point
 from trimtab_router.scheduling.replica_slots import Batch, BatchOutcome, Completed
 from trimtab_router.scheduling.service_time import Key
 from trimtab_router.scheduling.stage_request import RowSlice, ServedRows, StageRequest
+from trimtab_router.scheduling.winsorizer import Winsorizer
 
 SHARE = 0.01  # of the rows
 MAX_WAITING = 16
@@ -68,6 +69,7 @@ class ShadowEvaluation(Feature):
         self._stage, self._accuracy_monitor, self._latency_model = stage, accuracy_monitor, latency_model
         self._label = comparable_output(stage) if stage.confidence is not None and stage.retryable else None
         self._share_due = 0.0
+        self._request_rows = Winsorizer()
         self._waiting: deque[tuple[float, StageRequest]] = deque(maxlen=MAX_WAITING)
         """Samples with the time at which they expire."""
 
@@ -83,18 +85,27 @@ class ShadowEvaluation(Feature):
         for row_slice, outputs in zip(batch.row_slices, outcome.outputs, strict=True):
             if row_slice.request.closed or isinstance(row_slice.request.owner, ShadowSample):
                 continue
-            task = row_slice.request.options.task
+            task, weight = row_slice.request.options.task, self._row_weight(row_slice)
             if row_slice.provisional_response is not None:
                 if (first_response := _baseline(variant, batch.point.name, row_slice)) is not None:
-                    self._accuracy_monitor.observe_escalated(batch.key, task, outputs[confidence], first_response, now)
+                    self._accuracy_monitor.observe_escalated(
+                        batch.key, task, outputs[confidence], first_response, now, weight=weight
+                    )
                 continue
-            self._accuracy_monitor.observe(batch.key, task, outputs[confidence], now)
+            self._accuracy_monitor.observe(batch.key, task, outputs[confidence], now, weight=weight)
             if self._label is None or best.name == batch.point.name or not self._is_comparable(batch, best, task):
                 continue
-            self._share_due += SHARE * row_slice.rows
+            self._share_due += SHARE * weight * row_slice.rows
             if self._share_due >= 1.0 and (best.inputs is None or best.inputs <= row_slice.request.inputs.keys()):
                 self._share_due %= 1.0
                 self._add_sample(batch, row_slice, outputs, now)
+
+    def _row_weight(self, row_slice: RowSlice) -> float:
+        """Return the weight of each row: a request of exceptionally many rows counts as a usual one."""
+        rows = row_slice.request.rows
+        if row_slice.start == 0 and row_slice.provisional_response is None:
+            self._request_rows.clip(rows)
+        return min(self._request_rows.limit / rows, 1.0)
 
     def on_idle(self, dispatcher: Dispatcher, now: float) -> None:
         replica = dispatcher.replica_selection.free_replica(dispatcher.replicas, dispatcher.variant)

@@ -16,12 +16,12 @@ from typing import Protocol
 
 from trimtab_adapter.controller import Controller, Decided, Tick, outgrows_plan
 from trimtab_adapter.load_sources import LoadSource, StateSource
-from trimtab_adapter.observation import Load
+from trimtab_adapter.observation import Load, State
 from trimtab_adapter.planning.decide import PlanningInputs, initial_inputs
 from trimtab_adapter.planning.planning_problem import PlanningError
 from trimtab_pipelines.plan import ForecastRecord, PipelinePlan
 from trimtab_pipelines.profile import ModelProfile
-from trimtab_pipelines.router_state import HISTORY_SECONDS, RecentRequests
+from trimtab_pipelines.router_state import HISTORY_SECONDS
 from trimtab_pipelines.spec import InferencePipeline
 from trimtab_predictor.forecaster import Forecaster
 from trimtab_predictor.load_history import ObservationError
@@ -87,7 +87,7 @@ class ControlLoop:
         self._config, self._publisher, self._sources = config, publisher, sources
         self._executors = executors
         self.controller = Controller(forecaster)
-        self._served: RecentRequests | None = None
+        self._state = State()
         self._logged_problem = ""  # the last problem logged
         self.current: PipelinePlan | None = None
         self.record_usage: Callable[[InferencePipeline, PipelinePlan | None], None] = lambda *_: None
@@ -166,7 +166,9 @@ class ControlLoop:
         self._adopt_plan()
         tick = await self._tick(now_seconds)
         self.ticked_at = time.monotonic()
-        await self._publisher.report(replace(tick, config_problem=problem, served=self._served))
+        state = self._state
+        observed = replace(tick, served=state.served, rejected_replicas=state.rejected_replicas)
+        await self._publisher.report(replace(observed, config_problem=problem))
 
     async def _tick(self, now_seconds: float) -> Tick:
         """Observe, plan and publish; an error holds the plan in force."""
@@ -238,11 +240,11 @@ class ControlLoop:
         # A paused pipeline is not forecast, so it needs no long history.
         seconds = HISTORY_SECONDS if self._paused else self.controller.lookback_seconds(now_seconds)
         load = await self._sources.loads.load(now_seconds, seconds)
-        self._served = None
+        self._state = State()
         if self._sources.routers is not None:
             try:
                 state = await self._sources.routers.state()
-                self._served = state.served
+                self._state = state
                 self.controller.update(state)
             except ObservationError as error:
                 log.warning("service times and rows are not updated: %s", error)

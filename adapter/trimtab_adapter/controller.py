@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal
 
 from trimtab_adapter.forecasting import forecast_record, not_below
@@ -55,6 +55,8 @@ class Tick:
     """The error of the newest pipeline or profiles; the last valid ones stay in use."""
     served: RecentRequests | None = None
     """Requests of the last minute, if a router reports them."""
+    rejected_replicas: Mapping[str, str] = field(default_factory=dict)
+    """Why routers do not use a replica, by its name and stage."""
 
 
 def actionable_fields(plan: PipelinePlan) -> tuple[object, ...]:

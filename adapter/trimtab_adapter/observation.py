@@ -107,6 +107,8 @@ class State:
     accuracies: Mapping[AccuracyKey, float] = field(default_factory=dict)
     registered_accuracies: RegisteredAccuracies = field(default_factory=dict)
     prompt_tokens: Mapping[str, float] = field(default_factory=dict)
+    rejected_replicas: Mapping[str, str] = field(default_factory=dict)
+    """Why routers do not use a replica, by its name and stage."""
 
 
 def read_load(content: object) -> Load:
@@ -145,7 +147,13 @@ def read_state(content: object) -> State:
     if document.served is not None:
         _within(document.served.p99_seconds or 0.0, "state.served.p99_seconds", 0.0, 1e6)
         _within(document.served.accuracy or 0.0, "state.served.accuracy", 0.0, 1.0)
-    return State(rows, ratios, document.served, accuracies, registered_accuracies, tokens)
+    rejected = {
+        f"{replica} of stage {name}": endpoint.rejection
+        for name, stage in document.stages.items()
+        for replica, endpoint in stage.endpoints.items()
+        if endpoint.rejection
+    }
+    return State(rows, ratios, document.served, accuracies, registered_accuracies, tokens, rejected)
 
 
 def _drifted(name: str, stage: StageState, where: str) -> dict[AccuracyKey, float]:
@@ -183,6 +191,7 @@ def merge_states(states: Iterable[State]) -> State:
         accuracies=_means(state.accuracies for state in known),
         registered_accuracies=registered,
         prompt_tokens=_means(state.prompt_tokens for state in known),
+        rejected_replicas={name: why for state in known for name, why in state.rejected_replicas.items()},
     )
 
 

@@ -165,6 +165,20 @@ async def test_report_during_a_write_does_not_wait_for_the_next_tick():
     assert cluster.events == [f"Plan {n}" for n in range(4, MAX_QUEUED_EVENTS + 4)]
 
 
+async def test_each_ejection_of_a_replica_has_an_event():
+    cluster, known = Slow(), ClusterCache()
+    known.put(BODY)
+    reporter = StatusWriter(cast("Cluster", cluster), known, ("here", "sample"))
+    cluster.open.set()
+    ejected = a_tick(rejected_replicas={"pod-3 of stage first": "ejected as an outlier: 2 consecutive batches failed"})
+
+    for second, tick in enumerate((a_tick(), ejected, ejected, a_tick(), ejected)):
+        reporter.report(replace(tick, now_seconds=NOW + second))
+    await reporter.close()
+
+    assert cluster.events == ["Requests no longer go to replica pod-3 of stage first"] * 2
+
+
 ROOM = Schedulable(cores="2", since="2026-01-01T00:00:00Z").model_dump(mode="json", by_alias=True)
 
 

@@ -4,7 +4,7 @@ Amounts are rounded, and changed figures in messages do not count as changes, so
 """
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 from trimtab_adapter.controller import Tick
@@ -141,6 +141,23 @@ def _decision(plan: PipelinePlan, now_seconds: float) -> Decision:
         change=plan.spec.explanation.change[:MAX_CHANGE_LENGTH],
         stages={stage.name: describe_option(stage) for stage in plan.spec.stages},
     )
+
+
+def rejection_events(tick: Tick, before: Collection[str], pipeline: Object) -> list[Object]:
+    """An Event for each replica that routers stopped using since the last tick."""
+    return [
+        event(
+            pipeline,
+            "ReplicaNotUsed",
+            f"Requests no longer go to replica {replica}: {why}",
+            decision=f"{replica} at {tick.now_seconds}",
+            by=ADAPTER_MANAGER,
+            now_seconds=tick.now_seconds,
+            bad=True,
+        )
+        for replica, why in tick.rejected_replicas.items()
+        if replica not in before
+    ]
 
 
 def plan_changed_event(tick: Tick, pipeline: Object) -> Object | None:

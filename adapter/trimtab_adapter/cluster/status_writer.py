@@ -5,10 +5,11 @@ During a write only the newest status waits, but no event is lost.
 
 import asyncio
 import logging
+from collections.abc import Collection
 from typing import Any
 
 from trimtab_adapter.cluster.config_source import PIPELINE, ClusterCache
-from trimtab_adapter.cluster.status import build_status, plan_changed_event, significant_fields
+from trimtab_adapter.cluster.status import build_status, plan_changed_event, rejection_events, significant_fields
 from trimtab_adapter.controller import Tick
 from trimtab_kubernetes import Cluster, ClusterError, Conflict, Rejected
 from trimtab_kubernetes.objects import Key, Object
@@ -28,6 +29,7 @@ class StatusWriter:
         self._status: dict[str, Any] | None = None  # desired; None before the first tick
         self._applied: tuple[Any, ...] | None = None
         self._events: list[Object] = []
+        self._rejected_replicas: Collection[str] = ()  # at the last tick
         self._writing: asyncio.Task[None] | None = None
 
     def report(self, tick: Tick) -> None:
@@ -37,9 +39,11 @@ class StatusWriter:
             return
         before = pipeline.get("status") or {} if self._status is None else self._status
         self._status = build_status(tick, before, int(pipeline["metadata"].get("generation", 0)))
-        event = plan_changed_event(tick, pipeline)
-        if event is not None:
-            self._events = [*self._events, event][-MAX_QUEUED_EVENTS:]
+        events = rejection_events(tick, self._rejected_replicas, pipeline)
+        self._rejected_replicas = tick.rejected_replicas.keys()
+        if (changed := plan_changed_event(tick, pipeline)) is not None:
+            events.append(changed)
+        self._events = [*self._events, *events][-MAX_QUEUED_EVENTS:]
         if self._writing is None or self._writing.done():
             self._writing = asyncio.create_task(self._write())
 

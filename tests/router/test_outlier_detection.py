@@ -2,6 +2,7 @@
 
 import pytest
 
+from tests.router.test_generation import Writers, write_all
 from tests.router.test_stage_scheduler import READY, SchedulerScenario
 from trimtab_router.scheduling.outlier_detection import BASE_EJECTION_SECONDS, MAX_EJECTION_SECONDS
 from trimtab_router.scheduling.replica_slots import BatchFailed
@@ -139,6 +140,20 @@ def test_single_slow_batch_ejects_no_replica():
 
     assert fleet.ejected == []
     assert not any("is ejected" in str(call) for call in fleet.stats_calls)
+
+
+def test_late_first_tokens_eject_a_replica_of_a_generation_stage():
+    top = Writers(slots=2, places=4, serviceSeconds={1: 0.1})
+    for _ in range(12):
+        top.take()
+        write_all(top, top.sent[-1], 1.0 if top.sent[-1].replica.name == "slot-0" else 0.1)
+    assert [slot.name for slot in top.scheduler.outliers.ejected] == ["slot-0"]
+
+    top.settle(MAX_EJECTION_SECONDS)
+    for _ in range(4):
+        top.take()
+        write_all(top, top.sent[-1], 0.1)
+    assert top.scheduler.outliers.ejected == []
 
 
 def test_overloaded_replica_gets_no_batch_until_it_recovers():

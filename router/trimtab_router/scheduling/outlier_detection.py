@@ -10,6 +10,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
+from math import inf
 from statistics import median
 
 from trimtab_router.scheduling.interfaces import Clock, Feature, StatsSink
@@ -41,6 +42,8 @@ class ReplicaRecord:
     observations: int = 0
     ejections: int = 0
     """Ejections since it last served `RECENT_BATCHES` without a fault."""
+    probed_from: float = inf
+    """While it is ejected: when it may take its probe. Batches dispatched before say nothing about it."""
 
     def note(self, *, fault: bool) -> None:
         self.recent.append(fault)
@@ -111,12 +114,19 @@ class OutlierDetector(Feature):
                     self._record_fault(row_slice.failed_on)
             if record is not None:
                 record.note(fault=False)
-                self._judge_seconds(batch, record, now)
+                if not batch.replica.capacity:  # a generation has no predicted length
+                    self._judge_seconds(batch, record, now - max(batch.dispatched_at, batch.replica.completed_at))
         elif isinstance(outcome, BatchFailed) and outcome.retryable and record is not None:
-            if batch.replica.ejection:
+            if batch.replica.ejection and batch.dispatched_at >= record.probed_from:
                 self._eject(batch.replica, batch.replica.ejection)
             elif not self._retryable:
                 self._record_fault(batch.replica.name)
+
+    def on_first_token(self, batch: Batch, now: float) -> None:
+        """Judge a replica of a generation stage by the time to the first token of a chat."""
+        record = self._records.get(batch.replica)
+        if record is not None and len(self._records) > 1:
+            self._judge_seconds(batch, record, now - batch.dispatched_at)
 
     def _record_fault(self, name: str) -> None:
         replica = next((replica for replica in self._records if replica.name == name), None)
@@ -132,11 +142,14 @@ class OutlierDetector(Feature):
         elif faults >= MIN_RECENT_FAULTS and faults / len(record.recent) > FAULT_SHARE_FACTOR * other_share:
             self._eject(replica, f"{faults} of its last {len(record.recent)} batches failed")
 
-    def _judge_seconds(self, batch: Batch, record: ReplicaRecord, now: float) -> None:
+    def _judge_seconds(self, batch: Batch, record: ReplicaRecord, seconds: float) -> None:
         """Eject a replica that is slower than its peers, and readmit an ejected one that served its probe in time."""
         replica, predicted_seconds = batch.replica, batch.point.seconds(batch.rows)
-        if predicted_seconds > 0 and not replica.capacity:  # a generation has no predicted length
-            seconds = now - max(batch.dispatched_at, replica.completed_at)
+        if replica.ejection and batch.dispatched_at < record.probed_from:
+            return
+        if predicted_seconds > 0:
+            if replica.capacity:
+                predicted_seconds += max(batch.row_slices[0].request.prefill_seconds, 0.0)
             record.observe(seconds, predicted_seconds, clips=not replica.ejection)
         ratio = self._ratio_to_peers(record) if record.excess_seconds > MIN_EXCESS_SECONDS else 1.0
         if replica.ejection and ratio > SLOW_FACTOR:
@@ -144,7 +157,8 @@ class OutlierDetector(Feature):
         elif replica.ejection:
             self._readmit(replica)
         elif ratio > SLOW_FACTOR and record.observations >= MIN_OBSERVATIONS:
-            self._eject(replica, f"its batches take {ratio:.1f} times as long as its peers'")
+            what = "first tokens" if replica.capacity else "batches"
+            self._eject(replica, f"its {what} take {ratio:.1f} times as long as its peers'")
 
     def _ratio_to_peers(self, record: ReplicaRecord) -> float:
         """Slowness of a replica over the median of the other ones; 1 if none of these has served a batch."""
@@ -163,6 +177,7 @@ class OutlierDetector(Feature):
         pause_seconds = min(BASE_EJECTION_SECONDS * 2**record.ejections, MAX_EJECTION_SECONDS)
         record.ejections += 1
         record.reset()
+        record.probed_from = inf
         replica.set_ejection(reason)
         self._clock.call_at(self._clock.now + pause_seconds, partial(self._probe, replica))
 
@@ -170,6 +185,7 @@ class OutlierDetector(Feature):
         if replica.ejection and replica.overload:
             self._eject(replica, replica.overload)
         elif replica.ejection:
+            self._records[replica].probed_from = self._clock.now
             replica.set_ejection(replica.ejection, probing=True)
             self._wake()
 

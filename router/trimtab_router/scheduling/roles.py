@@ -198,6 +198,8 @@ class GenerationScheduler(StageScheduler):
         if batch not in self._with_first_token:
             self._with_first_token.add(batch)
             batch.replica.on_first_token(batch)
+            if not batch.early_prefill:
+                self.outliers.on_first_token(batch, now)
             self._stats.observe_batch(batch.key, batch.rows, *self._observe_first_token(batch, now))
         if isinstance(chunk, LastChunk) and row.request.prompt_features:
             self.prompt_lengths.learn(row.request.prompt_features[row.start], chunk.usage)

@@ -12,15 +12,17 @@ from pathlib import Path
 from typing import Final
 
 import psutil
-from PIL import GifImagePlugin, JpegImagePlugin, PngImagePlugin, WebPImagePlugin
 from PIL import Image as Pillow
+from PIL.GifImagePlugin import GifImageFile
+from PIL.JpegImagePlugin import JpegImageFile
+from PIL.PngImagePlugin import PngImageFile
+from PIL.WebPImagePlugin import WebPImageFile
 
 from trimtab_model_servers.errors import RefusalError
 from trimtab_protocol.chat.image_header import MAX_PIXELS, parse_header, without_metadata
 
-_PLUGINS: Final = (PngImagePlugin, JpegImagePlugin, WebPImagePlugin, GifImagePlugin)
-"""Imported here; otherwise Pillow imports all of its plugins while it opens the first WebP or GIF file."""
-FORMATS: Final = ("PNG", "JPEG", "WEBP", "GIF")
+FORMATS: Final = tuple(str(file.format) for file in (PngImageFile, JpegImageFile, WebPImageFile, GifImageFile))
+"""Imported by name; otherwise Pillow imports all of its plugins while it opens the first WebP or GIF file."""
 _DECODER_ERRORS = (OSError, SyntaxError, ValueError, EOFError, IndexError, TypeError, struct.error)
 """Errors that Pillow's plugins raise on damaged files."""
 

@@ -66,7 +66,7 @@ def seconds_until_whole(served: Up) -> float:
     victim = served.replica(max(before, key=lambda name: int(name.rpartition("-")[2])))
     time.sleep(max(victim.create_time() + 3 * HEALTHY_SECONDS - time.time(), 0))
     victim.send_signal(signal.SIGKILL)
-    return until(lambda: len(ready_replicas(served, "read")) == 2 and ready_replicas(served, "read") != before, "whole")
+    return until(lambda: len(now := ready_replicas(served, "read")) == 2 and now != before, "another replica serves")
 
 
 def test_memory_and_starts_of_digits(tmp_path: Path, figures: Figures) -> None:

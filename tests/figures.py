@@ -35,7 +35,8 @@ def result_line(name: str, reports: Mapping[str, Iterable[Any]]) -> ResultLine |
     outcomes = ("passed", "failed", "skipped", "error")
     counts = {outcome: sum(1 for _ in reports.get(outcome, ())) for outcome in outcomes}
     ended = [report for outcome in outcomes for report in reports.get(outcome, ())]
-    properties = [pair for report in ended for pair in report.user_properties]
+    # A report of a collection has no properties.
+    properties = [pair for report in ended for pair in getattr(report, "user_properties", ())]
     if not properties:
         return None
     figures: dict[str, float | int | str | None] = {f"tests_{outcome}": count for outcome, count in counts.items()}

@@ -143,7 +143,7 @@ def test_random_digits_networks_are_marked():
             {"parameters": {"delay": 1}},
             "parameters.delay: Extra inputs are not permitted; there are: increment, delay_s",
         ),
-        ({"inputs": [{"name": "x", "datatype": "BYTES"}]}, "tensor 'x': models compute on no BYTES; use one of BOOL"),
+        ({"inputs": [{"name": "x", "datatype": "BYTES"}]}, "'echo' cannot run on the stage's inputs"),
         (
             {"outputs": [{"name": "y", "datatype": "INT64", "shape": [4]}]},
             "gives output 'y' as FP32, but the stage declares INT64; correct outputs.y.datatype",

@@ -51,7 +51,7 @@ class QueueAdmission:
             return self._too_inaccurate(request)
         if request.rows > queue.max_rows:
             return invalid(f"stage {self._stage}: {request.rows} rows in one request; send at most {queue.max_rows}")
-        if queue.rows + request.rows > queue.max_rows:
+        if not queue.has_room(request.rows):
             held = f"its queue holds {queue.rows} rows of at most {queue.max_rows}"
             seconds = max(self._wait_seconds(queue.rows, status), RETRY_SECONDS)
             message = f"stage {self._stage}: {held}; try again later"

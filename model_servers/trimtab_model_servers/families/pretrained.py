@@ -4,7 +4,6 @@ Only the families of such models import this module: importing transformers take
 """
 
 from collections.abc import Mapping
-from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -12,17 +11,11 @@ import torch
 
 from trimtab_model_servers.errors import ModelError
 from trimtab_model_servers.families.architectures import ARCHITECTURES, Architecture
+from trimtab_model_servers.families.transformers_package import TRANSFORMERS
 from trimtab_model_servers.weights.loading import read_tensors, seeded
 from trimtab_model_servers.weights.source import RandomSeed, find_weights
 from trimtab_pipelines.model_spec import ModelSpec
 
-try:
-    TRANSFORMERS: Any = import_module("transformers")  # by name: checking its types takes mypy minutes
-except ModuleNotFoundError as error:
-    raise ModelError(
-        "families transformers/… need transformers: "
-        "pip install '.[transformers]' in a clone, else 'trimtab[transformers]'"
-    ) from error
 _CLASSES: dict[str, Any] = {
     name: getattr(TRANSFORMERS, name)  # imported now, for a forkserver
     for architecture in ARCHITECTURES.values()

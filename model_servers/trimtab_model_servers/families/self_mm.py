@@ -16,8 +16,8 @@ from torch import Tensor, nn
 
 from trimtab_model_servers.families.interfaces import Parameters
 from trimtab_model_servers.families.multimodal import MultimodalModel, build_multimodal
-from trimtab_model_servers.families.pretrained import TRANSFORMERS
 from trimtab_model_servers.families.sequences import model_inputs
+from trimtab_model_servers.families.transformers_package import TRANSFORMERS
 
 INPUTS = {"text": 768, "audio": 74, "video": 35}
 HIDDEN = {"audio": 16, "video": 32}

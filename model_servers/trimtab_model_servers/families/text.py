@@ -13,7 +13,7 @@ from torch.nn.functional import max_pool1d, pad
 
 from trimtab_model_servers.families.architectures import Architecture
 from trimtab_model_servers.families.interfaces import Built, Parameters, read_parameters
-from trimtab_model_servers.families.pretrained import TRANSFORMERS, architecture_of, build_model
+from trimtab_model_servers.families.pretrained import architecture_of, build_model
 from trimtab_model_servers.families.sequences import (
     NO_TOKEN,
     frame,
@@ -24,6 +24,7 @@ from trimtab_model_servers.families.sequences import (
     resize_width,
     token_counts,
 )
+from trimtab_model_servers.families.transformers_package import TRANSFORMERS
 from trimtab_pipelines.model_spec import ModelSpec
 from trimtab_pipelines.operating_point import OperatingPoint
 

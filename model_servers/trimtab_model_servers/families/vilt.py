@@ -15,8 +15,8 @@ from torch import Tensor, nn
 
 from trimtab_model_servers.families.interfaces import Parameters
 from trimtab_model_servers.families.multimodal import MultimodalModel, build_multimodal
-from trimtab_model_servers.families.pretrained import TRANSFORMERS
 from trimtab_model_servers.families.sequences import model_inputs
+from trimtab_model_servers.families.transformers_package import TRANSFORMERS
 
 KNOBS = frozenset({"modalities"})
 MODALITIES = ("text", "image")

@@ -4,7 +4,6 @@ Weights are read from safetensors only, and no code of a checkpoint is executed.
 """
 
 from dataclasses import dataclass
-from importlib import import_module
 from pathlib import Path
 from typing import Any, Literal
 
@@ -13,16 +12,10 @@ from pydantic import Field
 
 from trimtab_model_servers.errors import ModelError
 from trimtab_model_servers.families.interfaces import Parameters
+from trimtab_model_servers.families.transformers_package import TRANSFORMERS
 from trimtab_model_servers.weights.files import CONFIG_FILE
 from trimtab_model_servers.weights.source import find_folder
 from trimtab_pipelines.model_spec import ModelSpec
-
-try:
-    TRANSFORMERS: Any = import_module("transformers")  # by name: checking its types takes mypy minutes
-except ModuleNotFoundError as error:
-    raise ModelError(
-        "families hf/… need transformers: pip install '.[transformers]' in a clone, else 'trimtab[transformers]'"
-    ) from error
 
 Precision = Literal["FP32", "BF16", "FP16"]
 DTYPES = {"FP32": torch.float32, "BF16": torch.bfloat16, "FP16": torch.float16}

@@ -1,4 +1,4 @@
-"""Families `hf/TASK`: each task's class by its name."""
+"""Families `hf/TASK`: each task's class by its name; the registry lists the names, since it imports no torch."""
 
 from typing import Any
 

@@ -1,18 +1,16 @@
 """Payloads: rows of BYTES tensors as texts and images, and answers as BYTES. A bad row is its caller's fault."""
 
-import io
 from collections.abc import Iterable
 from functools import cache
-from typing import Final
 
 import numpy as np
 from PIL import Image as Pillow
 
 from trimtab_model_servers.chat.image_decoder import decode_image, process_budget, read_image
 from trimtab_model_servers.errors import InvalidRow, RefusalError
+from trimtab_pipelines.synthetic_inputs import draw_bytes
 from trimtab_protocol.tensors import Array, bytes_array
 
-EXAMPLE_SIZE_PX: Final = (640, 480)
 PIXEL_BYTES = 16
 """Of an image processor: the pixels in FP32 by channel, and its copies."""
 
@@ -56,7 +54,4 @@ def counts(answers: Iterable[int]) -> Array:
 
 @cache
 def example_image() -> bytes:
-    """A PNG file of a photograph's usual size."""
-    file = io.BytesIO()
-    Pillow.radial_gradient("L").resize(EXAMPLE_SIZE_PX).convert("RGB").save(file, "PNG")
-    return file.getvalue()
+    return bytes(draw_bytes("image", (1,), np.random.default_rng(0))[0])

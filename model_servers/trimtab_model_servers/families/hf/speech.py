@@ -7,9 +7,10 @@ import torch
 from pydantic import Field
 
 from trimtab_model_servers.families.hf.audio_files import decode_audio, example_audio
-from trimtab_model_servers.families.hf.checkpoint import TRANSFORMERS, Checkpoint, TaskParameters
+from trimtab_model_servers.families.hf.checkpoint import Checkpoint, TaskParameters
 from trimtab_model_servers.families.hf.payloads import encode_texts
 from trimtab_model_servers.families.hf.text import Declared, Tensors
+from trimtab_model_servers.families.transformers_package import TRANSFORMERS
 from trimtab_pipelines.operating_point import OperatingPoint
 from trimtab_protocol.tensors import Array
 

@@ -11,8 +11,9 @@ import torch
 from pydantic import Field
 
 from trimtab_model_servers.errors import InvalidRow
-from trimtab_model_servers.families.hf.checkpoint import TRANSFORMERS, Checkpoint, TextParameters
+from trimtab_model_servers.families.hf.checkpoint import Checkpoint, TextParameters
 from trimtab_model_servers.families.hf.payloads import counts, decode_texts, encode_texts
+from trimtab_model_servers.families.transformers_package import TRANSFORMERS
 from trimtab_pipelines.operating_point import OperatingPoint
 from trimtab_protocol.tensors import Array
 
@@ -44,8 +45,8 @@ class TextTask:
         del name
         return EXAMPLE_TEXT.encode()
 
-    def read(self, rows: Array, name: str = "text") -> list[str]:
-        return decode_texts(name, rows, MAX_TOKEN_BYTES * self.max_tokens)
+    def read(self, rows: Array) -> list[str]:
+        return decode_texts("text", rows, MAX_TOKEN_BYTES * self.max_tokens)
 
     def encode(self, texts: Sequence[str]) -> Any:
         """Token ids and masks [rows, longest] on the model's device; InvalidRow if a text is too long."""

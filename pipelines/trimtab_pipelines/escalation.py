@@ -1,4 +1,7 @@
-"""Escalation: rows with low confidence at one operating point are served again at a more accurate one."""
+"""Escalation: rows with low confidence at one operating point are served again at a more accurate one.
+
+The second operating point is of the same variant, or of another one that the same replica hosts.
+"""
 
 from pydantic import Field
 
@@ -32,6 +35,8 @@ class EscalationPlan(Model):
 
     to: Name
     """Operating point that serves the escalated rows."""
+    variant: Name | None = Field(default=None, exclude_if=lambda variant: variant is None)
+    """Variant that serves the escalated rows; the same variant if absent."""
     confidence_below: float = Field(ge=0, le=2)
     """Rows with less confidence are escalated; a value above 1 escalates all."""
     share: Fraction
@@ -41,8 +46,13 @@ class EscalationPlan(Model):
     by_task: dict[Name, TaskEscalation] = Field(default_factory=dict, max_length=MAX_TASKS, exclude_if=is_empty)
     """Thresholds of individual tasks; if present, rows of other tasks are not escalated."""
 
+    def target(self, variant: str) -> tuple[str, str]:
+        """Variant and operating point that serve the escalated rows of a variant."""
+        return self.variant or variant, self.to
+
     def __str__(self) -> str:
-        return f"{self.to} {100 * self.share:.0f} %"
+        to = f"{self.variant}/{self.to}" if self.variant else self.to
+        return f"{to} {100 * self.share:.0f} %"
 
 
 class Escalation(EscalationPlan):
@@ -60,6 +70,7 @@ class Escalation(EscalationPlan):
         """The escalation with the accuracy to use, overall and for each task."""
         return EscalationPlan(
             to=self.to,
+            variant=self.variant,
             confidence_below=self.confidence_below,
             share=self.share,
             accuracy=accuracy_on_basis(basis, self.accuracy, self.accuracy_low),

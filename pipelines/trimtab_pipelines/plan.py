@@ -14,11 +14,16 @@ from trimtab_pipelines.spec import InferencePipelineSpec
 from trimtab_pipelines.stages import Stage
 from trimtab_pipelines.tensors import TensorName
 
+MAX_POINTS = 128
+"""Points above, and points below, the planned one."""
+
 
 class PointPlan(Model):
     """An operating point that a stage may run."""
 
     name: Name
+    variant: Name | None = Field(default=None, exclude_if=lambda variant: variant is None)
+    """Variant of the point; the stage's planned variant if absent."""
     accuracy: Fraction
     """Accuracy of the variant at this point."""
     accuracy_by_task: dict[Name, Fraction] = Field(default_factory=dict, exclude_if=is_empty)
@@ -29,6 +34,10 @@ class PointPlan(Model):
     """Expected service time of a batch in seconds, by its number of rows."""
     escalations: tuple[EscalationPlan, ...] = Field(default=(), max_length=MAX_ESCALATIONS, exclude_if=is_empty)
     """Escalations that the router may use for low-confidence rows of this point."""
+
+    def key(self, planned: str) -> tuple[str, str]:
+        """Variant and name; `planned` is the stage's planned variant."""
+        return self.variant or planned, self.name
 
 
 class StagePlan(Model):
@@ -43,9 +52,9 @@ class StagePlan(Model):
     colocated encoder.
     """
     operating_point: Name = "default"
-    upgrades: tuple[PointPlan, ...] = Field(default=(), max_length=32, exclude_if=is_empty)
+    upgrades: tuple[PointPlan, ...] = Field(default=(), max_length=MAX_POINTS, exclude_if=is_empty)
     """More accurate points, best first. The router may use them if time allows or a request requires them."""
-    fallbacks: tuple[PointPlan, ...] = Field(default=(), max_length=32)
+    fallbacks: tuple[PointPlan, ...] = Field(default=(), max_length=MAX_POINTS)
     """Faster points, best first. The router may use them when slack runs out."""
     cores: Cores = 1.0
     """Cores of one replica."""
@@ -105,7 +114,8 @@ class StagePlan(Model):
 
     @model_validator(mode="after")
     def _unique_points(self) -> Self:
-        require_unique((point.name for point in self.points), f"stage {self.name}: operating points")
+        names = (point.name if not point.variant else "/".join(point.key(self.variant)) for point in self.points)
+        require_unique(names, f"stage {self.name}: operating points")
         return self
 
 

@@ -6,7 +6,7 @@ of its own.
 """
 
 import hashlib
-import json
+from collections.abc import Hashable
 from dataclasses import dataclass
 
 from trimtab_pipelines.stages import Stage
@@ -37,9 +37,9 @@ class ReplicaGroup:
 
 def replica_groups(stage: Stage) -> tuple[ReplicaGroup, ...]:
     """Replica groups of a stage, in the order of each group's first variant."""
-    groups: dict[str, list[Variant]] = {}
+    groups: dict[Hashable, list[Variant]] = {}
     for variant in stage.variants:
-        groups.setdefault(_group_key(stage, variant), []).append(variant)
+        groups.setdefault(stage.hosting_key(variant), []).append(variant)
     return tuple(ReplicaGroup(_name(variants), tuple(variants)) for variants in groups.values())
 
 
@@ -47,13 +47,6 @@ def group_of(stage: Stage, variant: str) -> ReplicaGroup:
     """The replica group of a variant; KeyError lists the known variants."""
     stage.variant(variant)
     return next(group for group in replica_groups(stage) if variant in group.names)
-
-
-def _group_key(stage: Stage, variant: Variant) -> str:
-    if stage.variant_placement == "Dedicated" or variant.container is not None:
-        return variant.name
-    keys = {"resources", "node_selector", "tolerations", "runtime_class_name", "secret_name"}
-    return "=" + json.dumps(variant.model_dump(mode="json", include=keys), sort_keys=True)
 
 
 def _name(variants: list[Variant]) -> str:

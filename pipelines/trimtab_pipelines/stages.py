@@ -1,10 +1,11 @@
 """Stage of a pipeline: a task, its variants, and the sources of its inputs."""
 
-from collections.abc import Collection
+from collections.abc import Collection, Hashable
 from typing import Annotated, Literal, Self
 
 from pydantic import Field, model_validator
 
+from trimtab_pipelines.escalation import Escalation
 from trimtab_pipelines.operating_point import OperatingPoint
 from trimtab_pipelines.quantity import Seconds
 from trimtab_pipelines.resource import Model, Name, find_named, require_unique
@@ -101,6 +102,18 @@ class Stage(Model):
     )
     """Planned time to transfer a chat's embeddings from an encoder to a generation replica."""
     pin: Pin = Pin()
+
+    def hosting_key(self, variant: Variant) -> Hashable:
+        """What variants that one replica loads have in common: they request the same resources on the same nodes."""
+        if self.variant_placement == "Dedicated" or variant.container is not None:
+            return variant.name
+        nodes = tuple(sorted(variant.node_selector.items())), variant.tolerations, variant.runtime_class_name
+        return variant.resources, nodes, variant.secret_name
+
+    def hosted_with(self, variant: str) -> tuple[Variant, ...]:
+        """Variants that a replica of this one loads, itself included; KeyError lists the known variants."""
+        key = self.hosting_key(self.variant(variant))
+        return tuple(other for other in self.variants if self.hosting_key(other) == key)
 
     @property
     def encodes(self) -> bool:
@@ -259,14 +272,26 @@ class Stage(Model):
                     )
 
     def _require_valid_escalations(self) -> None:
-        """An escalation requires a confidence output and another operating point of the same variant."""
+        """An escalation requires a confidence output and another operating point that the same replica hosts."""
         for variant in self.variants:
-            known = {point.name for point in variant.operating_points}
-            for point in variant.operating_points:
+            for point in variant.points:
                 where = f"stage {self.name}: operating point {point.name} of variant {variant.name}"
                 if point.escalations and self.confidence is None:
                     raise ValueError(f"{where} has escalations, but the stage has no confidence output")
                 for escalation in point.escalations:
-                    if escalation.to == point.name or escalation.to not in known:
-                        others = ", ".join(sorted(known - {point.name}))
-                        raise ValueError(f"{where} escalates to {escalation.to!r}; the other points are: {others}")
+                    self._require_target(where, (variant.name, point.name), escalation)
+
+    def _require_target(self, where: str, first: tuple[str, str], escalation: Escalation) -> None:
+        target, own = escalation.target(first[0]), first[0]
+        hosted = {other.name: other for other in self.hosted_with(own)}
+        if target[0] not in hosted:
+            others = ", ".join(hosted.keys() - {own}) or "none"
+            raise ValueError(
+                f"{where} escalates to variant {target[0]!r}; the variants that the same replica hosts are: {others}"
+            )
+        known = {point.name for point in hosted[target[0]].points} - {first[1] if target[0] == own else ""}
+        if target[1] not in known:
+            whose = "" if target[0] == own else f" of variant {target[0]}"
+            raise ValueError(
+                f"{where} escalates to {target[1]!r}; the other points{whose} are: {', '.join(sorted(known))}"
+            )

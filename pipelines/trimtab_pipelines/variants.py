@@ -6,6 +6,7 @@ from typing import Literal, Self
 from pydantic import Field, model_validator
 
 from trimtab_pipelines.accuracy_evidence import AccuracyEvidence, declared_accuracy
+from trimtab_pipelines.escalation import MAX_ESCALATIONS, Escalation
 from trimtab_pipelines.operating_point import AccuracyByTask, OperatingPoint
 from trimtab_pipelines.quantity import Bytes, Cores, Fraction
 from trimtab_pipelines.resource import Model, Name, find_named, is_empty, require_unique
@@ -94,6 +95,8 @@ class Variant(Model):
     accuracy_evidence: AccuracyEvidence = AccuracyEvidence()
     accuracy_by_task: AccuracyByTask = Field(default_factory=dict, max_length=MAX_TASKS, exclude_if=is_empty)
     """Accuracy on individual tasks, if measured."""
+    escalations: tuple[Escalation, ...] = Field(default=(), max_length=MAX_ESCALATIONS, exclude_if=is_empty)
+    """Measured gains of escalating low-confidence rows. Requires the stage's confidence output."""
     tasks: tuple[Task, ...] = Field(default=(), max_length=MAX_TASKS, exclude_if=is_empty)
     """Tasks in addition to those of the weights, for families that support tasks. Every replica loads them."""
     resources: Resources = Resources()
@@ -125,7 +128,10 @@ class Variant(Model):
             return self.operating_points
         evidence = None if self.accuracy_evidence == AccuracyEvidence() else self.accuracy_evidence
         only = OperatingPoint(
-            accuracy=self.accuracy, accuracy_evidence=evidence, accuracy_by_task=self.accuracy_by_task
+            accuracy=self.accuracy,
+            accuracy_evidence=evidence,
+            accuracy_by_task=self.accuracy_by_task,
+            escalations=self.escalations,
         )
         return (only,)
 
@@ -155,6 +161,7 @@ class Variant(Model):
         if self.container is not None and self.tasks:
             raise ValueError(f"{where}: tasks require a family; a container loads its own tasks")
         declared_accuracy(self.accuracy, self.accuracy_evidence)
-        if self.operating_points and self.accuracy_by_task:
-            raise ValueError(f"{where}: set accuracyByTask in each of operatingPoints, not in the variant")
+        own = "accuracyByTask" if self.accuracy_by_task else "escalations" if self.escalations else ""
+        if self.operating_points and own:
+            raise ValueError(f"{where}: set {own} in each of operatingPoints, not in the variant")
         return self

@@ -63,8 +63,9 @@ def _edits(text: str, stage: str, variant: yaml.MappingNode, measured: Measured,
 
 
 def _escalation_edits(text: str, stage: str, variant: yaml.MappingNode, by_point: Escalations) -> Iterator[_Edit]:
-    for point in _items(_at(variant, "operatingPoints")):
-        escalations = by_point.get((stage, _name(variant), _name(point, "default")))
+    for point in _items(_at(variant, "operatingPoints")) or (variant,):
+        name = "default" if point is variant else _name(point, "default")
+        escalations = by_point.get((stage, _name(variant), name))
         old = next((pair for pair in point.value if pair[0].value == "escalations"), None)
         if escalations is None or (not escalations and old is None):
             continue

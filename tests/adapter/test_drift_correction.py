@@ -51,6 +51,19 @@ def test_escalations_change_with_their_points():
     assert on_cars.accuracy_low == pytest.approx(0.88 - 0.07)
 
 
+def test_escalation_changes_with_a_point_of_another_variant():
+    escalation = ESCALATION | {"variant": "large", "to": "default"}
+    variants = [a_variant(accuracy=0.8, escalations=[escalation]), a_variant("large", accuracy=0.9)]
+    spec = a_pipeline([a_stage("only", variants=variants) | STAGE]).spec
+
+    def escalations(large):
+        small, _ = apply_observed_accuracy(spec, {("only", "large", "default", ""): large}).stages[0].variants
+        return small.escalations
+
+    assert [found.accuracy for found in escalations(0.86)] == pytest.approx([0.89 - 0.25 * 0.04])
+    assert not escalations(0.7), "no longer more accurate than the first variant"
+
+
 def test_task_accuracies_move_with_their_point_and_reports():
     def on(**by_task):
         tasks = {

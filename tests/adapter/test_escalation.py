@@ -1,5 +1,7 @@
 """Escalations in a plan: those the router may take, invalid ones, and the expected accuracy of the mix it serves."""
 
+from contextlib import nullcontext
+
 import pytest
 
 from tests.adapter.test_allowed_points import INPUTS, SECONDS, planned
@@ -85,6 +87,25 @@ def test_impossible_escalation_is_rejected(escalation, stage, message):
     points = [POINTS[0], POINTS[1] | {"escalations": [escalation]}]
     with pytest.raises(ValueError, match=message):
         planned(points=points, stage=stage)
+
+
+@pytest.mark.parametrize(
+    ("escalation", "other", "message"),
+    [
+        ({"variant": "large", "to": "default"}, {}, None),
+        ({"variant": "other", "to": "default"}, {}, "variant 'other'.*large"),
+        ({"variant": "large", "to": "full"}, {}, "'full'.*variant large are: default"),
+        ({"variant": "large", "to": "default"}, {"resources": {"cpu": 2}}, "variant 'large'.*none"),
+    ],
+)
+def test_escalation_goes_to_a_variant_of_the_same_replica(escalation, other, message):
+    variants = [a_variant(escalations=[ESCALATION | escalation]), a_variant("large", **other)]
+    with nullcontext() if message is None else pytest.raises(ValueError, match=message):
+        stage = a_pipeline([a_stage("only", variants=variants) | STAGE]).spec.stages[0]
+        planned_escalation = stage.variants[0].points[0].planned_escalations("Expected")[0]
+
+        assert planned_escalation.target("small") == ("large", "default")
+        assert str(planned_escalation) == "large/default 25 %"
 
 
 def test_escalations_keep_the_profile_fingerprint():

@@ -121,4 +121,5 @@ def test_escalations_replace_only_their_own(tasks: dict[str, TaskEscalation]) ->
     expected = expected.replace("{to: full, confidenceBelow: 0.5, share: 0.2, accuracy: 0.85}", line)
     assert written == f"{expected}\n        escalations:\n        - {line}"
     assert with_escalations(written, given) == written
+    assert line in with_escalations(TEXT, {("first", "fast", "default"): (escalation,)})
     assert "escalations: []  # of before" in with_escalations(TEXT, {("second", "both", "block"): ()})

@@ -38,7 +38,11 @@ def allowed_points(
     kept = [point for point in points if not reasons.get(point.name)]
     names = {point.name for point in kept} if problem.spec.policy_traits.escalates else set[str]()
     kept = [
-        point.model_copy(update={"escalations": tuple(again for again in point.escalations if again.to in names)})
+        point.model_copy(
+            update={
+                "escalations": tuple(again for again in point.escalations if not again.variant and again.to in names)
+            }
+        )
         for point in kept
     ]
     own = kept[0]

@@ -110,6 +110,6 @@ def candidates(problem: PlanningProblem, stage: Stage, pin: Pin) -> Iterator[Can
             yield base
             escalations = point.planned_escalations(problem.spec.objective.accuracy_basis)
             for escalation in escalations if problem.spec.policy_traits.escalates else ():
-                if escalation.to in others and escalation.share > 0:
+                if not escalation.variant and escalation.to in others and escalation.share > 0:
                     cascade = _Cascade(speed, others[escalation.to], escalation.share)
                     yield replace(base, speed=cascade, escalation=escalation)

@@ -13,6 +13,8 @@ from trimtab_pipelines.variants import Variant
 
 AccuracyKey = tuple[str, str, str, str]
 """Stage, variant, operating point and task; an empty task stands for all rows."""
+PointKey = tuple[str, str]
+"""Variant and operating point."""
 RegisteredAccuracies = Mapping[tuple[str, str, str], Mapping[str, Accuracy]]
 """By stage, variant and operating point: the accuracy on each task registered at run time."""
 ROUNDING = 0.005 + 1e-9
@@ -27,41 +29,50 @@ def apply_observed_accuracy(
     """Replace profiled accuracies by observed ones.
 
     A task without an observation changes with its operating point; an interval moves with its value. An escalation
-    changes with its two points, each by its share of rows, and is removed if its target is no longer more accurate.
+    changes with its two points, each by its share of rows, and is removed if its target is then not more accurate.
     """
     if not accuracies:
         return spec
 
     def corrected(stage: Stage, variant: Variant) -> Variant:
-        own = {(p, task): now for (s, v, p, task), now in accuracies.items() if (s, v) == (stage.name, variant.name)}
-        changes = _Changes.of(variant, own)
-        return _with_points(variant, lambda point: _point(variant, point, changes)) if own else variant
+        own = {(name, point, task): now for (s, name, point, task), now in accuracies.items() if s == stage.name}
+        changes = _Changes.of(stage, own)
+        return _with_points(variant, lambda point: _point(variant.name, point, changes)) if own else variant
 
     return _with_variants(spec, corrected)
 
 
 @dataclass(frozen=True, slots=True)
 class _Changes:
-    """Accuracy changes of a variant's operating points, overall and by task."""
+    """Accuracy changes of a stage's operating points, by variant and point, overall and by task."""
 
-    overall: Mapping[str, float]
-    on_tasks: Mapping[tuple[str, str], float]
+    accuracies: Mapping[PointKey, float]
+    """Those that were profiled."""
+    overall: Mapping[PointKey, float]
+    on_tasks: Mapping[tuple[str, str, str], float]
 
     @classmethod
-    def of(cls, variant: Variant, accuracies: Mapping[tuple[str, str], float]) -> "_Changes":
-        """From accuracies by operating point and task; unknown points and tasks are ignored."""
-        overall, on_tasks = dict.fromkeys((point.name for point in variant.points), 0.0), {}
-        for point in variant.points:
-            if (point.name, "") in accuracies:
-                overall[point.name] = _change(accuracies[point.name, ""], point.accuracy)
-            for task, before in point.accuracy_by_task.items():
-                if (point.name, task) in accuracies:
-                    on_tasks[point.name, task] = _change(accuracies[point.name, task], before.value)
-        return cls(overall, on_tasks)
+    def of(cls, stage: Stage, observed: Mapping[tuple[str, str, str], float]) -> "_Changes":
+        """From accuracies by variant, operating point and task; unknown points and tasks are ignored."""
+        accuracies, overall, on_tasks = {}, {}, {}
+        for variant in stage.variants:
+            for point in variant.points:
+                key = variant.name, point.name
+                accuracies[key] = point.accuracy
+                overall[key] = _change(observed.get((*key, ""), point.accuracy), point.accuracy)
+                for task, before in point.accuracy_by_task.items():
+                    if (*key, task) in observed:
+                        on_tasks[*key, task] = _change(observed[*key, task], before.value)
+        return cls(accuracies, overall, on_tasks)
 
-    def on(self, point: str, task: str) -> float:
+    def on(self, point: PointKey, task: str) -> float:
         """The change of a point on a task; the point's own change if the task was not observed."""
-        return self.on_tasks.get((point, task), self.overall[point])
+        return self.on_tasks.get((*point, task), self.overall[point])
+
+    def keeps(self, first: PointKey, target: PointKey) -> bool:
+        """Whether the target of an escalation is still more accurate than the first point."""
+        now = {key: self.accuracies[key] + self.overall[key] for key in (first, target)}
+        return now[target] > now[first] or not (self.overall[first] or self.overall[target])
 
 
 def with_registered_tasks(
@@ -116,36 +127,38 @@ def _with_points(variant: Variant, change: Callable[[OperatingPoint], OperatingP
     changed = tuple(map(change, variant.points))
     if variant.operating_points:
         return variant.model_copy(update={"operating_points": changed})
-    update = {name: getattr(changed[0], name) for name in ("accuracy", "accuracy_by_task", "accuracy_evidence")}
+    fields = ("accuracy", "accuracy_by_task", "accuracy_evidence", "escalations")
+    update = {name: getattr(changed[0], name) for name in fields}
     return variant.model_copy(update={name: value for name, value in update.items() if value is not None})
 
 
-def _point(variant: Variant, point: OperatingPoint, changes: _Changes) -> OperatingPoint:
-    own = changes.overall
-    evidence = None if point.accuracy_evidence is None else _shift_interval(point.accuracy_evidence, own[point.name])
-    now = {other.name: other.accuracy + own[other.name] for other in variant.points}
-    escalations = [escalation for escalation in point.escalations if now[escalation.to] > now[point.name]]
+def _point(variant: str, point: OperatingPoint, changes: _Changes) -> OperatingPoint:
+    key = variant, point.name
+    own = changes.overall[key]
+    evidence = None if point.accuracy_evidence is None else _shift_interval(point.accuracy_evidence, own)
+    kept = [escalation for escalation in point.escalations if changes.keeps(key, escalation.target(variant))]
     tasks = {}
     for task, before in point.accuracy_by_task.items():
-        by = changes.on(point.name, task)
+        by = changes.on(key, task)
         tasks[task] = _shift_interval(before, by).model_copy(update={"value": _shift(before.value, by)})
     return point.model_copy(
         update={
-            "accuracy": _shift(point.accuracy, own[point.name]),
+            "accuracy": _shift(point.accuracy, own),
             "accuracy_evidence": evidence,
             "accuracy_by_task": tasks,
-            "escalations": tuple(_escalation(escalation, point.name, changes) for escalation in escalations),
+            "escalations": tuple(_escalation(escalation, key, changes) for escalation in kept),
         }
     )
 
 
-def _escalation(escalation: Escalation, first: str, changes: _Changes) -> Escalation:
+def _escalation(escalation: Escalation, first: PointKey, changes: _Changes) -> Escalation:
     """An escalation after the accuracies of its two points changed, overall and by task."""
+    target = escalation.target(first[0])
     by_task = {
-        task: _shifted(own, changes.on(first, task), changes.on(escalation.to, task))
+        task: _shifted(own, changes.on(first, task), changes.on(target, task))
         for task, own in escalation.by_task.items()
     }
-    moved = _shifted(escalation, changes.overall[first], changes.overall[escalation.to])
+    moved = _shifted(escalation, changes.overall[first], changes.overall[target])
     return moved.model_copy(update={"by_task": by_task})
 
 

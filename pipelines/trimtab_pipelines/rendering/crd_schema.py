@@ -115,8 +115,13 @@ def _default(field: FieldInfo) -> Any:
 
 
 def _merge_keys(item: Schema) -> Schema:
-    """Merge key of a list of named items, which also keeps names unique; the type for conditions."""
+    """Merge key of a list of named items, which also keeps names unique; the type for conditions.
+
+    Points that may be of several variants are identified by both names, and their list is replaced as a whole.
+    """
     fields, required = item.get("properties", {}), item.get("required", [])
+    if "variant" in fields and "variant" not in required:
+        return {}
     key = "type" if {"type", "status", "reason"} <= fields.keys() else "name"
     if key in fields and (key in required or "default" in fields[key]):
         return {"x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": [key]}

@@ -9,6 +9,7 @@ from trimtab_adapter.forecasting import forecast_record, not_below
 from trimtab_adapter.observation import (
     LEAP,
     MAX_PROMPT_TOKENS,
+    MAX_ROUTER_CPU_SECONDS,
     MAX_ROWS,
     RATIO_RANGE,
     Load,
@@ -76,6 +77,7 @@ class Controller:
         self._rows: dict[str, Measured] = {}
         self._tokens: dict[str, Measured] = {}
         self._ratios: dict[tuple[str, str], Measured] = {}
+        self._router_cpu: Measured | None = None
         self._accuracies: dict[AccuracyKey, float] = {}
         self._slowdown = SlowdownEstimate()
         self._registered_accuracies: RegisteredAccuracies = {}
@@ -90,6 +92,10 @@ class Controller:
             self._tokens[stage] = limit_rate_of_change(self._tokens.get(stage), tokens, 0.0, MAX_PROMPT_TOKENS, LEAP)
         for key, ratio in state.service_ratios.items():
             self._ratios[key] = limit_rate_of_change(self._ratios.get(key), ratio, *RATIO_RANGE)
+        if state.router_cpu_seconds is not None:
+            self._router_cpu = limit_rate_of_change(
+                self._router_cpu, state.router_cpu_seconds, 0.0, MAX_ROUTER_CPU_SECONDS
+            )
         self._accuracies = {which: round(accuracy, 2) for which, accuracy in state.accuracies.items()}
         self._registered_accuracies = state.registered_accuracies
         if state.served is not None:
@@ -119,6 +125,7 @@ class Controller:
             accuracies=dict(self._accuracies),
             registered_accuracies=self._registered_accuracies,
             slowdown=self._slowdown.factor,
+            router_cpu_seconds=0.0 if self._router_cpu is None else self._router_cpu.used,
         )
 
     def record_decision(self, at_seconds: float, forecast: ForecastRecord | None) -> None:

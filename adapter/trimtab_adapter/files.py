@@ -32,7 +32,7 @@ class FileConfigSource:
     def __init__(self, pipeline: Path, profiles: Path) -> None:
         self._paths = (_file(pipeline, "pipeline.yaml"), _file(profiles, "profile.yaml"))
         self._stamps = tuple(file_stamp(path) for path in self._paths)
-        self.pipeline: InferencePipeline = load_pipeline(self._paths[0])
+        self.pipeline: InferencePipeline = _with_one_router(load_pipeline(self._paths[0]))
         self.profiles: Mapping[str, ModelProfile] = load_profiles(self._paths[1])
 
     def refresh(self) -> str | None:
@@ -44,8 +44,14 @@ class FileConfigSource:
             pipeline, profiles = load_pipeline(self._paths[0]), load_profiles(self._paths[1])
         except DocumentError as error:
             return f"{error}; the last valid pipeline and profiles stay in use"
-        self.pipeline, self.profiles = pipeline, profiles
+        self.pipeline, self.profiles = _with_one_router(pipeline), profiles
         return None
+
+
+def _with_one_router(pipeline: InferencePipeline) -> InferencePipeline:
+    """The pipeline as one machine runs it: no operator starts further routers there."""
+    router = pipeline.spec.router.model_copy(update={"replicas": 1, "max_replicas": 1})
+    return pipeline.model_copy(update={"spec": pipeline.spec.model_copy(update={"router": router})})
 
 
 def _file(path: Path, name: str) -> Path:

@@ -31,6 +31,8 @@ MAX_ROWS = 1e4
 """Rows that one request can fan out to."""
 MAX_PROMPT_TOKENS = 1e8
 """No model accepts more."""
+MAX_ROUTER_CPU_SECONDS = 10.0
+"""CPU time of a router for one request."""
 RATIO_RANGE = (0.5, 4.0)
 """A machine farther from its profile needs a new profile, not a correction."""
 WEIGHT = 0.3
@@ -109,6 +111,8 @@ class State:
     prompt_tokens: Mapping[str, float] = field(default_factory=dict)
     rejected_replicas: Mapping[str, str] = field(default_factory=dict)
     """Why routers do not use a replica, by its name and stage."""
+    router_cpu_seconds: float | None = None
+    """CPU time of a router for a request."""
 
 
 def read_load(content: object) -> Load:
@@ -147,13 +151,16 @@ def read_state(content: object) -> State:
     if document.served is not None:
         _within(document.served.p99_seconds or 0.0, "state.served.p99_seconds", 0.0, 1e6)
         _within(document.served.accuracy or 0.0, "state.served.accuracy", 0.0, 1.0)
+    if document.cpu_seconds_per_request is not None:
+        _within(document.cpu_seconds_per_request, "state.cpu_seconds_per_request", 0.0, MAX_ROUTER_CPU_SECONDS)
     rejected = {
         f"{replica} of stage {name}": endpoint.rejection
         for name, stage in document.stages.items()
         for replica, endpoint in stage.endpoints.items()
         if endpoint.rejection
     }
-    return State(rows, ratios, document.served, accuracies, registered_accuracies, tokens, rejected)
+    cpu_seconds = document.cpu_seconds_per_request
+    return State(rows, ratios, document.served, accuracies, registered_accuracies, tokens, rejected, cpu_seconds)
 
 
 def _drifted(name: str, stage: StageState, where: str) -> dict[AccuracyKey, float]:
@@ -184,6 +191,7 @@ def merge_states(states: Iterable[State]) -> State:
     for state in known:
         for which, by_task in state.registered_accuracies.items():
             registered.setdefault(which, {}).update(by_task)
+    cpu_seconds = [state.router_cpu_seconds for state in known if state.router_cpu_seconds is not None]
     return State(
         rows_per_request=_means(state.rows_per_request for state in known),
         service_ratios=_means(state.service_ratios for state in known),
@@ -192,6 +200,7 @@ def merge_states(states: Iterable[State]) -> State:
         registered_accuracies=registered,
         prompt_tokens=_means(state.prompt_tokens for state in known),
         rejected_replicas={name: why for state in known for name, why in state.rejected_replicas.items()},
+        router_cpu_seconds=math.fsum(cpu_seconds) / len(cpu_seconds) if cpu_seconds else None,
     )
 
 

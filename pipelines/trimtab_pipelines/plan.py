@@ -227,6 +227,8 @@ class PipelinePlanSpec(Model):
     planned_fraction: Fraction = 1.0
     """Share of the forecast load that this plan can carry."""
     stages: tuple[StagePlan, ...] = Field(min_length=1, max_length=32)
+    routers: int = Field(default=1, ge=1, exclude_if=lambda routers: routers == 1)
+    """Number of routers that carry the planned load."""
     forecast: ForecastRecord | None = None
     expected: Expectation | None = None
     explanation: Explanation = Explanation()

@@ -136,6 +136,8 @@ class RouterState(StateModel):
     plan_generation: Count = 0
     plan_applied_at: float | None = None
     ready: bool = False
+    cpu_seconds_per_request: Finite | None = None
+    """CPU time of the router's process for a request over the last minute; None if too little was done to tell."""
     served: RecentRequests | None = None
     accuracy_sources: str = ""
     """Sources of the expected accuracies, such as `measured`."""

@@ -154,11 +154,28 @@ class Queue(Model):
     max_rows: int = Field(default=1024, ge=1, le=1_000_000)
 
 
+MAX_ROUTERS = 8
+"""Default of `router.maxReplicas`."""
+
+
 class RouterSettings(Model):
     """Router pods in a cluster."""
 
     replicas: int = Field(default=1, ge=1, le=16)
+    """Fewest routers."""
+    max_replicas: int = Field(default=MAX_ROUTERS, ge=1, le=64, exclude_if=lambda most: most == MAX_ROUTERS)
+    """Most routers that a plan may request."""
     resources: Resources = Resources(cpu=0.1, memory=256 * 2**20)
+
+    def clamp(self, routers: int) -> int:
+        """The nearest allowed number of routers."""
+        return min(max(routers, self.replicas), max(self.max_replicas, self.replicas))
+
+    @model_validator(mode="after")
+    def _require_range(self) -> Self:
+        if "max_replicas" in self.model_fields_set and self.max_replicas < self.replicas:
+            raise ValueError(f"router.maxReplicas {self.max_replicas} is below router.replicas {self.replicas}")
+        return self
 
 
 class Rollout(Model):

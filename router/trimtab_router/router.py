@@ -28,6 +28,7 @@ from trimtab_router.execution.request_resolver import RequestResolver
 from trimtab_router.factory import EventLoopClock, create_executor, create_transports
 from trimtab_router.limits import Limits
 from trimtab_router.observability.arrivals import ArrivalCounter
+from trimtab_router.observability.cpu_usage import CpuUsage
 from trimtab_router.observability.metrics import Metrics
 from trimtab_router.observability.request_accounting import RequestAccounting
 from trimtab_router.observability.stage_state import stage_states
@@ -90,6 +91,7 @@ class Router:
         self.tasks = self._resolver.tasks
         self._output_datatypes = {o.name: self._graph.datatype_of(o.source) for o in pipeline.spec.outputs}
         self._counting = asyncio.Semaphore(COUNTS_AT_ONCE)
+        self._cpu_usage = CpuUsage()
         self._pending: set[asyncio.Future[None]] = set()
         self.accounting = RequestAccounting(
             self.metrics, self.arrivals, self._clock, pipeline.spec.slo, self.admission.concurrency.note_overload
@@ -231,6 +233,9 @@ class Router:
             plan_generation=self.plan_generation,
             plan_applied_at=self.plan_applied_at,
             ready=self.ready,
+            cpu_seconds_per_request=self._cpu_usage.sample(
+                self._clock.now, time.process_time(), self.metrics.received.value
+            ),
             served=self.accounting.recent.summary(self._clock.now),
             accuracy_sources=accuracy_sources(self.pipeline.spec.stages),
             stages=stage_states(self.schedulers, unauthenticated, self.accounting, self._clock.now),

@@ -2,6 +2,7 @@
 
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from dataclasses import replace
 
 import pytest
 
@@ -135,6 +136,7 @@ def test_states_are_averaged_and_outcomes_added():
     new, newer = ({("a", "v", "p"): {task: Accuracy(value=0.5)}} for task in ("new", "newer"))
     one = State({"a": 2.0}, {("a", "v"): 1.0}, ninety, prompt_tokens={"a": 100.0}, registered_accuracies=new)
     two = State({"a": 4.0}, {("a", "v"): 2.0}, ten, prompt_tokens={"a": 200.0}, registered_accuracies=newer)
+    one, two = replace(one, router_cpu_seconds=0.002), replace(two, router_cpu_seconds=0.004)
 
     merged = merge_states([one, two, State()])
 
@@ -142,6 +144,7 @@ def test_states_are_averaged_and_outcomes_added():
     assert merged.service_ratios == {("a", "v"): 1.5}
     assert merged.prompt_tokens == {"a": 150.0}
     assert merged.registered_accuracies["a", "v", "p"].keys() == {"new", "newer"}
+    assert merged.router_cpu_seconds == pytest.approx(0.003)  # one without a measurement counts as none
     assert merged.served is not None
     assert (merged.served.received, merged.served.answered, merged.served.p99_seconds) == (120, 100, 0.5)
     assert merged.served.accuracy == pytest.approx(0.89)

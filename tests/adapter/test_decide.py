@@ -12,8 +12,10 @@ from trimtab_adapter.planning.decide import initial_plan
 from trimtab_adapter.planning.hysteresis import MIN_LOAD_RPS, drop_threshold, load_hold_reason, outgrows, planning_load
 from trimtab_adapter.planning.planning_problem import PlanningError, PlanningProblem, service_ratio
 from trimtab_adapter.planning.program_builder import build_program
+from trimtab_adapter.planning.router_capacity import required_routers
 from trimtab_pipelines.profile import profiles_by_stage
 from trimtab_pipelines.quantity import parse_quantity
+from trimtab_pipelines.spec import RouterSettings
 
 CHEAPEST = {"goal": "MinCost", "accuracyFloor": 0.5}
 
@@ -315,3 +317,20 @@ def test_gpu_is_used_only_within_the_budget():
     assert with_one.spec.stages[0].variant == "gpu-large"
     assert expected(with_one).gpus == 1
     assert without.spec.explanation.binding_constraint.startswith("budget.gpus: without it the objective would gain")
+
+
+def test_routers_follow_load_and_cpu_time():
+    idle = plan_for(a_ladder(), 10.0)
+    assert idle.spec.routers == 1
+
+    busy = plan_for(a_ladder(), 100.0, idle, router_cpu_seconds=0.010)
+    assert (busy.spec.routers, busy.spec.generation) == (2, idle.spec.generation + 1)
+    assert "routers: 1 → 2" in busy.spec.explanation.change
+
+    assert plan_for(a_ladder(), 100.0, busy).spec.routers == 2  # unmeasured: the number stays
+    assert plan_for(a_ladder(), 1000.0, busy, router_cpu_seconds=0.010).spec.routers == 8  # maxReplicas
+
+
+@pytest.mark.parametrize(("load_rps", "routers"), [(190.0, 4), (150.0, 3), (110.0, 3), (100.0, 2), (0.1, 1)])
+def test_router_is_released_with_a_margin(load_rps, routers):
+    assert required_routers(RouterSettings(), load_rps, 0.010, current=3) == routers

@@ -165,6 +165,18 @@ def test_termination_grace_period_follows_the_slo(latency: str, seconds: int) ->
     assert {pod["terminationGracePeriodSeconds"] for pod in pods} == {seconds}
 
 
+@pytest.mark.parametrize(
+    ("bounds", "planned", "replicas"), [({}, 3, 3), ({"replicas": 2}, 1, 2), ({"maxReplicas": 2}, 3, 2)]
+)
+def test_routers_are_as_many_as_planned(bounds: dict[str, int], planned: int, replicas: int) -> None:
+    pipeline = owned(a_pipeline(router=bounds))
+    plan = a_plan(pipeline)
+    plan = plan.model_copy(update={"spec": plan.spec.model_copy(update={"routers": planned})})
+    written = router_objects(pipeline, plan, SETTINGS, pod_monitor=False)
+
+    assert [one["spec"]["replicas"] for one in written if one["kind"] == "Deployment"] == [replicas]
+
+
 def test_pipeline_image_replaces_the_model_server_image() -> None:
     """Its model servers and its profiler run it, and what was measured with another image no longer counts."""
     ours, theirs = a_pipeline(), a_pipeline(modelServerImage="registry/acme:1")

@@ -9,6 +9,7 @@ import pytest
 from trimtab_pipelines.request_outcome import RequestOutcome
 from trimtab_pipelines.router_state import RecentRequests
 from trimtab_router.observability.arrivals import KEPT_SECONDS, ArrivalCounter, PerRequestMean, RecentOutcomes
+from trimtab_router.observability.cpu_usage import CpuUsage
 
 
 def test_arrivals_by_second():
@@ -141,3 +142,19 @@ def test_what_is_older_is_forgotten():
     assert recent.summary(1000.0).received == 60
     assert recent.summary(1030.0).received == 30
     assert recent.summary(2000.0).p99_seconds is None
+
+
+def test_cpu_time_of_a_request_is_that_of_the_last_minute():
+    usage = CpuUsage()
+    assert usage.sample(0.0, 1.0, 0) is None
+    assert usage.sample(4.0, 3.0, 1000) is None  # too short
+    assert usage.sample(10.0, 3.0, 1000) == pytest.approx(0.002)
+    assert usage.sample(60.0, 13.0, 3000) == pytest.approx(0.004)
+    assert usage.sample(71.0, 15.2, 3200) == pytest.approx((15.2 - 13.0) / 200)  # since 60 s: the last minute's oldest
+
+
+@pytest.mark.parametrize(("cpu_seconds", "requests"), [(0.5, 10), (9.0, 0)])
+def test_idle_router_reports_no_cpu_time_of_a_request(cpu_seconds, requests):
+    usage = CpuUsage()
+    usage.sample(0.0, 0.0, 0)
+    assert usage.sample(10.0, cpu_seconds, requests) is None

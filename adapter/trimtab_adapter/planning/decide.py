@@ -48,6 +48,8 @@ class PlanningInputs:
     """Factor on the profiled times of generation stages, estimated from missed SLOs."""
     prompt_tokens: Mapping[str, float] = field(default_factory=dict)
     """Measured, by generation stage."""
+    router_cpu_seconds: float = 0.0
+    """Measured CPU time of a router for a request; 0 if unmeasured."""
 
 
 Planner = Callable[[InferencePipeline, Mapping[str, ModelProfile], PlanningInputs], PipelinePlan]
@@ -84,6 +86,7 @@ def planning_problem(
         inputs.slowdown,
         drifted_points(requested, spec),
         inputs.prompt_tokens,
+        inputs.router_cpu_seconds,
     )
     hold_reason = load_hold_reason(forecast_rps, load_rps, planned_rps, hold_seconds)
     forecast = inputs.forecast.model_copy(update={"peak_rps": load_rps, "hold_reason": hold_reason})
@@ -121,7 +124,11 @@ def build_plan(
         stages = tuple(with_shadow_price(stage, problem.stage_rps(stage.name)) for stage in stages)
     excluded = tuple(why for stage in pipeline.spec.stages for why in by_name[stage.name][1])
     before = 0 if current is None else current.spec.generation
-    changed = current is None or _comparable(current.spec.stages) != _comparable(stages)
+    changed = (
+        current is None
+        or current.spec.routers != problem.routers
+        or _comparable(current.spec.stages) != _comparable(stages)
+    )
     spec = PipelinePlanSpec(
         pipeline=pipeline.name,
         generation=before + 1 if changed else before,
@@ -130,9 +137,10 @@ def build_plan(
         reason=solved.reason,
         planned_fraction=solved.fraction,
         stages=stages,
+        routers=problem.routers,
         forecast=forecast,
         expected=expectation(problem, solved.program, choice, stages),
-        explanation=explain(solved, stages, current, _cause(problem, forecast)).model_copy(
+        explanation=explain(solved, stages, problem.routers, current, _cause(problem, forecast)).model_copy(
             update={
                 "accuracy_basis": accuracy_basis_note(problem.spec, stages),
                 "excluded_points": excluded,

@@ -14,9 +14,11 @@ _MIN_REPORTED_GAIN = 1e-5
 """Smallest gain reported, as a share of the objective; smaller gains only move the tie-breaker δ."""
 
 
-def explain(solved: PlanSolution, stages: Sequence[StagePlan], current: PipelinePlan | None, cause: str) -> Explanation:
+def explain(
+    solved: PlanSolution, stages: Sequence[StagePlan], routers: int, current: PipelinePlan | None, cause: str
+) -> Explanation:
     return Explanation(
-        change=_change(stages, current, cause),
+        change=_change(stages, routers, current, cause),
         placement=encoder_placement(solved),
         binding_constraint=binding_constraint(solved),
         runner_up=runner_up(solved),
@@ -104,7 +106,7 @@ def encoder_placement(solved: PlanSolution) -> str:
     return f"{chosen}; {other} ({lines}): the objective would be {solution.objective - best.objective:.4g} lower"
 
 
-def _change(stages: Sequence[StagePlan], current: PipelinePlan | None, cause: str) -> str:
+def _change(stages: Sequence[StagePlan], routers: int, current: PipelinePlan | None, cause: str) -> str:
     if current is None:
         return f"first plan, {cause}"
     previous = {stage.name: describe_option(stage) for stage in current.spec.stages}
@@ -113,4 +115,6 @@ def _change(stages: Sequence[StagePlan], current: PipelinePlan | None, cause: st
         for stage in stages
         if previous.get(stage.name) != describe_option(stage)
     ]
+    if routers != current.spec.routers:
+        moves.append(f"routers: {current.spec.routers} → {routers}")
     return f"{'; '.join(moves)} ({cause})" if moves else f"unchanged, {cause}"

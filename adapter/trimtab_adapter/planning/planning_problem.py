@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from trimtab_adapter.planning.latency import sustained_load_rps
+from trimtab_adapter.planning.router_capacity import required_routers
 from trimtab_pipelines.errors import OperationFailed
 from trimtab_pipelines.graph import predecessors
 from trimtab_pipelines.operating_point import OperatingPoint
@@ -40,6 +41,8 @@ class PlanningProblem:
     """Accuracies that were replaced by observed ones, as phrases for the explanation."""
     prompt_tokens: Mapping[str, float] = field(default_factory=dict)
     """Measured prompt tokens by generation stage; the profiled number for the others."""
+    router_cpu_seconds: float = 0.0
+    """Measured CPU time of a router for a request; 0 if unmeasured."""
     solved: dict[object, Any] = field(default_factory=dict, init=False, repr=False)
     """Solutions that `relaxation` computed for this problem, by what was relaxed."""
 
@@ -47,6 +50,12 @@ class PlanningProblem:
     def busiest_rps(self) -> float:
         """Requests in the busiest second, headroom included."""
         return self.load_rps * (1.0 + self.spec.adaptation.headroom)
+
+    @property
+    def routers(self) -> int:
+        """The routers that carry the busiest second."""
+        current = 1 if self.current is None else self.current.spec.routers
+        return required_routers(self.spec.router, self.busiest_rps, self.router_cpu_seconds, current)
 
     def stage_rps(self, stage: str) -> float:
         """Rows per second a stage must carry in the busiest second, headroom included."""

@@ -149,7 +149,7 @@ def router_objects(
             labels,
             spec={"selector": selector, "ports": _ports(admin)},
         ),
-        _deployment(pipeline, settings),
+        _deployment(pipeline, 1 if plan is None else plan.spec.routers, settings),
         disruption_budget(name, pipeline, labels, selector),
         *([owned("PodMonitor", name, pipeline, labels, spec=monitor)] if pod_monitor else []),
     ]
@@ -231,7 +231,7 @@ def pipeline_hash(pipeline: InferencePipeline, settings: Settings) -> str:
     return fingerprint([spec, uid_of(pipeline), edge_files(pipeline, settings)])
 
 
-def _deployment(pipeline: InferencePipeline, settings: Settings) -> Object:
+def _deployment(pipeline: InferencePipeline, routers: int, settings: Settings) -> Object:
     name, labels = router_name(pipeline.name), pipeline_labels(pipeline, ROUTER)
     template = pod(
         labels,
@@ -265,7 +265,7 @@ def _deployment(pipeline: InferencePipeline, settings: Settings) -> Object:
         pipeline,
         labels,
         spec={
-            "replicas": pipeline.spec.router.replicas,
+            "replicas": pipeline.spec.router.clamp(routers),
             "revisionHistoryLimit": 1,
             "selector": {"matchLabels": _selector(pipeline)},
             "strategy": {"type": "RollingUpdate", "rollingUpdate": {"maxSurge": 1, "maxUnavailable": 0}},

@@ -17,8 +17,9 @@ import httpx
 import numpy as np
 import psutil
 import pytest
+import yaml
 
-from tests.builders import a_plan
+from tests.builders import a_pipeline_document, a_plan, a_stage, a_variant
 from tests.cli.pipelines import (
     TASK_INPUT,
     a_transformer_pipeline,
@@ -137,6 +138,59 @@ async def test_hung_replica_is_replaced(local: Supervisor, client: httpx.AsyncCl
     assert [fault.what for fault in local.faults] == [f"replica {name} hung"]
     assert "did not respond" in local.faults[0].detail
     assert (await local.client.counters()).outcomes["failed"] == 0
+
+
+FATAL_MODEL = '''
+import os
+
+import torch
+
+
+class Model(torch.nn.Module):
+    """Adds one; a negative value ends the process."""
+
+    inputs = {"x": ("FP32", (4,))}
+    outputs = {"y": ("FP32", (4,))}
+
+    def forward(self, x):
+        if x.min() < 0:
+            os._exit(3)
+        return x + 1
+'''
+
+
+async def test_fatal_row_never_takes_the_last_replica(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "fatal_model.py").write_text(FATAL_MODEL)
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    variant = a_variant("only", family="fatal_model:Model")
+    stage = a_stage("only", "request.inputs.x", variants=[variant], batchSizes=[8])
+    pipeline = tmp_path / "pipeline.yaml"
+    slo = {"latency": "60s"}
+    pipeline.write_text(yaml.safe_dump(a_pipeline_document([stage], budget={"cores": "2"}, slo=slo)))
+    plan = a_plan(load_pipeline(pipeline), replicas=2, batchSize=8, cores="1")
+
+    async with (
+        Supervisor(Setup(pipeline, tmp_path / "run", plan=plan, proxy=False)) as local,
+        httpx.AsyncClient(base_url=f"http://127.0.0.1:{local.rest_port}", timeout=90, trust_env=False) as client,
+    ):
+
+        async def status(value: float) -> int:
+            tensor = {"name": "x", "datatype": "FP32", "shape": [1, 4], "data": [value] * 4}
+            response = await client.post("/v2/models/sample/infer", json=BODY | {"inputs": [tensor]})
+            return response.status_code
+
+        await local.ready()
+        before = dict(local.replica_manager.pids)
+        assert await status(-1.0) == 500
+        assert await asyncio.gather(status(-1.0), *map(status, range(8))) == [400] + [200] * 8
+        await until(lambda: local.replica_manager.settled, "another replica replaces it")
+        assert len(before.keys() & local.replica_manager.pids.keys()) == 1
+
+        first = asyncio.create_task(status(0.0))
+        answers = await asyncio.gather(*map(status, [1.0, 2.0, -2.0, *range(3, 20)]))
+        assert answers == [200, 200, 500] + [200] * 17
+        assert await first == 200
+        assert 2 <= len(local.faults) <= 3
 
 
 @pytest.mark.parametrize("number", [signal.SIGSTOP, signal.SIGKILL])

@@ -253,6 +253,69 @@ def test_query_of_death_costs_two_replicas_and_no_neighbour():
     assert isinstance(top.take(value=4.0), StageRequest)
 
 
+def lose(top, batch):
+    """End a batch as if its replica's process had ended."""
+    batch.replica.set_ready_variants(NOTHING)
+    top.scheduler.refresh_replicas()
+    top.end(batch, ReplicaLost("gone", disconnected=True))
+
+
+def bring_back(top, replica):
+    replica.set_ready_variants(frozenset({"small"}))
+    top.scheduler.refresh_replicas()
+    top.settle()
+
+
+@pytest.mark.parametrize("drop_policy", ["Predicted", "Never"])
+def test_suspects_wait_while_one_of_two_replicas_is_left(drop_policy):
+    top = SchedulerScenario(slots=2, replicas=2, drop_policy=drop_policy)
+    requests = [top.take(value=value, deadline=50.0) for value in (13.0, 1.0)]
+    top.settle()
+    lose(top, top.sent[0])
+    neighbour = top.take(value=2.0)
+    top.settle()
+    assert [row_slice.request for batch in top.sent[1:] for row_slice in batch.row_slices] == [neighbour]
+
+    top.clock.run(51.0)
+    assert [why(request) for request in requests] == ["NoReplica", "NoReplica"]
+    assert len(top.sent) == 2
+
+
+def test_suspects_are_retried_one_at_a_time_beside_a_replica():
+    top = SchedulerScenario(slots=2, replicas=2)
+    poison, innocent = top.take(value=13.0), top.take(value=1.0)
+    top.settle()
+    lost = top.sent[0]
+    lose(top, lost)
+    bring_back(top, lost.replica)
+    assert [batch.row_slices[0].request for batch in top.sent[1:]] == [poison]
+
+    lose(top, top.sent[1])
+    assert (why(poison), len(top.sent)) == ("ModelServerError", 2)
+    bring_back(top, top.sent[1].replica)
+    top.end(top.sent[2])
+    assert (why(innocent), len(top.sent)) == (None, 3)
+    assert top.take(value=13.0).reason == "SuspectedQueryOfDeath"
+
+
+@pytest.mark.parametrize(
+    ("code", "values", "outcomes"),
+    [(-9, (13.0,), [None]), (3, (13.0,), ["ModelServerError"]), (-9, (13.0, 1.0), [None, None])],
+)
+def test_exit_code_decides_about_suspects_at_once(code, values, outcomes):
+    top = SchedulerScenario(slots=2, replicas=2)
+    requests = [top.take(value=value) for value in values]
+    top.settle()
+    lose(top, top.sent[0])
+    top.scheduler.learn_exit_codes({top.sent[0].replica.name: code})
+    top.settle()
+    for batch in top.sent[1:]:
+        top.end(batch)
+
+    assert [why(request) for request in requests] == outcomes
+    assert len(top.sent) == 2 - (code == 3)
+
+
 def test_suspects_are_bounded_and_expire():
     suspects = QueryOfDeathDetector(max_suspects=3, refused_seconds=10.0)
     works = [a_work(rows=number + 1) for number in range(4)]

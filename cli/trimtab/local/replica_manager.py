@@ -30,6 +30,8 @@ IDLE_HANG_SECONDS = 0.6
 BUSY_HANG_SECONDS = 20.0
 """Time after which a computing, unresponsive replica hangs."""
 MAX_FAILED_STARTS = 3
+MAX_EXIT_CODES = 16
+"""Number of ended replicas whose exit codes the router is told."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,6 +115,7 @@ class ReplicaManager:
     _managed: dict[str, ManagedReplica] = field(default_factory=dict)
     _failures: dict[str, int] = field(default_factory=dict)
     _not_before: dict[str, float] = field(default_factory=dict)
+    _exit_codes: dict[str, int] = field(default_factory=dict)
     _written_endpoints: Endpoints = field(default_factory=Endpoints)
     _starting: "set[asyncio.Task[None]]" = field(default_factory=set)
 
@@ -203,7 +206,8 @@ class ReplicaManager:
         """Write the endpoints file, which the router watches, if it changed."""
         stages = {stage.name: self._endpoints(stage.name) for stage in self.site.pipeline.spec.stages}
         if stages != self._written_endpoints.stages or not self.site.endpoints_file.exists():
-            listed = Endpoints(generation=self._written_endpoints.generation + 1, stages=stages)
+            generation, exit_codes = self._written_endpoints.generation + 1, dict(self._exit_codes)
+            listed = Endpoints(generation=generation, exit_codes=exit_codes, stages=stages)
             try:
                 write_json(self.site.endpoints_file, listed)
             except OSError as error:
@@ -282,6 +286,10 @@ class ReplicaManager:
         managed = self._managed.pop(name)
         if managed.replica.state != "stopping":
             self._record_failure(managed)
+        if managed.process.exit_code is not None and not managed.hung:
+            self._exit_codes[name] = managed.process.exit_code
+            for oldest in list(self._exit_codes)[:-MAX_EXIT_CODES]:
+                del self._exit_codes[oldest]
         self.write_endpoints()
         self.on_change()
 

@@ -36,6 +36,7 @@ from trimtab_router.scheduling.replica_slots import (
     StreamCut,
 )
 from trimtab_router.scheduling.stage_request import EscalationRule, RowSlice, ServedRows, Signature, StageRequest
+from trimtab_router.scheduling.suspect_rows import Suspect, SuspectRows, Verdict
 
 MAX_LOST_REPLICAS = 2
 MAX_LOST_CONCURRENT = 4  # for replicas with concurrent generations, where the row at fault is unknown
@@ -45,7 +46,17 @@ MAX_FAILED_BATCHES = 3
 class BatchCompletion:
     """Completion of the batches of one stage."""
 
-    def __init__(self, stage: Stage, queue: DeadlineQueue, stats: StatsSink) -> None:
+    def __init__(
+        self,
+        stage: Stage,
+        queue: DeadlineQueue,
+        stats: StatsSink,
+        *,
+        query_of_death: "QueryOfDeathDetector | None" = None,
+        grace_seconds: float = 0.0,
+    ) -> None:
+        self.suspects = SuspectRows(grace_seconds)
+        self._query_of_death = query_of_death
         self._stage = stage
         self.retryable = stage.retryable
         self._queue = queue
@@ -64,7 +75,7 @@ class BatchCompletion:
             case Completed():
                 self._complete(batch, outcome, now)
             case ReplicaLost():
-                self._retry_lost(batch, outcome)
+                self._retry_lost(batch, outcome, now)
             case NotReady():
                 for row_slice in batch.row_slices:
                     self.retry(row_slice, "ReplicaNotReady", alone=row_slice.alone, attempts=0)
@@ -162,7 +173,7 @@ class BatchCompletion:
     def point_served(self, batch: Batch, answer: Completed) -> OperatingPoint:
         return self._points.get((batch.variant, answer.point)) or self._points[batch.key]
 
-    def _retry_lost(self, batch: Batch, lost: ReplicaLost) -> None:
+    def _retry_lost(self, batch: Batch, lost: ReplicaLost, now: float) -> None:
         """Retry. Only the batch that the replica computed is suspected, not a prefetched or undelivered one."""
         self._stats.record_replica_error(f"{lost.message}; it held a batch of {len(batch.row_slices)} slices")
         suspected = lost.delivered and batch.is_computing
@@ -172,16 +183,49 @@ class BatchCompletion:
             elif suspected and row_slice.attempts + 1 >= MAX_LOST_REPLICAS:
                 attempts = row_slice.attempts + 1
                 self.fail(row_slice, f"{attempts} replicas were lost while they served it; the last: {lost.message}")
-            elif suspected:
-                self.retry(row_slice, "ReplicaLost", alone=True)
             elif lost.delivered and batch.replica.capacity and row_slice.attempts + 1 >= MAX_LOST_CONCURRENT:
                 self.fail(
                     row_slice,
                     f"{row_slice.attempts + 1} replicas were lost while they served it; the last: {lost.message}",
                 )
+            elif lost.disconnected and (suspected or (lost.delivered and batch.replica.capacity)):
+                self.suspects.hold(row_slice, batch, now)
+            elif suspected:
+                self.retry(row_slice, "ReplicaLost", alone=True)
             else:
                 counted = int(lost.delivered and batch.replica.capacity > 0)
                 self.retry(row_slice, "ReplicaLost", alone=row_slice.alone, attempts=counted)
+
+    def retry_suspects(self, spare_replicas: int, now: float) -> None:
+        for suspect, verdict in self.suspects.judge(spare_replicas, now):
+            row_slice = suspect.row_slice
+            match verdict:
+                case Verdict.RETRY:
+                    self.retry(row_slice, "ReplicaLost", alone=row_slice.alone, attempts=0)
+                case Verdict.RETRY_ALONE:
+                    self.retry(row_slice, "ReplicaLost", alone=True)
+                case Verdict.FAIL:
+                    if self._query_of_death is not None:
+                        self._query_of_death.add(row_slice.request, now)
+                    message = f"replica {suspect.replica} ended while it computed these rows alone"
+                    self._end(
+                        row_slice, "ModelServerError", "its model server ended as it computed these rows", message
+                    )
+                case Verdict.GIVE_UP:
+                    self._give_up(suspect)
+                case _:
+                    assert_never(verdict)
+
+    def _give_up(self, suspect: Suspect) -> None:
+        row_slice, name = suspect.row_slice, self._stage.name
+        if row_slice.provisional_response is not None:
+            row_slice.request.accept_provisional(row_slice.start, row_slice.stop)
+            return
+        message = (
+            f"stage {name}: a model server ended while it computed these rows, which may be the cause; they are not "
+            "risked on the last replica, and no other one became ready in time"
+        )
+        row_slice.request.owner.on_refused(Refusal("NoReplica", message, stage=name))
 
     def _end_stream_cut(self, batch: Batch, cut: StreamCut) -> None:
         """Fail requests whose client has received tokens; restart the others."""

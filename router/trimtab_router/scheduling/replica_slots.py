@@ -32,6 +32,8 @@ class ReplicaLost:
 
     message: str
     delivered: bool = True
+    disconnected: bool = False
+    """Whether its connection broke, so that its process may have ended."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -161,6 +161,8 @@ class SingleFlight(Feature):
                 self._completion.fail_not_retryable(row_slice, "it rode along with a batch that failed")
             elif at_fault and row_slice.attempts + 1 >= MAX_LOST_REPLICAS:
                 self._completion.fail(row_slice, "replicas failed each time that they served what it shows")
+            elif isinstance(outcome, ReplicaLost) and outcome.disconnected and at_fault:
+                self._completion.suspects.hold(row_slice, batch, self._clock.now)
             else:
                 self._completion.retry(row_slice, "NotShared", alone=alone, attempts=int(at_fault))
 

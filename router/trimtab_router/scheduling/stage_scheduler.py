@@ -5,7 +5,7 @@ that is prefetched. The scheduler uses neither an event loop nor a network: cloc
 injected. The router and the simulator share it, so that both decide alike.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import NamedTuple
@@ -14,7 +14,7 @@ from trimtab_pipelines.plan import StagePlan
 from trimtab_pipelines.stages import Stage
 from trimtab_router.refusal import Refusal
 from trimtab_router.scheduling.accuracy_monitor import AccuracyMonitor
-from trimtab_router.scheduling.batch_completion import BatchCompletion, QueryOfDeathDetector
+from trimtab_router.scheduling.batch_completion import MAX_SUSPECTS, BatchCompletion, QueryOfDeathDetector
 from trimtab_router.scheduling.interfaces import Clock, Feature, StatsSink, Transport, overrides
 from trimtab_router.scheduling.latency_model import LatencyModel, StageCapacity
 from trimtab_router.scheduling.outlier_detection import OutlierDetector
@@ -110,7 +110,13 @@ class StageScheduler:
         self.had_replica = False  # whether a replica was ever ready
         self.replica_selection = ReplicaSelection(stage, plan.variant)
         self.accuracy_monitor = AccuracyMonitor(stage)
-        self.completion = BatchCompletion(stage, self.queue, stats)
+        self.completion = BatchCompletion(
+            stage,
+            self.queue,
+            stats,
+            query_of_death=query_of_death,
+            grace_seconds=settings.grace_seconds if settings.drop_policy == "Never" else 0.0,
+        )
         self.features: list[Feature] = [] if query_of_death is None else [query_of_death]
         self.outliers = OutlierDetector(clock, stats, self.wake, retryable=stage.retryable)
         self.features.append(self.outliers)
@@ -175,6 +181,7 @@ class StageScheduler:
         self.had_replica = self.had_replica or self.ready_replicas > 0
         self._expiry.set_ready(some=self.ready_replicas > 0)
         self._status = None
+        self._retry_suspects()
         self.wake()
 
     def capacity(self) -> StageCapacity:
@@ -238,7 +245,27 @@ class StageScheduler:
             next_batch = batch.replica.release(batch, now)
             if next_batch is not None:
                 self._schedule_prefetch(next_batch)
+            if self.completion.suspects.retried:
+                self.completion.suspects.on_batch_end(batch)
+            if self.completion.suspects.waiting:
+                self._retry_suspects()
             self.wake()
+
+    def learn_exit_codes(self, codes: Mapping[str, int]) -> None:
+        """Set the exit codes of replicas that ended, by name."""
+        self.completion.suspects.exit_codes = codes
+        self._retry_suspects()
+
+    def _retry_suspects(self) -> None:
+        """Retry rows that may have ended a replica; of a stage with several, never on the last one."""
+        suspects = self.completion.suspects
+        if suspects.waiting:
+            spares_one = self.ready_replicas > 1 and self.concurrent_rows
+            spare = MAX_SUSPECTS if spares_one or self.plan.replicas <= 1 else self.ready_replicas - 1
+            self.completion.retry_suspects(spare, self._clock.now)
+            self.wake()
+        if suspects.waiting:
+            self._clock.call_at(min([suspect.until for suspect in suspects.waiting]), self._retry_suspects)
 
     def observe(self, batch: Batch, outcome: BatchOutcome, now: float) -> None:
         if isinstance(outcome, Completed) and not batch.replica.ejection:

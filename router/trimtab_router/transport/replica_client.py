@@ -204,7 +204,9 @@ class ReplicaClient:
         if isinstance(error, TimeoutError):
             message = f"{self.name} did not respond within {batch.timeout_seconds:.1f} s"
             return ReplicaLost(message, delivered=delivered)
-        return ReplicaLost(f"{self.name}: {error}", delivered=delivered) if isinstance(error, ConnectionLost) else None
+        if isinstance(error, ConnectionLost):
+            return ReplicaLost(f"{self.name}: {error}", delivered=delivered, disconnected=True)
+        return None
 
     def _receive(
         self, connection: HttpConnection, batch: BatchRequest, reply: Reply | Exception

@@ -111,7 +111,7 @@ class StreamClient:
         try:
             return await self._read_stream(request, reader, begin_seconds, gap_seconds, point)
         except (TimeoutError, aiohttp.ClientError, OSError) as error:
-            return self._lost(_cause(error), reader)
+            return self._lost(_cause(error), reader, disconnected=not isinstance(error, TimeoutError))
         except ProtocolError as error:
             return self._failed(StreamFailure(str(error), 500), reader, request)
 
@@ -131,7 +131,7 @@ class StreamClient:
                 outputs = reader.add(event)
                 if outputs is not None:
                     return Completed((outputs,), point)
-        return self._lost("the stream ended without a last chunk", reader)
+        return self._lost("the stream ended without a last chunk", reader, disconnected=True)
 
     async def delete(self, url: str, seconds: float) -> None:
         with contextlib.suppress(TimeoutError, aiohttp.ClientError, OSError):
@@ -188,9 +188,11 @@ class StreamClient:
             return Rejected(printable(message), code)
         return BatchFailed(f"model server {self._name} answered {code}: {printable(message)}")
 
-    def _lost(self, cause: str, reader: "_StreamReader") -> ReplicaLost | StreamCut:
+    def _lost(self, cause: str, reader: "_StreamReader", *, disconnected: bool) -> ReplicaLost | StreamCut:
         message = f"{self._name}: {printable(cause)}"
-        return StreamCut(message) if reader.begun else ReplicaLost(message, delivered=reader.delivered)
+        if reader.begun:
+            return StreamCut(message)
+        return ReplicaLost(message, delivered=reader.delivered, disconnected=disconnected)
 
 
 class _StreamReader:

@@ -40,6 +40,7 @@ class Engine(ChatReplica):
     preamble = _chunk({"role": "assistant", "content": ""})
     ready: bool = True
     answers: list[tuple[int, Any]] = field(default_factory=list)
+    max_model_len: int | None = None
     details: Mapping[str, int] | None = None
     last: tuple[str, ...] | None = None
     asked: list[dict[str, Any]] = field(default_factory=list)
@@ -54,6 +55,8 @@ class Engine(ChatReplica):
         if request.path == "/health":
             self.probes += 1
             return web.Response(status=200 if self.ready else 503)
+        if request.path == "/v1/models" and self.max_model_len:
+            return web.json_response({"data": [{"id": MODEL, "max_model_len": self.max_model_len}]})
         if request.path != "/v1/chat/completions":
             return web.json_response({"detail": "Not Found"}, status=404)
         asked = json.loads(await request.read())

@@ -1,5 +1,6 @@
 """Chats through the router to an engine with an OpenAI API."""
 
+import json
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
@@ -7,11 +8,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.router.chats import a_chat, a_chat_pipeline, a_png, a_writer, data_url, events, words_of
+from tests.router.chats import ChatReplica, a_chat, a_chat_pipeline, a_png, a_writer, data_url, events, words_of
 from tests.router.engines import MODEL, Engine, a_served, an_engine_pipeline
 from tests.router.fakes import Rig, a_rig
 from tests.router.test_chats import CHAT, ask, tell
 from trimtab_protocol import InferRequest, Tensor
+from trimtab_protocol.chat.internal_wire import MAX_PROMPT_TOKENS
 
 
 @asynccontextmanager
@@ -49,7 +51,7 @@ async def test_complete_response_and_its_engine_request():
                 "stream_options": {"include_usage": True},
             }
         ]
-        assert theirs.paths == {"/health", CHAT}
+        assert theirs.paths == {"/health", "/v1/models", CHAT}
         assert await rig.outcomes() == {"ok": 1}
 
 
@@ -87,6 +89,31 @@ async def test_engine_client_error_reaches_the_client(status: int, ours: int):
 
         assert (got, "at most 8192 fit" in body["error"]["message"], len(theirs.asked)) == (ours, True, 1)
         assert await rig.outcomes() == {"refused": 1}
+
+
+TOO_LONG = {"message": "the prompt has 9000 tokens; at most 8192 fit", "type": "BadRequestError"}
+
+
+@pytest.mark.parametrize("code", [400, "context_length_exceeded", None])
+@pytest.mark.parametrize("stream", [False, True])
+async def test_overlong_prompt_is_rejected_within_a_stream(code, stream):
+    async with engine(last=(json.dumps({"error": TOO_LONG | {"code": code}}),)) as (_, rig):
+        status, body, _ = await ask(rig, a_chat("", stream=stream))
+
+        assert (status, "at most 8192 fit" in body["error"]["message"]) == (400, True)
+
+
+@pytest.mark.parametrize("external", [False, True])
+async def test_overlong_prompt_is_never_dropped_as_late(external):
+    slo = {"latency": "60s", "timeToFirstToken": "1s"}
+    own, theirs = ChatReplica(facts=lambda: {MAX_PROMPT_TOKENS: 100}), Engine(max_model_len=100)
+    pipeline = an_engine_pipeline(slo=slo) if external else a_chat_pipeline(slo=slo)
+    prefill: dict[str, Any] = {"promptTokens": 5.0, "prefillSeconds": {5: 0.01, 1005: 1.0}, "serviceSeconds": {1: 0.01}}
+    async with a_rig(pipeline, {"text": [theirs if external else own]}, **prefill) as rig:
+        assert (await ask(rig, a_chat("one two")))[0] == 200
+        own.refusing = (400, "too long")
+        theirs.answers = [(400, {"error": TOO_LONG})]
+        assert (await ask(rig, a_chat("x" * 20_000)))[0] == 400
 
 
 @pytest.mark.parametrize("status", [429, 503])

@@ -25,7 +25,13 @@ from trimtab_model_servers.model_protocol import Fact, Weights
 from trimtab_pipelines.model_spec import ModelSpec
 from trimtab_protocol import InferRequest, InferResponse, Tensor
 from trimtab_protocol.chat.embedding_refs import ChatTokenCounts
-from trimtab_protocol.chat.internal_wire import PARTIAL_PREFILL, Chunk, LastChunk, outputs_from_responses
+from trimtab_protocol.chat.internal_wire import (
+    MAX_PROMPT_TOKENS,
+    PARTIAL_PREFILL,
+    Chunk,
+    LastChunk,
+    outputs_from_responses,
+)
 
 
 class ChatModel:
@@ -42,7 +48,9 @@ class ChatModel:
         self.spec = spec
         self.weights: Weights = components.weights
         self.tokenizer, adapter = generator
-        self._facts = {**components.facts, PARTIAL_PREFILL: not adapter.cross_attention}
+        self._max_prompt_tokens = components.parameters.slot_tokens - 1  # and one new token
+        own_facts = {PARTIAL_PREFILL: not adapter.cross_attention, MAX_PROMPT_TOKENS: self._max_prompt_tokens}
+        self._facts = {**components.facts, **own_facts}
         self.slots = components.parameters.slots
         limits = _engine_limits(components, cross_attention=adapter.cross_attention)
         core = EngineCore(adapter, limits, new_detokenizer=detokenizer_factory(self.tokenizer.tokenizer))
@@ -83,6 +91,9 @@ class ChatModel:
         model_protocol.validate_rows(self.spec, request.inputs)
         chat = (await self._parser.parse(request))[0]
         prompt = chat.prompt
+        if len(prompt.tokens) > self._max_prompt_tokens:
+            message = f"the prompt has {len(prompt.tokens)} tokens; should be at most {self._max_prompt_tokens}"
+            raise RefusalError(400, message)
         return ChatTokenCounts(
             prompt_tokens=len(prompt.tokens),
             text_tokens=prompt.text_tokens,

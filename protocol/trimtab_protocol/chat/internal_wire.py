@@ -22,7 +22,7 @@ STORE_AS = "store_as"
 """Request parameter of an encoder: the name under which the embeddings of a batch are stored."""
 TENANTS = "tenants"
 """Request parameter of chats and of their images, set by the router only; see `dump_tenants`."""
-PARTIAL_PREFILL = "partial_prefill"
+PARTIAL_PREFILL, MAX_PROMPT_TOKENS = "partial_prefill", "max_prompt_tokens"
 """Metadata of a generation model: whether it can prefill a prompt up to the first pending image."""
 _TENANT, _DEADLINE = "tenant", "deadline_seconds"
 """Options set by the router only: the tenant, which only replicas of the previous version read there, and the seconds

@@ -27,6 +27,7 @@ _COPIED_OPTIONS = (
     "logprobs",
     "seed",
 )
+_CLIENT_ERROR_TYPES = frozenset({"BadRequestError", "exceed_context_size_error", "invalid_request_error"})
 _COMPLETE_REASONS = frozenset({"stop", "length", "content_filter"})
 """Finish reasons of a complete response; other reasons indicate a failure of the engine."""
 
@@ -157,10 +158,12 @@ def _chunks(text: str, tokens: Sequence[Mapping[str, Any]]) -> Iterator[Chunk]:
 
 
 def parse_failure(body: Mapping[str, Any]) -> tuple[str, int]:
-    """Message and HTTP status of an error; empty and 500 if absent."""
+    """Message and HTTP status of an error; empty and 500 if absent. Its code may be a word instead of a status."""
     error = body.get("error") or body
     if not isinstance(error, Mapping):
         return str(error), 500
     code = error.get("code")
     message = str(error.get("message") or error.get("detail") or "")
-    return message, code if isinstance(code, int) and 400 <= code < 600 else 500
+    if isinstance(code, int) and 400 <= code < 600:
+        return message, code
+    return message, 400 if error.get("type") in _CLIENT_ERROR_TYPES else 500

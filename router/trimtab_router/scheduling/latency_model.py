@@ -3,7 +3,7 @@
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from math import exp, log
+from math import exp, inf, log
 from typing import NamedTuple
 
 from trimtab_pipelines.accuracy_evidence import Accuracy, AccuracyBasis
@@ -56,6 +56,7 @@ class LatencyModel:
         self._shadow_prices: dict[int, float] = {}  # by step of the service ratio
         self.service_times = ServiceTimes()
         self.variant = plan.variant
+        self.max_prompt_tokens = inf
         self._downstream: tuple[LatencyModel, ...] = ()
         self.upstream: list[LatencyModel] = []
         self._predictions: dict[tuple[int, int], Prediction] = {}  # since the last observation
@@ -233,8 +234,11 @@ class LatencyModel:
             model.forget_predictions()
 
     def prefill_seconds(self, tokens: float) -> float:
-        """Predicted seconds of a prompt beyond, or below, those of the planned length; 0 if unknown."""
-        beyond = self._profiled_beyond(tokens)
+        """Predicted seconds of a prompt beyond, or below, those of the planned length; 0 if unknown.
+
+        Also 0 above `max_prompt_tokens`: a replica rejects such a prompt at once.
+        """
+        beyond = self._profiled_beyond(tokens) if tokens <= self.max_prompt_tokens else 0.0
         return (
             max(beyond * self.service_times.ratio(self.key(self.variant)), -self.service_seconds(1)) if beyond else 0.0
         )

@@ -172,6 +172,8 @@ class ReplicaSlots:
     """Concurrent rows of a generation stage; else 0."""
     partial_prefill: frozenset[str] = NOTHING
     """Variants that can start a prompt before all of its images have arrived."""
+    max_prompt_tokens: dict[str, int] = field(default_factory=dict)
+    """Longest prompt that it accepts, by variant, as far as it reports that."""
     tasks: dict[str, Sequence[str]] = field(default_factory=dict)
     """By variant; none until it reports them."""
     task_accuracies: dict[str, Mapping[str, Mapping[str, Accuracy]]] = field(default_factory=dict)

@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import replace
+from math import inf
 
 from trimtab_pipelines.stages import Stage
 from trimtab_protocol.chat.internal_wire import Chunk, LastChunk
@@ -135,6 +136,8 @@ class GenerationScheduler(StageScheduler):
         for replica in self.replicas:
             replica.set_capacity(self.plan.batch_size)
         super().refresh_replicas()
+        limits = [replica.max_prompt_tokens.get(self.variant, inf) for replica in self.replicas]
+        self.latency_model.max_prompt_tokens = max(limits, default=inf)
 
     def status(self) -> StageStatus:
         return super().status()._replace(concurrent_prefills=self.concurrent_prefills())

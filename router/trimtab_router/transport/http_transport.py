@@ -122,7 +122,6 @@ class HttpTransport:
         self._stage = stage
         self._encodes, self._generates, self._serves_chats = stage.encodes, stage.generates, stage.serves_chats
         self._datatypes = {**datatypes, CHAT_IMAGE_INDEX: "INT64"} if stage.encodes else datatypes
-        self._reads_embeddings = stage.generates and any(read.name == EMBEDDINGS_INPUT for read in stage.inputs)
         self._accepts_tasks = accepts_task_names(stage)
         self._excluded_inputs = {variant.name: stage.excluded_input(variant.name) for variant in stage.variants}
         self._hang_seconds = hang_seconds
@@ -153,7 +152,7 @@ class HttpTransport:
         for name, endpoint in wanted.items():
             if name not in self.replicas:
                 self.replicas[name] = ReplicaClient(
-                    endpoint, on_change, tls=self._tls, generates=self._reads_embeddings, tasked=self._accepts_tasks
+                    endpoint, on_change, tls=self._tls, generates=self._generates, tasked=self._accepts_tasks
                 )
         return [replica.slots for replica in self.replicas.values()]
 

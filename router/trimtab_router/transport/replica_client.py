@@ -19,7 +19,14 @@ from trimtab_pipelines.endpoints import Endpoint
 from trimtab_pipelines.errors import backoff
 from trimtab_protocol import Buffer, InferResponse, ProtocolError, rest
 from trimtab_protocol.chat.embedding_refs import EncodedImage, ShareRequest, parse_encoded_image
-from trimtab_protocol.chat.internal_wire import PARTIAL_PREFILL, TENANTS, Chunk, LastChunk, parse_tenants
+from trimtab_protocol.chat.internal_wire import (
+    MAX_PROMPT_TOKENS,
+    PARTIAL_PREFILL,
+    TENANTS,
+    Chunk,
+    LastChunk,
+    parse_tenants,
+)
 from trimtab_protocol.event_loop import start_service
 from trimtab_protocol.extensions import OPERATING_POINT, parse_task_accuracies, parse_tasks
 from trimtab_protocol.http_client import (
@@ -79,8 +86,8 @@ _model_path = lru_cache(MAX_CACHED_PATHS)(lambda model, action: f"/v2/models/{qu
 class ReplicaClient:
     """One model server: its connections and readiness.
 
-    `generates`: the stage generates from embeddings, so that the model is asked whether it starts before all images are
-    encoded. `tasked`: requests may name tasks, so that the model is asked for their indices.
+    `generates`: the stage generates, so that the model is asked for the longest prompt that it accepts, and whether it
+    starts before all images are encoded. `tasked`: requests may name tasks, so that it is asked for their indices.
     """
 
     def __init__(
@@ -393,9 +400,8 @@ class ReplicaClient:
                 for variant in [name for name, ready in readiness.items() if ready] if self._reports_tasks else ():
                     await self._fetch_metadata(probe, variant)
                 new = [variant for variant, ready in readiness.items() if ready and variant not in self._ready]
-                for variant in new if self._generates and not self.chats else ():
-                    self.slots.partial_prefill -= {variant}
-                    self.slots.partial_prefill |= {variant} if await self._reads_ahead(probe, variant) else frozenset()
+                for variant in new if self._generates else ():
+                    await self._fetch_chat_facts(probe, variant)
         except (ConnectionLost, TimeoutError) as error:
             log.debug("replica %s: probe failed: %s", self.name, error)
             self._set_identity_error(str(error) if isinstance(error, PeerIdentityError) else "")
@@ -435,8 +441,20 @@ class ReplicaClient:
             self._on_change()
         return reply.status == 200 or bool(overload)
 
-    async def _reads_ahead(self, connection: HttpConnection, variant: str) -> bool:
-        return (await self._fetch_metadata(connection, variant) or {}).get(PARTIAL_PREFILL) is True
+    async def _fetch_chat_facts(self, connection: HttpConnection, variant: str) -> None:
+        if self.chats:
+            model = self.endpoint.model_names.get(variant, variant)
+            models = _json_object(await self._get(connection, "/v1/models")).get("data")
+            found = [entry for entry in models if isinstance(entry, dict)] if isinstance(models, list) else []
+            max_tokens: object = next((entry.get("max_model_len") for entry in found if entry.get("id") == model), None)
+        else:
+            facts = await self._fetch_metadata(connection, variant) or {}
+            max_tokens = facts.get(MAX_PROMPT_TOKENS)
+            self.slots.partial_prefill -= {variant}
+            self.slots.partial_prefill |= {variant} if facts.get(PARTIAL_PREFILL) is True else frozenset()
+        self.slots.max_prompt_tokens.pop(variant, None)
+        if isinstance(max_tokens, int):
+            self.slots.max_prompt_tokens[variant] = max_tokens
 
     async def _offers_binary(self, connection: HttpConnection) -> bool:
         reply = await self._get(connection, "/v2")

@@ -291,6 +291,13 @@ async def test_invalid_request_is_rejected_with_reason(client: ChatClient, reque
     assert words in error
 
 
+@pytest.mark.parametrize("action", ["infer", "generate_stream", "count"])
+async def test_overlong_prompt_is_rejected_on_every_way(client: ChatClient, action: str):
+    code, error = await client.refused(a_chat("colocated", "7" * 450, max_tokens=1), action)
+
+    assert (code, "should be at most" in error) == (400, True)
+
+
 async def test_failed_fetch_ends_its_chat_and_names_the_image(client: ChatClient):
     gone = {"url": "http://127.0.0.1:9/v2/models/encode/embeddings/gone", "rows": 16}
 

@@ -18,6 +18,7 @@ from trimtab.options import console
 from trimtab_model_servers.errors import ModelError
 from trimtab_model_servers.families.registry import require_family
 from trimtab_model_servers.weights.files import require_digest
+from trimtab_model_servers.weights.hf_hub import require_reachable
 from trimtab_pipelines.documents import DocumentError, load_pipeline, pipeline_folder, write_atomically
 from trimtab_pipelines.errors import UserError
 from trimtab_pipelines.model_spec import is_path, resolve_uri
@@ -65,6 +66,8 @@ def _require_file(uri: str, folder: Path) -> None:
     path = _local_path(uri, folder)
     if path is not None and not path.exists():
         raise ModelError(f"storageUri {uri}: {path} does not exist")
+    if uri.startswith("hf://"):
+        require_reachable(uri.removeprefix("hf://"))
 
 
 def _local_path(uri: str, folder: Path) -> Path | None:

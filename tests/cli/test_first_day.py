@@ -94,6 +94,19 @@ def test_mistake_in_a_pipeline_is_one_line(
     assert "pydantic" not in error
 
 
+def test_unreachable_hub_is_named_before_anything_starts(
+    acme: Path, tmp_path: Path, capsys: Captured, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+    monkeypatch.setattr("huggingface_hub.constants.ENDPOINT", f"http://127.0.0.1:{port}")
+    monkeypatch.setenv("TRIMTAB_WEIGHTS_CACHE", str(tmp_path / "weights"))
+    change = variant(storageUri="hf://owner/name@0123456789abcdef0123456789abcdef01234567/model.safetensors")
+    error = said(capsys, 2, "up", str(a_file(tmp_path, change)))
+
+    assert f"127.0.0.1:{port} cannot be reached (Connection refused); set HF_ENDPOINT to a mirror" in error
+
+
 @pytest.mark.parametrize(
     ("change", "complaint"),
     [

@@ -3,20 +3,25 @@
 A repository may have a revision. A commit pins the content: cached files of it are never requested again. For any other
 revision the newest commit is used and logged, so that it can be pinned.
 
-If the Hub is unavailable, a file that was fetched before is used; without one, the client retries for some seconds.
+If the Hub is unavailable, a file that was fetched before is used. Its host is tried first: the client would retry for
+more than a minute if it cannot be reached.
 """
 
 import contextlib
 import logging
 import re
+import socket
 import threading
+import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import lru_cache, partial
 from importlib import import_module
 from pathlib import Path
 from typing import Any, TypeVar
+from urllib.parse import urlsplit
+from urllib.request import getproxies, proxy_bypass
 
 from trimtab_model_servers.errors import ModelError
 from trimtab_model_servers.weights import files
@@ -24,9 +29,15 @@ from trimtab_model_servers.weights.cache import enforce_bound, hub_folder
 from trimtab_model_servers.weights.files import SUFFIX, FetchLimits
 
 _REQUEST_SECONDS = 10.0
+_CONNECT_SECONDS, _CONNECTION_SECONDS = 5.0, 30.0
+"""Time limit of a connection, and how long its result is used for other files."""
 _COMMIT, _REVISION = re.compile(r"[0-9a-f]{40}"), re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 Result = TypeVar("Result")
 log = logging.getLogger(__name__)
+
+
+class HubUnreachable(ModelError):
+    """The Hub cannot be reached."""
 
 
 def fetch_from_hub(address: str, limits: FetchLimits) -> Path:
@@ -65,6 +76,35 @@ def fetch_repository(address: str, limits: FetchLimits) -> Path:
     newest.warn_unless_pinned(paths[-1])
     enforce_bound()
     return paths[-1].parent
+
+
+def require_reachable(address: str) -> None:
+    """Raise ModelError if nothing of a repository is cached and the Hub cannot be reached; `address` as above."""
+    name = f"storageUri hf://{address}"
+    repository = _repository("/".join(address.split("/")[:2]), files.DEFAULT_LIMITS, name)
+    if not any(hub_folder(repository.id).glob("*/snapshots/*")):
+        _connect(repository.hub.constants.ENDPOINT, name)
+
+
+def _connect(endpoint: str, name: str) -> None:
+    """Connect to the Hub, a mirror of it, or the proxy to it; raises HubUnreachable."""
+    if problem := _connection_problem(endpoint, int(time.monotonic() / _CONNECTION_SECONDS)):
+        correction = "set HF_ENDPOINT to a mirror that can be reached, or give the path of a local copy"
+        raise HubUnreachable(f"{name}: {problem}; {correction}")
+
+
+@lru_cache(maxsize=1)
+def _connection_problem(endpoint: str, _period: int) -> str:
+    url = urlsplit(endpoint)
+    proxy = None if proxy_bypass(url.hostname or "") else getproxies().get(url.scheme)
+    target = url if proxy is None else urlsplit(proxy)
+    host, port = target.hostname or "", target.port or (443 if target.scheme == "https" else 80)
+    try:
+        _within(_CONNECT_SECONDS, lambda: socket.create_connection((host, port), _CONNECT_SECONDS).close())
+    except OSError as error:  # TimeoutError is one
+        reason = error.strerror or f"no response in {_CONNECT_SECONDS:g} s"
+        return f"{'' if proxy is None else 'the proxy '}{host}:{port} cannot be reached ({reason})"
+    return ""
 
 
 def _repository(address: str, limits: FetchLimits, name: str) -> "_Repository":
@@ -137,7 +177,7 @@ class _Repository:
             return self.fetch(file)
         except errors.RemoteEntryNotFoundError:
             return None
-        except errors.LocalEntryNotFoundError:  # the Hub is unavailable
+        except (errors.LocalEntryNotFoundError, HubUnreachable):  # the Hub is unavailable
             if self._cached(files.CONFIG_FILE) is None:
                 raise
             return None
@@ -152,6 +192,8 @@ class _Repository:
         options |= {"cache_dir": hub_folder(self.id), "revision": self.revision, "etag_timeout": _REQUEST_SECONDS}
         call = partial(self.hub.hf_hub_download, self.id, file, **options)
         try:
+            if not self.pinned or self._cached(file) is None:
+                _connect(self.hub.constants.ENDPOINT, self.name)
             return _within(self.limits.total_seconds, call)
         except Exception:
             with contextlib.suppress(Exception):  # the client has several exceptions for a missing file

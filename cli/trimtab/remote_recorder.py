@@ -10,6 +10,7 @@ from typing import Any
 from trimtab.kubernetes_access import PLAN, connected
 from trimtab.local.counters import Counters
 from trimtab.local.router_client import RouterClient
+from trimtab.local.supervisor import MAX_FAULTS, Fault
 from trimtab.run_record import DECISIONS_FILE, Recorder
 from trimtab.run_samples import Sample, stage_samples
 from trimtab_pipelines.documents import parse_plan
@@ -38,6 +39,8 @@ class RemoteRecorder:
     """Already started."""
     plan: PipelinePlan | None = None
     _decisions: JsonLinesFile = field(init=False)
+    _faults: list[Fault] = field(default_factory=list)
+    _rejections: dict[str, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self._decisions = JsonLinesFile(self.recorder.folder / DECISIONS_FILE, MAX_DECISION_BYTES)
@@ -73,9 +76,16 @@ class RemoteRecorder:
             self.plan = plan
         cores = sum(stage.cores * stage.replicas for stage in self.plan.spec.stages) if self.plan else 0.0
         stages = stage_samples([state for state, _ in fetched])
-        self.recorder.add(
-            Sample(time.time(), stages, cores, 0.0, sum_counters([counters for _, counters in fetched])), (), 0.0
-        )
+        self._record_rejections([state for state, _ in fetched])
+        sample = Sample(time.time(), stages, cores, 0.0, sum_counters([counters for _, counters in fetched]))
+        self.recorder.add(sample, self._faults, 0.0)
+
+    def _record_rejections(self, states: Sequence[RouterState]) -> None:
+        rejections = {replica: reason for state in states for replica, reason in state.rejections.items()}
+        new = [item for item in rejections.items() if item[0] not in self._rejections]
+        self._faults += [Fault(time.time(), f"replica {replica} is not used", reason) for replica, reason in new]
+        del self._faults[:-MAX_FAULTS]
+        self._rejections = rejections
 
 
 async def _fetch(router: RouterClient) -> tuple[RouterState, Counters]:

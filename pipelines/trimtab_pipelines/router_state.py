@@ -143,6 +143,12 @@ class RouterState(StateModel):
     """Sources of the expected accuracies, such as `measured`."""
     stages: dict[str, StageState]
 
+    @property
+    def rejections(self) -> dict[str, str]:
+        """Why the router does not use replicas, by their names."""
+        endpoints = [item for stage in self.stages.values() for item in stage.endpoints.items()]
+        return {name: endpoint.rejection for name, endpoint in endpoints if endpoint.rejection}
+
 
 class RouterLoad(StateModel):
     """Arrivals in each of the last whole seconds before `now` (Unix time), oldest first."""

@@ -34,7 +34,7 @@ from trimtab.terminal_view import terminal_view
 from trimtab_loadtester.attack import Progress
 from trimtab_pipelines.processes.child_process import StartError
 from trimtab_pipelines.request_outcome import RequestOutcome
-from trimtab_pipelines.router_state import RouterState
+from trimtab_pipelines.router_state import EndpointState, RouterState, StageState
 
 BROWSER = shutil.which("chromium") or shutil.which("google-chrome")
 
@@ -227,7 +227,8 @@ class FakeRouter:
             self.third_request.set()
         if self.responses < 0:
             raise RouterUnreachable("gone")
-        return RouterState(ready=True, plan_generation=1, stages={})
+        endpoints = {"first-1": EndpointState(rejection="ejected as an outlier: slow")} if self.received == 7 else {}
+        return RouterState(ready=True, plan_generation=1, stages={"first": StageState(endpoints=endpoints)})
 
     async def counters(self) -> Counters:
         return replace(a_sample(1).counters, received=self.received)
@@ -253,6 +254,8 @@ async def test_recorder_reconnects_to_replaced_routers(tmp_path: Path, monkeypat
     assert not recording.done()
     recording.cancel()
     assert [sample.counters.received for sample in recorder.samples()[:4]] == [12, 5, 3, 3]
+    faults = [(fault.what, fault.detail) for fault in run_record.load(tmp_path).faults]
+    assert faults == [("replica first-1 is not used", "ejected as an outlier: slow")]
 
 
 async def test_silent_kubectl_times_out(monkeypatch: pytest.MonkeyPatch) -> None:

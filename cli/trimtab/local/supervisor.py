@@ -383,6 +383,7 @@ class Supervisor:
     async def _poll(self) -> None:
         if not self.admin_port:
             return
+        known = self.state.rejections if self.state else {}
         try:
             self.state = await self.client.state()
         except RouterUnreachable as error:
@@ -392,6 +393,9 @@ class Supervisor:
             return
         self._router_timeouts = 0
         self.replica_manager.observe(self.state)
+        for replica, reason in self.state.rejections.items():
+            if replica not in known:
+                self.record_fault(f"replica {replica} is not used", reason)
 
     async def _count_router_timeout(self) -> None:
         """Kill a router that listens but does not respond; it is restarted."""

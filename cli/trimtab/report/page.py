@@ -103,6 +103,6 @@ def _faults(run: Run) -> str:
     if not run.faults:
         return ""
     rows = [(f"{fault.at - run.started_at:.1f} s", fault.what, fault.detail) for fault in run.faults]
-    note = "Processes that failed and were restarted. Dotted red lines mark the faults in the charts."
+    note = "Processes that failed and were restarted, and replicas that a router stopped using (dotted red lines)."
     faults = table(("time", "fault", "detail"), rows, numbers=range(1))
     return f"<section><h2>Faults</h2><p class='note'>{note}</p>{faults}</section>"

@@ -31,6 +31,6 @@ class Endpoints(Model):
 
     generation: int = Field(default=0, ge=0)
     """Number of the version; increases with every change."""
-    exit_codes: dict[str, int] = Field(default_factory=dict)
-    """Exit codes of the last replicas that ended, by name; negative if a signal ended them."""
+    exit_codes: dict[str, int] | None = None
+    """Exit codes of the last replicas that ended, by name, negative if a signal ended them; None without any."""
     stages: dict[str, tuple[Endpoint, ...]] = Field(default_factory=dict)

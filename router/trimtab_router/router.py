@@ -219,7 +219,7 @@ class Router:
             scheduler.set_replicas(
                 transport.set_endpoints(endpoints.stages.get(name, ()), partial(self._on_replica_change, scheduler))
             )
-            scheduler.learn_exit_codes(endpoints.exit_codes)
+            scheduler.learn_exit_codes(endpoints.exit_codes or {})
 
     def _on_replica_change(self, scheduler: StageScheduler) -> None:
         self.tasks.learn_declared(scheduler)

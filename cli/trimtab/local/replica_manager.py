@@ -206,7 +206,7 @@ class ReplicaManager:
         """Write the endpoints file, which the router watches, if it changed."""
         stages = {stage.name: self._endpoints(stage.name) for stage in self.site.pipeline.spec.stages}
         if stages != self._written_endpoints.stages or not self.site.endpoints_file.exists():
-            generation, exit_codes = self._written_endpoints.generation + 1, dict(self._exit_codes)
+            generation, exit_codes = self._written_endpoints.generation + 1, dict(self._exit_codes) or None
             listed = Endpoints(generation=generation, exit_codes=exit_codes, stages=stages)
             try:
                 write_json(self.site.endpoints_file, listed)

@@ -15,11 +15,11 @@ from trimtab_pipelines.processes.child_process import RouterPorts, print_ready_l
 from trimtab_pipelines.processes.malloc_tuning import release_freed_memory
 from trimtab_pipelines.spec import InferencePipeline
 from trimtab_protocol.event_loop import Service, start_service
+from trimtab_protocol.host_check import HostCheck
 from trimtab_protocol.http_client import Tls
 from trimtab_protocol.mutual_tls import InvalidIdentity, MutualTls
 from trimtab_router.envoy.key_watcher import key_watch
 from trimtab_router.envoy.sockets import Sockets
-from trimtab_router.host_check import HostCheck
 from trimtab_router.ingress.listeners import Listeners
 from trimtab_router.ingress.task_api import TaskApi
 from trimtab_router.ingress.task_store import TaskFolder, TaskStore

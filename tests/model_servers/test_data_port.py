@@ -27,6 +27,13 @@ def faults(caplog):
     return [record.message for record in caplog.records if record.levelno >= logging.ERROR]
 
 
+async def test_loopback_port_refuses_other_hosts(address):
+    async with aiohttp.ClientSession() as session:
+        for headers in ({"Host": "rebound.example"}, {"Origin": "https://rebound.example"}):
+            async with session.get(address.replace("embeddings/e", "ready"), headers=headers) as response:
+                assert response.status == 403
+
+
 async def test_client_disconnect_is_not_logged(address, monkeypatch, caplog):
     async def answer(request, *_):
         request.transport.abort()

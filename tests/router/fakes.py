@@ -25,12 +25,12 @@ from trimtab_pipelines.endpoints import Endpoint, Endpoints
 from trimtab_pipelines.processes.child_process import ChildProcess
 from trimtab_pipelines.spec import InferencePipeline
 from trimtab_protocol import InferRequest, InferResponse, PendingRequest, Tensor, grpc_messages, rest
+from trimtab_protocol.host_check import HostCheck
 from trimtab_protocol.mutual_tls import MutualTls
 from trimtab_router.admission.request_parsing import parse_request
 from trimtab_router.envoy.key_watcher import key_watch
 from trimtab_router.envoy.process import command, find_binary, write_config
 from trimtab_router.envoy.sockets import SocketFolder, Sockets
-from trimtab_router.host_check import HostCheck
 from trimtab_router.ingress.listeners import EnvoyControl, Listeners
 from trimtab_router.ingress.task_api import TaskApi
 from trimtab_router.limits import Limits

@@ -13,7 +13,7 @@ from aiohttp import web
 from trimtab import run_record
 from trimtab.run_samples import Run
 from trimtab_pipelines.documents import DocumentError
-from trimtab_router.host_check import HostCheck
+from trimtab_protocol.host_check import HostCheck
 
 HOST = "127.0.0.1"
 _HOST_CHECK = HostCheck.at(HOST)

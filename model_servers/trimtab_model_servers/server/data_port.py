@@ -24,6 +24,7 @@ from trimtab_model_servers.server.model_registry import ModelRegistry
 from trimtab_pipelines.model_spec import MAX_BODY_BYTES
 from trimtab_protocol import Buffer, ProtocolError, rest
 from trimtab_protocol.event_loop import LagMonitor, start_service
+from trimtab_protocol.host_check import HostCheck
 from trimtab_protocol.mutual_tls import MutualTls
 from trimtab_protocol.rest import HEADER_LENGTH, JSON_CONTENT_TYPE
 from trimtab_protocol.sanitize import printable
@@ -50,12 +51,14 @@ class DataPort:
         self._lag_watch: asyncio.Task[None] | None = None
         self._metrics = CachedExposition(self._exposition)
         self._runners: list[web.ServerRunner] = []
+        self._host_check = HostCheck()
         self.port = 0
 
     async def start(self, address: str, port: int, identity: MutualTls | None = None) -> int:
         """Listen, with an identity only for clients with a certificate; return the port, chosen by the system if 0."""
         server = web.Server(self._answer, handler_cancellation=True, access_log=None, auto_decompress=False)
         tls = None if identity is None else identity.server_context()
+        self._host_check = HostCheck.at(address)
         self.port = await self._listen(server, address, port, tls)
         self._lag_watch = start_service("measurement of the event loop's lag", self._lag.watch)
         return self.port
@@ -102,6 +105,8 @@ class DataPort:
         return response
 
     async def _answer(self, request: web.BaseRequest) -> web.StreamResponse:
+        if not self._host_check.accepts(request.headers):
+            return _error(request, 403, "on loopback only requests for 127.0.0.1, localhost or [::1] are accepted")
         try:
             return await self._route(request)
         except RefusalError as refusal:

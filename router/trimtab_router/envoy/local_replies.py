@@ -4,8 +4,8 @@ from trimtab_pipelines.request_outcome import PROXY_REASONS
 from trimtab_protocol import grpc_messages
 from trimtab_protocol.chat import openai_responses
 from trimtab_protocol.extensions import REASON_HEADER
+from trimtab_protocol.host_check import FORBIDDEN
 from trimtab_router.envoy.http_filters import Json
-from trimtab_router.host_check import FORBIDDEN
 
 OVERLOAD = "the router is overloaded: as many requests are in flight as can be served in time; try again later"
 ROUTER_UNAVAILABLE = "the router is unavailable; try again"

@@ -9,11 +9,11 @@ from collections.abc import Iterable
 
 from trimtab_pipelines.edge_settings import EdgeSettings, JwtIssuer
 from trimtab_protocol import grpc_messages
+from trimtab_protocol.host_check import HostCheck
 from trimtab_router.envoy.api_keys import HashedKey
 from trimtab_router.envoy.bootstrap import LARGE, REQUESTS, ROUTES, SERVICES
 from trimtab_router.envoy.http_filters import API, BUFFER_FILTER, KEYS_FILTER, NAMES_FILTER, VERSION_HEADER, Json
 from trimtab_router.envoy.local_replies import FOREIGN_HOST_STATUS
-from trimtab_router.host_check import HostCheck
 
 KIND = API + "envoy.config.route.v3.RouteConfiguration"
 OWN_SERVICES = (

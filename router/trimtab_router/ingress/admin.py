@@ -20,7 +20,7 @@ from trimtab_pipelines.router_state import (
     TASKS_PATH,
     StateModel,
 )
-from trimtab_router.host_check import HostCheck
+from trimtab_protocol.host_check import HostCheck
 from trimtab_router.ingress.audit_log import AdminAuditLog, AdminCall
 from trimtab_router.ingress.base import foreign_host_response, health_response, json_response
 from trimtab_router.ingress.task_api import TaskApi

@@ -18,9 +18,9 @@ from aiohttp.http import SERVER_SOFTWARE, HttpVersion11
 
 from trimtab_protocol import Buffer, InferResponse, PendingRequest, ProtocolError
 from trimtab_protocol.extensions import CLIENT_HEADER, REASON_HEADER, STAGE_HEADER
+from trimtab_protocol.host_check import FORBIDDEN
 from trimtab_protocol.sanitize import MAX_HEADER_CHARACTERS, header_value, printable
 from trimtab_router.admission.memory_budget import Reservation
-from trimtab_router.host_check import FORBIDDEN
 from trimtab_router.refusal import Refusal, failure, invalid
 from trimtab_router.request import Call
 from trimtab_router.router import Router

@@ -11,12 +11,12 @@ from aiohttp import web
 
 from trimtab_pipelines.edge_settings import EdgeSettings
 from trimtab_protocol.event_loop import start_service
+from trimtab_protocol.host_check import HostCheck
 from trimtab_router.envoy.api_keys import HashedKey
 from trimtab_router.envoy.bootstrap import max_large_requests
 from trimtab_router.envoy.overload_controller import EnvoyAdmin, OverloadController
 from trimtab_router.envoy.route_discovery import envoy_routes, route_discovery_response
 from trimtab_router.envoy.sockets import Sockets
-from trimtab_router.host_check import HostCheck
 from trimtab_router.ingress.admin import AdminIngress
 from trimtab_router.ingress.base import foreign_host_response
 from trimtab_router.ingress.grpc import GrpcIngress, is_call

@@ -8,8 +8,8 @@ import pytest
 from tests.router.envoy.http_clients import JSON_BODY, PATH, call
 from tests.router.fakes import a_rig
 from trimtab_pipelines.edge_settings import EdgeSettings
+from trimtab_protocol.host_check import HostCheck
 from trimtab_router.envoy.api_keys import HashedKey, key_digest
-from trimtab_router.host_check import HostCheck
 from trimtab_router.ingress.listeners import EnvoyControl
 
 CHECK = HostCheck.at("127.0.0.1", ["models.example"])

@@ -108,10 +108,7 @@ def explanation_lines(plan: PipelinePlan) -> list[str]:
         gpus = f", GPUs {expected.gpus}" if expected.gpus else ""
         lines.append(f"expected: accuracy {expected.accuracy:.4f}, {latency}, cores {expected.cores:g}{gpus}")
     if explanation.accuracy_basis:
-        basis = explanation.accuracy_basis.replace(
-            "expected values", "as declared or measured, without their intervals"
-        )
-        lines.append(f"accuracies: {basis}")
+        lines.append(f"accuracies: {explanation.accuracy_basis}")
     if not spec.feasible:
         lines.append(f"not feasible: {spec.reason}; the plan serves {100 * spec.planned_fraction:.0f} % of the load")
     elif explanation.binding_constraint:

@@ -112,7 +112,7 @@ def test_lower_bound_basis_plans_the_better_proven_point():
     assert (by_value.stages[0].operating_point, by_value.expected.accuracy) == ("full", 0.92)
     assert (by_bound.stages[0].operating_point, by_bound.expected.accuracy) == ("half", 0.89)
     assert names(by_bound) == ["half"]
-    assert by_value.explanation.accuracy_basis == "expected values"
+    assert by_value.explanation.accuracy_basis == "as declared or measured, without their intervals"
     assert by_bound.explanation.accuracy_basis == "lower bounds of 95 % intervals"
 
 

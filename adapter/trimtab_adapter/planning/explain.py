@@ -36,7 +36,7 @@ def accuracy_basis_note(spec: InferencePipelineSpec, stages: Sequence[StagePlan]
     agreeing = [name for name, accuracy in running.items() if accuracy.source == "Agreement"]
     unlabelled = f"; {AGREEMENT}, without labels: {', '.join(agreeing)}" if agreeing else ""
     if spec.objective.accuracy_basis == "Expected":
-        return f"expected values{unlabelled}"
+        return f"as declared or measured, without their intervals{unlabelled}"
     bare = [name for name, accuracy in running.items() if accuracy.low is None]
     without = f"; values without an interval: {', '.join(bare)}" if bare else ""
     return f"lower bounds of 95 % intervals{without}{unlabelled}"

@@ -8,7 +8,7 @@ from trimtab_model_servers.chat.embedding_client import EmbeddingClient
 from trimtab_model_servers.chat.encoder_model import EncoderModel
 from trimtab_model_servers.chat.interfaces import ChatComponents
 from trimtab_model_servers.families.registry import build_chat
-from trimtab_model_servers.server.hosted_model import unusable_gpu
+from trimtab_model_servers.server.hosted_model import missing_gpu, unsupported_gpu
 from trimtab_pipelines.model_spec import ModelSpec
 from trimtab_protocol.http_client import Tls
 
@@ -22,7 +22,7 @@ def load_chat(spec: ModelSpec, worker: BatchWorker, tls: Tls = lambda: None) -> 
     components: ChatComponents = build_chat(spec)
     device = components.facts.get(DEVICE)
     if spec.gpus and device in {None, "cpu"}:
-        raise unusable_gpu(spec, supported=device is not None and not torch.cuda.is_available())
+        raise unsupported_gpu(spec) if device is None or torch.cuda.is_available() else missing_gpu()
     model = _create(spec, components, worker, tls)
     model.warm_up()
     return model

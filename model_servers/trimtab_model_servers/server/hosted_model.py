@@ -43,12 +43,12 @@ Compute = Callable[[Mapping[str, Array], OperatingPoint, Collection[str] | None]
 """Runs one batch on NumPy arrays; returns the named outputs, or all."""
 
 
-def unusable_gpu(spec: ModelSpec, *, supported: bool) -> ModelError:
-    """The error of a variant that requests a GPU which torch does not find, or which its family does not support."""
-    if not supported:
-        return ModelError(
-            f"family {spec.family!r} computes on cores alone; remove resources.gpu, which would stay idle"
-        )
+def unsupported_gpu(spec: ModelSpec) -> ModelError:
+    """The error of a variant whose family computes on no GPU, but which requests one."""
+    return ModelError(f"family {spec.family!r} computes on cores alone; remove resources.gpu, which would stay idle")
+
+
+def missing_gpu() -> ModelError:
     return ModelError("torch finds no GPU here, but resources.gpu requests one; remove it to compute on cores")
 
 
@@ -196,7 +196,7 @@ def load_model(spec: ModelSpec) -> HostedModel:
 
 def _load_numpy_model(spec: ModelSpec) -> HostedModel:
     if spec.gpus:
-        raise unusable_gpu(spec, supported=False)
+        raise unsupported_gpu(spec)
     built = build(spec)
     return HostedModel(
         spec,

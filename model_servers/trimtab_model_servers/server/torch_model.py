@@ -8,7 +8,7 @@ import torch
 
 from trimtab_model_servers.families.interfaces import MovesToDevice, Network
 from trimtab_model_servers.families.registry import build
-from trimtab_model_servers.server.hosted_model import HostedModel, unusable_gpu
+from trimtab_model_servers.server.hosted_model import HostedModel, missing_gpu, unsupported_gpu
 from trimtab_model_servers.weights.loading import CPU
 from trimtab_pipelines.model_spec import ModelSpec
 from trimtab_pipelines.operating_point import OperatingPoint
@@ -37,8 +37,10 @@ def move_to_device(
     """Move a network to its device, and return it; ModelError if a requested GPU cannot be used."""
     if not spec.gpus:
         return CPU
-    if not isinstance(network, MovesToDevice) or not gpu_available():
-        raise unusable_gpu(spec, supported=isinstance(network, MovesToDevice))
+    if not isinstance(network, MovesToDevice):
+        raise unsupported_gpu(spec)
+    if not gpu_available():
+        raise missing_gpu()
     network.move_to(GPU)
     return GPU
 

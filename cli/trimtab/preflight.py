@@ -132,14 +132,16 @@ def require_installed(packages: Sequence[str] = ("mlserver", "torch")) -> None:
         )
 
 
-def choose_profiles(pipeline_file: Path, pipeline: InferencePipeline, requested: Path | None) -> Path:
-    """Find the profile to plan with; measure one if there is none for this machine."""
+def choose_profiles(
+    pipeline_file: Path, pipeline: InferencePipeline, requested: Path | None, *, prepared: bool = True
+) -> Path:
+    """Find the profile to plan with; measure one if there is none for this machine, of a pipeline that is prepared."""
     for remark in remarks(pipeline_file, pipeline):
         console.print(remark)
     choice = profile_cache.find_profile(pipeline_file, pipeline, requested, console.print)
     if choice is None:
-        require_installed()
-        require_servable(pipeline_file, pipeline)
+        if not prepared:
+            prepare(pipeline_file)
         console.print(f"no profile of {pipeline.name} for this machine: measuring one")
         with profiling_progress() as show:
             choice = asyncio.run(profile_cache.measure_profile(pipeline_file, pipeline, show))

@@ -87,7 +87,7 @@ def plan_inputs(pipeline: Path, arguments: PlanArguments) -> PlanInputs:
         inputs = asyncio.run(_from_cluster(*namespaced_name(pipeline, arguments.namespace)))
         return inputs if profiles is None else replace(inputs, profiles=load_profiles(profiles))
     document = load_pipeline(pipeline)
-    return PlanInputs(document, load_profiles(choose_profiles(pipeline, document, profiles)))
+    return PlanInputs(document, load_profiles(choose_profiles(pipeline, document, profiles, prepared=False)))
 
 
 async def _from_cluster(namespace: str, name: str) -> PlanInputs:

@@ -1,4 +1,7 @@
-"""Upgrade from the previous version to this one and rollback, part by part, under a load: no request fails.
+"""Upgrade from the previous version to this one and rollback, part by part.
+
+No request fails while routers and replicas are replaced under a load. Operator, adapter and CRDs of each version run
+against an API server and accept what the others write.
 
 `TRIMTAB_PREVIOUS` names the commit of the previous version.
 """
@@ -18,12 +21,18 @@ from typing import Any
 
 import aiohttp
 import pytest
+import yaml
 
+from tests.adapter.clusters import a_pipeline_of, condition, put, routed, seen
+from tests.adapter.scenes import FakeRouter
+from tests.adapter.test_cluster import planned_for
 from tests.builders import a_pipeline, a_plan, a_point_profile, a_profile, a_stage, a_variant
+from tests.control_plane import define
 from tests.endurance.callers import BODY, PATH, RATE_RPS, Callers, sending
 from tests.figures import Figures
 from tests.local_run import chat_pipeline
 from tests.processes import held_port, running
+from trimtab_kubernetes import Cluster
 from trimtab_pipelines.documents import dump_yaml, write_json
 from trimtab_pipelines.endpoints import Endpoint, Endpoints
 from trimtab_pipelines.model_spec import model_spec
@@ -52,6 +61,12 @@ class Version:
     def environment(self) -> dict[str, str]:
         packages = [str(path) for path in self.folder.iterdir() if path.is_dir()]
         return os.environ | {"PYTHONPATH": os.pathsep.join(packages), "PYTHONSAFEPATH": "1"}
+
+    @property
+    def definitions(self) -> list[dict[str, Any]]:
+        """CRDs of its chart."""
+        folder = self.folder / "charts" / "trimtab" / "charts" / "trimtab-crds" / "templates"
+        return [yaml.safe_load(path.read_text()) for path in sorted(folder.glob("*.yaml"))]
 
     @property
     def router_options(self) -> tuple[str, ...]:
@@ -232,3 +247,55 @@ async def test_no_request_fails(
                 stack.close()
     callers.report(figures, began, bound_seconds=float("inf"))
     figures.require("retried requests", sum(call.tries > 1 for call in callers.calls), "==", 0)
+
+
+REFUSALS = {"InvalidSpec", "PlanRejected", "ReconcileFailed", "FieldNotApplied", "WriteRejected"}
+STEPS = ("PPP", "TPP", "TTP", "TTT", "TPT", "TPP", "PPP", "PTT")
+"""Version of CRDs, operator and adapter: the previous one or this one."""
+
+
+async def test_control_plane_of_each_version_accepts_the_other(
+    tmp_path: Path, previous: Version, kubeconfig: Path, cluster: Cluster, namespace: str, figures: Figures
+) -> None:
+    """Each adapter plans for each load, and each operator applies the plan, whose Deployments it does not replace."""
+    versions = {"P": previous, "T": Version(ROOT)}
+    variables = {"KUBECONFIG": str(kubeconfig), "POD_NAMESPACE": namespace, "TRIMTAB_NAMESPACES": namespace}
+    uids: set[str] = set()
+    async with FakeRouter().serve(host="0.0.0.0") as router:
+        await routed(cluster, namespace, "sample", router)
+        for number, step in enumerate(STEPS):
+            definitions, operator, adapter = (versions[letter] for letter in step)
+            await define(cluster, *definitions.definitions)
+            await put(cluster, a_pipeline_of(namespace, budget={"cores": 16 + number}), profiled=not number)
+            load_rps = 5.0 + 3 * number
+            router.offer(load_rps)
+            with ExitStack() as stack:
+                held = [str(stack.enter_context(held_port())) for _ in range(4)]
+                ports = {
+                    "TRIMTAB_HEALTH_PORT": held[0],
+                    "TRIMTAB_METRICS_PORT": held[1],
+                    "POD_NAME": f"{step}-{number}",
+                }
+                command = [sys.executable, "-m", "trimtab_operator"]
+                environment = operator.environment | variables | ports
+                stack.enter_context(running(command, tmp_path / f"operator-{step}.log", tmp_path, environment))
+                command = [sys.executable, "-m", "trimtab_adapter", "--cluster", "--namespaces", namespace]
+                command += ["--health-port", held[2], "--metrics-port", held[3]]
+                environment = adapter.environment | variables | ports
+                stack.enter_context(running(command, tmp_path / f"adapter-{step}.log", tmp_path, environment))
+                await seen(cluster, "PipelinePlan", namespace, "sample", planned_for(load_rps))
+                found = await seen(cluster, "InferencePipeline", namespace, "sample", is_judged)
+            reasons = {one["reason"] for one in found["status"]["conditions"]}
+            figures.add(**{f"refusals_{number}_{step}": len(reasons & REFUSALS)})
+            assert not reasons & REFUSALS, (step, found["status"])
+            stored = await cluster.list("Deployment", namespace)
+            uids |= {one["metadata"]["uid"] for one in stored.items if one["metadata"]["name"] == "sample-router"}
+    await define(cluster, *versions["T"].definitions)
+    assert len(uids) == 1, "the router's Deployment is updated, not replaced"
+
+
+def is_judged(pipeline: dict[str, Any]) -> bool:
+    """Whether the operator has read the newest pipeline and its plan."""
+    applied = condition(pipeline, "PlanApplied")
+    newest: bool = applied.get("observedGeneration") == pipeline["metadata"]["generation"]
+    return newest and applied["reason"] != "AwaitingPlan"

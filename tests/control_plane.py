@@ -6,8 +6,9 @@ import shutil
 import subprocess
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -46,52 +47,93 @@ def tool(name: str) -> str:
 @contextmanager
 def api_server() -> Iterator[Path]:
     """Start an API server and yield the kubeconfig of its administrator."""
+    with control_plane() as running_one:
+        yield running_one.kubeconfig
+
+
+@contextmanager
+def control_plane() -> "Iterator[ControlPlane]":
+    """Start an API server and its store."""
     programs = tool("etcd"), tool("kube-apiserver")
-    with tempfile.TemporaryDirectory(prefix="trimtab-control-plane-") as folder, ExitStack() as started:
-        yield _start(Path(folder), programs, started)
+    with tempfile.TemporaryDirectory(prefix="trimtab-control-plane-") as folder, ExitStack() as held:
+        ports = [held.enter_context(held_port()) for _ in range(3)]
+        made = ControlPlane(Path(folder), programs, ports)
+        held.callback(made.stop)
+        made.start()
+        yield made
 
 
-def _start(folder: Path, programs: tuple[str, str], started: ExitStack) -> Path:
-    client_port, peer_port, port = (started.enter_context(held_port()) for _ in range(3))
-    etcd, apiserver = programs
-    store = f"http://127.0.0.1:{client_port}"
-    peer = f"http://127.0.0.1:{peer_port}"
-    store_process = _run(
-        started,
-        folder,
-        etcd,
-        f"--data-dir={folder}/etcd",
-        f"--listen-client-urls={store}",
-        f"--advertise-client-urls={store}",
-        f"--listen-peer-urls={peer}",
-        f"--initial-advertise-peer-urls={peer}",
-        f"--initial-cluster=default={peer}",
-        "--unsafe-no-fsync",
-        "--log-level=error",
-    )
-    key = folder / "service-accounts.key"
-    subprocess.run(["openssl", "genrsa", "-out", key, "2048"], check=True, capture_output=True)
-    (folder / "tokens.csv").write_text(f'{TOKEN},admin,admin,"system:masters"\n')
-    server_process = _run(
-        started,
-        folder,
-        apiserver,
-        f"--etcd-servers={store}",
-        f"--cert-dir={folder}/certificates",
-        f"--secure-port={port}",
-        "--bind-address=127.0.0.1",
-        f"--token-auth-file={folder}/tokens.csv",
-        "--authorization-mode=RBAC",
-        "--service-account-issuer=https://kubernetes.default.svc",
-        f"--service-account-key-file={key}",
-        f"--service-account-signing-key-file={key}",
-        "--service-cluster-ip-range=10.97.0.0/16",
-        "--disable-admission-plugins=ServiceAccount",
-    )
-    address = {"server": f"https://127.0.0.1:{port}", "insecure-skip-tls-verify": True}
-    kubeconfig = write_kubeconfig(folder, address)
-    _wait(port, [store_process, server_process], folder)
-    return kubeconfig
+@dataclass
+class ControlPlane:
+    """An API server and its store, which a test may stop, and restore from a backup."""
+
+    folder: Path
+    programs: tuple[str, str]
+    ports: Sequence[int]
+    """Of the store's clients and peers, and of the API server."""
+    _started: ExitStack = field(default_factory=ExitStack)
+
+    @property
+    def kubeconfig(self) -> Path:
+        return self.folder / "kubeconfig"
+
+    def stop(self) -> None:
+        self._started.close()
+
+    def back_up(self) -> None:
+        """Copy the store of a stopped control plane."""
+        shutil.copytree(self.folder / "etcd", self.folder / "backup")
+
+    def restore(self) -> None:
+        """Replace the store of a stopped control plane by its copy."""
+        shutil.rmtree(self.folder / "etcd")
+        shutil.copytree(self.folder / "backup", self.folder / "etcd")
+
+    def start(self) -> None:
+        folder, started, (client_port, peer_port, port), (etcd, apiserver) = (
+            self.folder,
+            self._started,
+            self.ports,
+            self.programs,
+        )
+        store = f"http://127.0.0.1:{client_port}"
+        peer = f"http://127.0.0.1:{peer_port}"
+        store_process = _run(
+            started,
+            folder,
+            etcd,
+            f"--data-dir={folder}/etcd",
+            f"--listen-client-urls={store}",
+            f"--advertise-client-urls={store}",
+            f"--listen-peer-urls={peer}",
+            f"--initial-advertise-peer-urls={peer}",
+            f"--initial-cluster=default={peer}",
+            "--unsafe-no-fsync",
+            "--log-level=error",
+        )
+        key = folder / "service-accounts.key"
+        if not key.exists():
+            subprocess.run(["openssl", "genrsa", "-out", key, "2048"], check=True, capture_output=True)
+        (folder / "tokens.csv").write_text(f'{TOKEN},admin,admin,"system:masters"\n')
+        server_process = _run(
+            started,
+            folder,
+            apiserver,
+            f"--etcd-servers={store}",
+            f"--cert-dir={folder}/certificates",
+            f"--secure-port={port}",
+            "--bind-address=127.0.0.1",
+            f"--token-auth-file={folder}/tokens.csv",
+            "--authorization-mode=RBAC",
+            "--service-account-issuer=https://kubernetes.default.svc",
+            f"--service-account-key-file={key}",
+            f"--service-account-signing-key-file={key}",
+            "--service-cluster-ip-range=10.97.0.0/16",
+            "--disable-admission-plugins=ServiceAccount",
+        )
+        address = {"server": f"https://127.0.0.1:{port}", "insecure-skip-tls-verify": True}
+        write_kubeconfig(folder, address)
+        _wait(port, [store_process, server_process], folder)
 
 
 def _run(started: ExitStack, folder: Path, program: str, *arguments: str) -> "subprocess.Popen[bytes]":

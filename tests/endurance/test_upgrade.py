@@ -59,7 +59,7 @@ class Version:
 
     @property
     def environment(self) -> dict[str, str]:
-        packages = [str(path) for path in self.folder.iterdir() if path.is_dir()]
+        packages = [str(path) for path in self.folder.iterdir() if path.is_dir() and path.name != "tests"]
         return os.environ | {"PYTHONPATH": os.pathsep.join(packages), "PYTHONSAFEPATH": "1"}
 
     @property

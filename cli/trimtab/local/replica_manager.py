@@ -31,7 +31,7 @@ BUSY_HANG_SECONDS = 20.0
 """Time after which a computing, unresponsive replica hangs."""
 MAX_FAILED_STARTS = 3
 MAX_EXIT_CODES = 16
-"""Number of ended replicas whose exit codes the router is told."""
+"""Number of ended replicas whose exit codes are published."""
 
 
 @dataclass(frozen=True, slots=True)

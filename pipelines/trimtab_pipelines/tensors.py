@@ -74,15 +74,12 @@ def check_counts(stage: str, outputs: Sequence[StageOutput]) -> None:
 
 
 def check_confidence_output(stage: str, confidence: str | None, outputs: Sequence[StageOutput]) -> None:
-    """Require that `confidence` names an output of one number per row, in a stage without fan-out."""
+    """Require that `confidence` names an output of one number per row."""
     if confidence is None:
         return
     by_name, where = {output.name: output for output in outputs}, f"stage {stage}: confidence {confidence!r}"
     output = by_name.get(confidence)
     if output is None:
         raise ValueError(f"{where} is not one of its outputs: {', '.join(by_name)}")
-    if output.datatype not in {"FP32", "FP64"} or output.shape:
-        raise ValueError(f"{where} must be an FP32 or FP64 output with an empty shape")
-    counted = next((other.name for other in outputs if other.counted_by is not None), None)
-    if counted is not None:
-        raise ValueError(f"{where} requires outputs with one entry per row, but {counted!r} has countedBy")
+    if output.datatype not in {"FP32", "FP64"} or output.shape or output.counted_by:
+        raise ValueError(f"{where} must be an FP32 or FP64 output with an empty shape and no countedBy")

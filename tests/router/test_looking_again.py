@@ -1,5 +1,6 @@
 """Rows below the confidence threshold escalate, keep a provisional response meanwhile, and are reported row by row."""
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -49,9 +50,9 @@ def quick_first(view):
 class Looking(SchedulerScenario):
     """A stage whose model says how certain it is."""
 
-    def __init__(self, slots=1, points=POINTS, **changes):
+    def __init__(self, slots=1, points=POINTS, outputs=OUTPUTS, **changes):
         quick = {"name": "quick", "accuracy": 0.7, "serviceSeconds": {1: 0.1, 8: 0.4}}
-        stage = {"outputs": OUTPUTS, "confidence": "sure", "variants": [a_variant(operatingPoints=points)]}
+        stage = {"outputs": outputs, "confidence": "sure", "variants": [a_variant(operatingPoints=points)]}
         policy = Policy(quick_first, uses_fallbacks=True)
         super().__init__(policy, slots=slots, stage=stage, fallbacks=[quick], **changes)
 
@@ -98,6 +99,31 @@ def test_only_low_confidence_rows_escalate(top):
     assert ys(work) == [0.0, 101.0, 2.0, 103.0]
     assert mean_accuracy(work) == pytest.approx(0.8)
     assert not any(row_slice.escalation_pending for row_slice in work.owner.served)
+
+
+def test_counted_outputs_stay_with_their_rows():
+    """A row has as many boxes as its count; the boxes of escalated rows are replaced."""
+    counted = [{"name": "n", "datatype": "INT64"}, {"name": "y", "datatype": "FP32", "countedBy": "n"}, OUTPUTS[1]]
+    top = Looking(outputs=counted)
+    work = top.take(4)
+
+    top.clock.run(0.2286)
+
+    def answer(batch, counts, boxes, confidences):
+        outputs = {"n": np.array(counts), "y": np.array(boxes), "sure": np.array(confidences)}
+        top.scheduler.on_batch_end(batch, Completed([outputs], batch.point.name))
+        top.settle()
+
+    answer(top.sent[0], [1, 2, 0, 3], [0.0, 10.0, 11.0, 30.0, 31.0, 32.0], [SURE, DOUBTED, DOUBTED, SURE])
+    (escalated,) = top.sent[1].row_slices
+    assert (escalated.start, escalated.stop) == (1, 3)
+
+    second = replace(escalated.provisional_response, rows=1, operating_point="default", escalation_pending=False)
+    work.add_result(2, 1, {"n": np.array([1]), "y": np.array([120.0]), "sure": np.array([SURE])}, second)
+    work.accept_provisional(1, 3)
+
+    assert work.owner.outputs["n"].tolist() == [1, 2, 1, 3]
+    assert work.owner.outputs["y"].tolist() == [0.0, 10.0, 11.0, 120.0, 30.0, 31.0, 32.0]
 
 
 def test_escalation_with_less_gain_than_profiled_is_reported():

@@ -62,6 +62,7 @@ class BatchCompletion:
         self._queue = queue
         self._stats = stats
         self._points = {(variant.name, point.name): point for variant in stage.variants for point in variant.points}
+        self._counted_by = {output.name: output.counted_by for output in stage.outputs if output.counted_by is not None}
 
     def settle(  # noqa: C901 - one case for each ending
         self, batch: Batch, outcome: BatchOutcome, now: float
@@ -110,6 +111,7 @@ class BatchCompletion:
                 accuracy=self._accuracy(batch, point, row_slice),
                 dispatched_at=batch.dispatched_at,
                 confidences=outputs[self._stage.confidence] if self._stage.confidence else None,
+                counted_by=self._counted_by,
             )
             if batch.escalation is not None and served.confidences is not None and self.retryable:
                 before = batch.point.accuracy_for(row_slice.request.options.task)
@@ -153,7 +155,7 @@ class BatchCompletion:
         if rule.share is not None:  # the share says nothing about a single row
             low_accuracy = rule.low_confidence_accuracy(served.accuracy)
         for start, stop, escalate in _runs_of_equal(low_confidence):
-            part = {name: array[start:stop] for name, array in outputs.items()}
+            part = served.slice_outputs(outputs, start, stop)
             record = replace(
                 served,
                 rows=stop - start,

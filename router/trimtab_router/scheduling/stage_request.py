@@ -37,10 +37,20 @@ class ServedRows:
     """Shape [rows]; None if the stage has no confidence output."""
     escalation_pending: bool = False
     """Whether the rows should have been escalated and were not."""
+    counted_by: Mapping[str, str] = field(default_factory=dict)
+    """Outputs with any number of entries per row: the output that holds this number."""
 
     def part(self, start: int, stop: int) -> "ServedRows":
         confidences = self.confidences
         return replace(self, rows=stop - start, confidences=None if confidences is None else confidences[start:stop])
+
+    def slice_outputs(self, outputs: Mapping[str, Array], start: int, stop: int) -> dict[str, Array]:
+        """Outputs of the rows from `start` to `stop`, counted from the first of these rows."""
+        part = {name: array[start:stop] for name, array in outputs.items() if name not in self.counted_by}
+        for name, count in self.counted_by.items():
+            first = int(outputs[count][:start].sum())
+            part[name] = outputs[name][first : first + int(part[count].sum())]
+        return part
 
 
 class RequestListener(Protocol):
@@ -118,9 +128,9 @@ class _ResultPart:
     open: bool = False
 
     def part(self, start: int, stop: int) -> "_ResultPart":
-        own = slice(start - self.start, stop - self.start)
-        served = self.served.part(own.start, own.stop)
-        return _ResultPart(start, stop, {name: array[own] for name, array in self.outputs.items()}, served, self.open)
+        own = start - self.start, stop - self.start
+        outputs = self.served.slice_outputs(self.outputs, *own)
+        return _ResultPart(start, stop, outputs, self.served.part(*own), self.open)
 
 
 class StageRequest:

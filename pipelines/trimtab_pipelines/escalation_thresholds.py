@@ -1,10 +1,10 @@
 """Escalation thresholds on a model's confidence, tested on held-out rows.
 
-A fast point serves all rows; rows below a confidence threshold are escalated to a more accurate point. Thresholds are
-not chosen by their mean accuracy, since among many some look good by chance. They are tested by Learn then Test
-(Angelopoulos, Bates, Candès, Jordan, Lei 2021, section 4): in a fixed order, from escalating everything to escalating
-nothing, each must reject by the exact binomial test that accuracy is below the floor. The first failure ends the
-sequence, so all that passed hold together with the confidence of one test.
+A fast point serves all rows; rows below a confidence threshold are escalated to a more accurate point, of the same
+variant or of another. Thresholds are not chosen by their mean accuracy, since among many some look good by chance. They
+are tested by Learn then Test (Angelopoulos, Bates, Candès, Jordan, Lei 2021, section 4): in a fixed order, from
+escalating everything to escalating nothing, each must reject by the exact binomial test that accuracy is below the
+floor. The first failure ends the sequence, so all that passed hold together with the confidence of one test.
 
 A single threshold for several tasks would escalate the rows of a task that the first point is bad at, even if the
 second point is as bad at it. So each task has its own threshold, and an escalation has a price: the correct responses
@@ -16,9 +16,10 @@ other half.
 """
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import permutations
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -147,20 +148,29 @@ class ConfidenceSample:
     """Task of each row, the same at every point; None without tasks. Shape (rows,)."""
 
 
+Key = tuple[str, str]
+"""Variant and operating point."""
+
 LADDER = tuple(part / 20 for part in range(1, 21))
 """Accuracy floors, as fractions of the proven gain of the second point."""
 MIN_GAIN = 0.005
 """Smallest gain in accuracy for which an escalation is recorded."""
 
 
-def measure_escalations(
-    points: Mapping[str, ConfidenceSample], confidence: float = CONFIDENCE
-) -> dict[str, tuple[Escalation, ...]]:
+def measure_escalations(points: Mapping[str, ConfidenceSample]) -> dict[str, tuple[Escalation, ...]]:
+    """Measured escalations between the points of one variant."""
+    measured = measure_stage_escalations({("", name): sample for name, sample in points.items()})
+    return {name: escalations for (_, name), escalations in measured.items()}
+
+
+def measure_stage_escalations(
+    points: Mapping[Key, ConfidenceSample], confidence: float = CONFIDENCE
+) -> dict[Key, tuple[Escalation, ...]]:
     """Measured escalations from each point, at thresholds that keep a ladder of accuracy floors with this confidence.
 
     Only points that read all inputs of the first point are escalation targets. If both read the same inputs, for
     example a transformer that merges more or fewer tokens, accuracy alone decides. Rows of several tasks have
-    thresholds by task. `points` has the same held-out rows at each point of a variant.
+    thresholds by task. `points` has the same held-out rows at each point of a stage's variants.
     """
     targets = [
         (first, then)
@@ -168,15 +178,19 @@ def measure_escalations(
         if _is_more_accurate(points[then], points[first], confidence)
     ]
     limit = MAX_ESCALATIONS // max(1, *Counter(first for first, _ in targets).values(), 0)
-    by_point: dict[str, tuple[Escalation, ...]] = dict.fromkeys(points, ())
+    by_point: dict[Key, tuple[Escalation, ...]] = dict.fromkeys(points, ())
     for first, then in targets:
         sample = points[first]
         pairs = PairedConfidence(sample.confidence, sample.right, points[then].right)
         tasks = [] if sample.tasks is None else np.unique(sample.tasks).tolist()
         by_task = {task: pairs.subset(sample.tasks == task) for task in tasks}
         priced = task_thresholds(by_task) if len(by_task) > 1 else []
-        ladder = _ladder_by_task(then, pairs, priced, confidence) if priced else _ladder(then, pairs, confidence)
-        by_point[first] += ladder[-limit:]
+        if priced:
+            ladder = _ladder_by_task(then[1], pairs, priced, confidence)
+        else:
+            ladder = (*_ladder(then[1], pairs, confidence), *_beyond_second(then[1], pairs, confidence))
+        variant = {"variant": then[0]} if then[0] != first[0] else {}
+        by_point[first] += tuple(escalation.model_copy(update=variant) for escalation in ladder[-limit:])
     return by_point
 
 
@@ -208,6 +222,15 @@ def _ladder(then: str, pairs: PairedConfidence, confidence: float) -> tuple[Esca
                 samples=rows,
             )
     return tuple(sorted(by_threshold.values(), key=lambda escalation: escalation.confidence_below))
+
+
+def _beyond_second(then: str, pairs: PairedConfidence, confidence: float) -> Iterator[Escalation]:
+    """Escalations that are more accurate than the second point alone, cross-fitted: the two err on different rows."""
+    least, rows = int(pairs.right_escalated.sum()), pairs.right.size
+    for (threshold,) in reversed([tuple(priced.values()) for priced in task_thresholds({"": pairs})]):
+        if threshold.hits > least and threshold.share < 1:
+            least = threshold.hits
+            yield Escalation(to=then, confidence_below=threshold.below, samples=rows, **_figures(threshold, confidence))
 
 
 def _floors(pairs: PairedConfidence, confidence: float) -> list[float]:
@@ -253,12 +276,17 @@ def _escalation_by_task(
 
 
 def _task_escalation(threshold: TaskThreshold, confidence: float) -> TaskEscalation:
-    return TaskEscalation(
-        confidence_below=threshold.below,
-        share=round(threshold.share, 4),
-        accuracy=round(threshold.hits / threshold.rows, 4),
-        accuracy_low=round(max(_lower_bound(threshold.hits, threshold.rows, confidence) - 5e-5, 0.0), 4),
-    )
+    return TaskEscalation(confidence_below=threshold.below, **_figures(threshold, confidence))
+
+
+def _figures(threshold: TaskThreshold, confidence: float) -> dict[str, Any]:
+    low = _lower_bound(threshold.hits, threshold.rows, confidence)
+    accuracy = round(threshold.hits / threshold.rows, 4)
+    return {
+        "share": round(threshold.share, 4),
+        "accuracy": accuracy,
+        "accuracy_low": round(max(low - 5e-5, 0.0), 4),
+    }
 
 
 def _lower_bound(hits: int, rows: int, confidence: float) -> float:

@@ -175,6 +175,8 @@ def node_content_end(node: yaml.Node) -> int:
     """Index where a node's text ends; a block's end mark lies behind the following line ends and comments."""
     if isinstance(node, yaml.CollectionNode) and not node.flow_style and node.value:
         last = node.value[-1]
+        if isinstance(last, tuple) and last[1].start_mark.index < last[0].start_mark.index:
+            return int(last[0].end_mark.index)  # an alias, whose node is at its anchor
         return node_content_end(last[1] if isinstance(last, tuple) else last)
     return int(node.end_mark.index)
 

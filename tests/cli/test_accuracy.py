@@ -232,10 +232,54 @@ def test_samples_with_tasks_get_thresholds_by_task() -> None:
     assert {HeldOut().task(row) for row in (0, 1_000, 2_000, 3_079)} == set(TASKS)
 
 
-def test_escalations_need_one_stage_and_single_rows() -> None:
+def test_escalations_need_a_confidence_and_single_rows() -> None:
     assert escalations(a_confident_pipeline(confidence=None), both_points()) == {}
-    assert escalations(a_confident_pipeline(stages=2), both_points()) == {}
     assert escalations(a_confident_pipeline(), both_points(rows=2)) == {}
+
+
+def test_escalations_of_several_stages_are_attributed() -> None:
+    """81 % with the best points are 90 % in each stage; `second` outputs several rows of each sample."""
+    pipeline = a_confident_pipeline(stages=2)
+    single = both_points()
+    full, fast = ("one", "full"), ("one", "fast")
+    rng = np.random.default_rng(1)
+    kept = rng.random(ROWS) < 0.81
+    answers_by_choice: dict[Choice, list[ReceivedAnswer]] = {
+        (first, second): [
+            ReceivedAnswer(Score(one.score.correct * int(hit), 1), {**one.confidences, "second": "0.9,0.9"})
+            for one, hit in zip(single[first,], kept, strict=True)
+        ]
+        for first, second in ((full, full), (fast, full), (full, fast))
+    }
+    found = escalations(pipeline, answers_by_choice)
+    measured = accuracies(
+        pipeline, {c: Tally.of([o.score for o in a]) for c, a in answers_by_choice.items()}, DIGEST, {}
+    )
+
+    assert {stage for stage, _, _ in found} == {"first"}
+    best = found["first", "one", "fast"][-1]
+    assert best.accuracy == pytest.approx(measured["first", "one", "full"].value, abs=0.01)
+    assert best.accuracy_low is not None
+    assert best.accuracy_low < best.accuracy
+
+
+def test_rows_escalate_to_variants_of_the_same_replica() -> None:
+    variants = [a_variant("light", accuracy=0.8), a_variant("heavy", accuracy=0.9)]
+    apart = [variants[0], variants[1] | {"resources": {"cpu": 3}}]
+    outputs = [{"name": "y", "datatype": "FP32"}, {"name": "sure", "datatype": "FP32"}]
+    heard = both_points()
+    named: dict[Choice, list[ReceivedAnswer]] = {
+        (("heavy", "default"),): heard[("one", "full"),],
+        (("light", "default"),): heard[("one", "fast"),],
+    }
+
+    def found(listed: list[dict[str, Any]]) -> dict[tuple[str, str, str], Any]:
+        return escalations(a_pipeline([a_stage("first", outputs=outputs, confidence="sure", variants=listed)]), named)
+
+    best = found(variants)["first", "light", "default"][-1]
+    assert (best.variant, best.to, best.samples) == ("heavy", "default", ROWS)
+    assert best.share == pytest.approx(0.3, abs=0.05)
+    assert not any(found(apart).values())
 
 
 PICTURES = images(ROWS)

@@ -123,3 +123,20 @@ def test_escalations_replace_only_their_own(tasks: dict[str, TaskEscalation]) ->
     assert with_escalations(written, given) == written
     assert line in with_escalations(TEXT, {("first", "fast", "default"): (escalation,)})
     assert "escalations: []  # of before" in with_escalations(TEXT, {("second", "both", "block"): ()})
+
+
+def test_escalations_of_a_variant_follow_its_alias() -> None:
+    """The value of `resources` is written at the first variant; the second gets its escalations at its own end."""
+    text = TEXT.replace("    - {name: slow, accuracy: 0.6, resources: *same}", ALIASED)
+    escalation = Escalation(to="default", variant="fast", confidence_below=0.4, share=0.1, accuracy=0.9)
+    written = with_escalations(text, {("first", "slow", "default"): (escalation,)})
+
+    line = "{to: default, variant: fast, confidenceBelow: 0.4, share: 0.1, accuracy: 0.9}"
+    assert written == text.replace(ALIASED, f"{ALIASED}\n      escalations:\n      - {line}")
+    assert with_escalations(written, {("first", "slow", "default"): (escalation,)}) == written
+
+
+ALIASED = """\
+    - name: slow
+      accuracy: 0.6
+      resources: *same  # as above"""

@@ -7,15 +7,19 @@ has the accuracy A^(1/N). If another variant in one stage reaches the share E, i
 
 import math
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from types import MappingProxyType
 
 import numpy as np
+from numpy.typing import NDArray
 
 from trimtab_loadtester.payloads.interface import Score
 from trimtab_pipelines.accuracy_evidence import Accuracy, mean_confidence, wilson_interval
 from trimtab_pipelines.errors import UserError
 from trimtab_pipelines.escalation import Escalation
-from trimtab_pipelines.escalation_thresholds import ConfidenceSample, measure_escalations
+from trimtab_pipelines.escalation_evidence import ScoredRows, effective_samples, judge
+from trimtab_pipelines.escalation_pruning import undominated_escalations
+from trimtab_pipelines.escalation_thresholds import Key, measure_stage_escalations
 from trimtab_pipelines.spec import InferencePipeline
 from trimtab_pipelines.stages import Stage
 from trimtab_pipelines.tasks import TASK_INPUT
@@ -55,22 +59,12 @@ class Tally:
     @classmethod
     def of(cls, scores: Sequence[Score]) -> "Tally":
         correct, total = sum(score.correct for score in scores), sum(score.total for score in scores)
-        return cls(correct, total, _effective(scores, correct, total), len(scores))
+        by_sample = np.array([(score.correct, score.total) for score in scores], dtype=np.int64).reshape(-1, 2)
+        return cls(correct, total, effective_samples(*by_sample.T), len(scores))
 
     @property
     def share(self) -> float:
         return self.correct / self.total if self.total else math.nan
-
-
-def _effective(scores: Sequence[Score], correct: int, total: int) -> float:
-    """Effective sample size by the variance of a ratio estimator (Cochran, Sampling Techniques, 1977, section 6.3)."""
-    n = len(scores)
-    if n < 2 or not 0 < correct < total:
-        return float(min(n, total))
-    share = correct / total
-    residual = math.fsum((score.correct - share * score.total) ** 2 for score in scores)
-    variance = residual / total**2
-    return min(share * (1 - share) / variance, float(total)) if variance > 0 else float(total)
 
 
 def choices(pipeline: InferencePipeline) -> list[Choice]:
@@ -201,38 +195,57 @@ def task_accuracies(
 
 
 def escalations(
-    pipeline: InferencePipeline, answers: Mapping[Choice, Sequence[ReceivedAnswer]]
+    pipeline: InferencePipeline,
+    answers: Mapping[Choice, Sequence[ReceivedAnswer]],
+    seconds: Mapping[PointKey, float] = MappingProxyType({}),
 ) -> dict[PointKey, tuple[Escalation, ...]]:
     """Map points to their escalations: the accuracy gained if a better point repeats its least confident rows.
 
-    They are determined for pipelines of one stage with a confidence output, and samples of one row: otherwise a wrong
-    answer cannot be attributed to a confidence. Samples that name their tasks get thresholds by task.
+    They are determined for stages with a confidence output that get one row of each sample: otherwise a wrong answer
+    cannot be attributed to a confidence. In a pipeline of several stages, accuracies are attributed as those of
+    variants are. Samples of a single stage that name their tasks get thresholds by task. `seconds` are those of a row
+    at each point; empty if they are unknown.
     """
-    (stage, *others) = pipeline.spec.stages
-    if others or stage.confidence is None:
-        return {}
+    best = choices(pipeline)[0]
+    factor = scale_factor(Tally.of([answer.score for answer in answers[best]]).share, len(best))
+    tasks = np.array([answer.task for answer in answers[best]])
+    by_task = tasks if len(best) == 1 and np.all(tasks != "") else None
     by_point: dict[PointKey, tuple[Escalation, ...]] = {}
-    for variant in stage.variants:
-        samples = {}
-        for point in variant.points:
-            sample = _confidence_sample(stage, answers[(variant.name, point.name),], frozenset(point.modalities))
-            if sample is not None:
-                samples[point.name] = sample
-        if len(samples) == len(variant.points) > 1:
-            by_point |= {
-                (stage.name, variant.name, name): listed for name, listed in measure_escalations(samples).items()
+    for index, stage in enumerate(pipeline.spec.ordered_stages):
+        keys = [(variant.name, point.name) for variant in stage.variants for point in variant.points]
+        rows = {key: _scored_rows(stage, answers[*best[:index], key, *best[index + 1 :]]) for key in keys}
+        scored = {key: own for key, own in rows.items() if own is not None}
+        if stage.confidence is None or factor is None or len(scored) < max(len(keys), 2):
+            continue
+        measured = _stage_escalations(stage, scored, by_task)
+        if len(best) > 1 or any(np.any(own.total != 1) for own in scored.values()):
+            measured = {
+                first: [judge(again, scored[first], scored[again.target(first[0])], factor) for again in listed]
+                for first, listed in measured.items()
             }
+        costs = {key: seconds[stage.name, *key] for key in keys} if seconds else {}
+        kept = undominated_escalations(measured, {key: factor * own.accuracy for key, own in scored.items()}, costs)
+        by_point |= {(stage.name, *key): listed for key, listed in kept.items()}
     return by_point
 
 
-def _confidence_sample(
-    stage: Stage, answers: Sequence[ReceivedAnswer], modalities: frozenset[str]
-) -> ConfidenceSample | None:
+def _stage_escalations(
+    stage: Stage, scored: Mapping[Key, ScoredRows], tasks: NDArray[np.str_] | None
+) -> dict[Key, list[Escalation]]:
+    """Escalations to points that the same replica hosts."""
+    inputs = {key: frozenset(stage.variant(key[0]).point(key[1]).modalities) for key in scored}
+    samples = {key: replace(rows.sample(), inputs=inputs[key], tasks=tasks) for key, rows in scored.items()}
+    hosted = {key[0]: {other.name for other in stage.hosted_with(key[0])} for key in scored}
+    return {
+        first: [again for again in listed if again.target(first[0])[0] in hosted[first[0]]]
+        for first, listed in measure_stage_escalations(samples).items()
+    }
+
+
+def _scored_rows(stage: Stage, answers: Sequence[ReceivedAnswer]) -> ScoredRows | None:
     """Combine the answers of a point; None if a sample has not exactly one answer with one confidence."""
     rows = [answer.confidences.get(stage.name, "").split(",") for answer in answers]
-    if any(answer.score.total != 1 for answer in answers) or any(len(row) != 1 or not row[0] for row in rows):
+    if any(not answer.score.total for answer in answers) or any(len(row) != 1 or not row[0] for row in rows):
         return None
-    confidences = np.array([float(row[0]) for row in rows])
-    tasks = np.array([answer.task for answer in answers])
-    correct = np.array([answer.score.correct == 1 for answer in answers])
-    return ConfidenceSample(confidences, correct, modalities, tasks if np.all(tasks != "") else None)
+    correct, total = np.array([(answer.score.correct, answer.score.total) for answer in answers]).T
+    return ScoredRows(np.array([float(row[0]) for row in rows]), correct, total)

@@ -1,6 +1,7 @@
 """`trimtab evaluate`: measures the accuracy of variants and operating points on labelled samples."""
 
 import asyncio
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -15,6 +16,7 @@ from trimtab.accuracy.attribution import (
     task_accuracy_stages,
 )
 from trimtab.accuracy.evaluate import Evaluation, evaluate
+from trimtab.local.profile_cache import find_profile
 from trimtab.options import (
     SAMPLES_METAVAR,
     EditedPipelineOption,
@@ -28,7 +30,7 @@ from trimtab.preflight import counting_progress, prepare, write_edited
 from trimtab.run_folder import RunFolder
 from trimtab_loadtester.payloads.labelled import LabelledPayloads
 from trimtab_pipelines.accuracy_evidence import Accuracy
-from trimtab_pipelines.documents import pipeline_file, pipeline_folder
+from trimtab_pipelines.documents import load_profiles, pipeline_file, pipeline_folder
 from trimtab_pipelines.result_line import ResultLine
 from trimtab_pipelines.spec import InferencePipeline
 from trimtab_pipelines.yaml_edit import with_accuracies, with_escalations
@@ -48,8 +50,9 @@ def command(
 
     Each variant of a pipeline of several stages is measured with the best variants of the other stages. A stage that
     outputs a confidence also gets its mean confidence, from which the router detects drift. If the samples name their
-    tasks, accuracies and mean confidences are also written by task. A single stage with a confidence also gets
-    escalations: the accuracy gained if a more accurate point repeats the least confident rows.
+    tasks, accuracies and mean confidences are also written by task. A stage with a confidence, and one row for each
+    sample, also gets escalations: the accuracy gained if a more accurate point or variant repeats the least confident
+    rows. Those that another option of the stage dominates are left out.
     """
     document = prepare(pipeline)
     source = LabelledPayloads(document, samples, seed)
@@ -79,7 +82,7 @@ def command(
         for variant in stage.variants
     }
     measured = {key: accuracy.model_copy(update=models[key[:2]]) for key, accuracy in measured.items()}
-    escalations_by_point = escalations(document, answers)
+    escalations_by_point = escalations(document, answers, _row_seconds(pipeline, document))
     rows = [
         _row(document, point, task, accuracy)
         for point, overall in measured.items()
@@ -93,7 +96,7 @@ def command(
             best = options[-1]
             console.print(
                 f"{variant} {point}: {len(options)} escalations, up to accuracy {best.accuracy:.4f} "
-                f"with {best.share:.0%} of the samples escalated to {best.to}"
+                f"with {best.share:.0%} of the samples escalated to {' '.join(best.target(variant))}"
             )
     figures: dict[str, float | int | str | None] = {"samples": count, "samples_digest": digest}
     figures |= {f"accuracy_{'_'.join(point)}": accuracy.value for point, accuracy in measured.items()}
@@ -105,6 +108,19 @@ def command(
     figures |= {f"escalations_{'_'.join(point)}": len(options) for point, options in escalations_by_point.items()}
     ResultLine(name="evaluate", figures=figures).print()
     return 0
+
+
+def _row_seconds(path: Path, pipeline: InferencePipeline) -> dict[PointKey, float]:
+    """Map points to their seconds of a row, from a profile of this machine; empty without one of all points."""
+    choice = find_profile(path, pipeline, None)
+    profiles = {} if choice is None else load_profiles(choice.path)
+    seconds = {
+        (stage, point.variant, point.operating_point): 1 / max(m.throughput_rps for m in point.measurements)
+        for stage, profile in profiles.items()
+        for point in profile.spec.points
+    }
+    keys = {(s.name, v.name, point.name) for s in pipeline.spec.stages for v in s.variants for point in v.points}
+    return seconds if keys <= seconds.keys() else {}
 
 
 def _row(pipeline: InferencePipeline, key: PointKey, task: str, accuracy: Accuracy) -> tuple[str, ...]:

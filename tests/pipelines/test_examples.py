@@ -37,6 +37,10 @@ def test_example_accuracies_match_measurements(path):
         assert (variant.accuracy, evidence.samples, evidence.low, evidence.high) == tuple(
             measured[name][field] for field in ("accuracy", "n", "low", "high")
         )
+        calibration = measured[name].get("calibration", {})
+        assert {f"confidence_{key}": calibration[key] for key in ("offset", "slope") if calibration}.items() <= (
+            variant.parameters.items()
+        )
 
 
 SHIPPED = re.findall(r"^COPY (\S+) /opt/trimtab/pipelines/(\S+)$", (ROOT / "Dockerfile").read_text(), re.MULTILINE)

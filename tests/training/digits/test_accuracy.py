@@ -12,6 +12,8 @@ from trimtab_model_servers.families.digits.family import VARIANTS, load
 from trimtab_model_servers.families.digits.locator import Locator
 from trimtab_model_servers.families.digits.reader import Reader
 from trimtab_pipelines.accuracy_evidence import wilson_interval
+from trimtab_pipelines.documents import load_pipeline
+from trimtab_training.digits.escalations import StageEvidence, print_options, write_evidence
 from trimtab_training.digits.evaluate import locate_all, measure, read_all
 from trimtab_training.digits.page_generator import PageSource
 
@@ -84,6 +86,36 @@ def test_weights_reach_their_reported_accuracy(variant, report, measured):
     assert entry["low"] - margin <= measurement.value <= entry["high"] + margin
 
 
+def test_evidence_is_written_into_the_pipeline(measured, tmp_path, capsys):
+    path = tmp_path / "pipeline.yaml"
+    path.write_text((FOLDER / "pipeline.yaml").read_text())
+    evidence = {stage: StageEvidence.of(measured, stage) for stage in ("locate", "read")}
+    write_evidence(path, measured, evidence)
+    print_options(measured, evidence)
+
+    for stage in load_pipeline(path).spec.stages:
+        for variant in stage.variants:
+            assert variant.accuracy == measured.stages[variant.name].value
+            assert variant.accuracy_evidence.mean_confidence == pytest.approx(
+                evidence[stage.name].rows[variant.name].sample().right.mean(), abs=0.12
+            )
+            assert evidence[stage.name].calibration_entry(variant.name)["slope"] > 0
+        assert sum(len(variant.escalations) for variant in stage.variants) > 0
+    assert "classes skewed" in capsys.readouterr().out
+
+
+def test_shipped_escalations_beat_their_first_pass():
+    for stage in load_pipeline(FOLDER).spec.stages:
+        accuracies = {variant.name: variant.accuracy for variant in stage.variants}
+        for variant in stage.variants:
+            for again in variant.escalations:
+                second = accuracies[again.target(variant.name)[0]]
+                assert second > variant.accuracy
+                assert again.accuracy > max(variant.accuracy, again.accuracy_low or 1.0)
+                assert again.accuracy <= second + 0.005
+        assert any(variant.escalations for variant in stage.variants)
+
+
 def test_locating_page_by_page_gives_the_same_counts():
     locator, reader = load(WEIGHTS / "locate-m.safetensors"), load(WEIGHTS / "read-m.safetensors")
     assert isinstance(locator, Locator)
@@ -95,4 +127,4 @@ def test_locating_page_by_page_gives_the_same_counts():
 
     assert together.total == sum(output.total for output in page_by_page)
     assert len(together.labels) == sum(len(output.labels) for output in page_by_page) == len(together.crops)
-    assert 0 < read_all(reader, together) <= len(together.labels) <= together.total
+    assert 0 < read_all(reader, together).correct.sum() <= len(together.labels) <= together.total

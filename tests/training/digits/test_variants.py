@@ -46,8 +46,10 @@ def test_locator_outputs_have_types_shapes_and_bounds(variant, batch, pages):
         "count": torch.int64,
         "boxes": torch.float32,
         "crops": torch.uint8,
+        "confidence": torch.float32,
     }
-    assert answer["count"].shape == (batch,)
+    assert answer["count"].shape == answer["confidence"].shape == (batch,)
+    assert bool(((answer["confidence"] >= 0.5) & (answer["confidence"] <= 1)).all())
     assert answer["boxes"].shape == (rows, 4)
     assert answer["crops"].shape == (rows, 1, 28, 28)
     assert int(answer["count"].min()) >= 0
@@ -66,6 +68,8 @@ def test_locator_rows_are_independent(variant, pages):
 
     assert torch.equal(together["count"], torch.cat([answer["count"] for answer in alone]))
     torch.testing.assert_close(together["boxes"], torch.cat([answer["boxes"] for answer in alone]), atol=0.02, rtol=0)
+    confidence = torch.cat([answer["confidence"] for answer in alone])
+    torch.testing.assert_close(together["confidence"], confidence, atol=0.02, rtol=0)
     crops = torch.cat([answer["crops"] for answer in alone]).int()
     assert int((together["crops"].int() - crops).abs().max()) <= 2
 

@@ -22,7 +22,8 @@ from trimtab_model_servers.families.digits.family import VARIANTS, build_network
 from trimtab_model_servers.families.digits.locator import TYPICAL_SIDE_PX, Locator, cut_crops, decode
 from trimtab_model_servers.families.digits.reader import Reader
 from trimtab_pipelines.accuracy_evidence import Accuracy
-from trimtab_training.digits import evaluate
+from trimtab_training.digits.escalations import STAGES, StageEvidence, print_options, write_evidence
+from trimtab_training.digits.evaluate import Measurement, measure
 from trimtab_training.digits.page_generator import MAX_DIGITS, Page, PageScore, PageSource, score_page
 from trimtab_training.trainer import (
     Advance,
@@ -213,16 +214,21 @@ def train_variant(variant: str, pool: Pool, folder: Path, progress: Progress) ->
     progress.console.print(f"{variant} trained in {seconds:.0f} s")
 
 
-def measure_folder(folder: Path, progress: Progress) -> dict[str, object]:
-    """Measure every variant with weights in `folder`; return the content of `accuracy.json`."""
+def measure_folder(folder: Path, progress: Progress) -> Measurement:
+    """Measure every variant with weights in `folder`."""
     paths = {name: folder / f"{name}.safetensors" for name in VARIANTS}
     networks = {name: load(path) for name, path in paths.items() if path.is_file()}
     locators = {name: network for name, network in networks.items() if isinstance(network, Locator)}
     readers = {name: network for name, network in networks.items() if isinstance(network, Reader)}
     task = progress.add_task("measure", total=len(networks), note="held-out pages")
     pages = PageSource("held-out", HELD_OUT_SEED).pages(0, HELD_OUT_PAGES)
-    measurement = evaluate.measure(locators, readers, pages, lambda name: progress.update(task, advance=1, note=name))
+    return measure(locators, readers, pages, lambda name: progress.update(task, advance=1, note=name))
+
+
+def report(folder: Path, measurement: Measurement, evidence: Iterable[StageEvidence]) -> dict[str, object]:
+    """Return the content of `accuracy.json`."""
     keys = ("seed", "steps", "batch", "training_seconds")
+    calibrations = {name: stage.calibration_entry(name) for stage in evidence for name in stage.calibrations}
     return {
         "split": "held-out by source image and photo region",
         "pages": HELD_OUT_PAGES,
@@ -230,12 +236,16 @@ def measure_folder(folder: Path, progress: Progress) -> dict[str, object]:
         "interval": "Wilson, 95 %",
         "largest_product_error": round(measurement.largest_product_error, 4),
         "variants": {
-            name: {**_entry(accuracy), **weights_entry(paths[name], keys)}
+            name: {
+                **_entry(accuracy),
+                **weights_entry(folder / f"{name}.safetensors", keys),
+                "calibration": calibrations[name],
+            }
             for name, accuracy in measurement.stages.items()
         },
         "pairs": [
             {"locate": pair[0], "read": pair[1], **_entry(accuracy), "product": round(measurement.product(pair), 4)}
-            for pair, accuracy in sorted(measurement.pairs.items(), key=lambda item: list(networks).index(item[0][0]))
+            for pair, accuracy in sorted(measurement.pairs.items(), key=lambda item: list(VARIANTS).index(item[0][0]))
         ],
     }
 
@@ -253,8 +263,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
             pool = gather(_draw_pages(PageSource("train", TRAINING_SEED), progress))
             for variant in variants:
                 train_variant(variant, pool, options.output / "weights", progress)
-        report = measure_folder(options.output / "weights", progress)
-    write_report(options.output / "accuracy.json", report)
+        measurement = measure_folder(options.output / "weights", progress)
+    evidence = {stage: StageEvidence.of(measurement, stage) for stage in STAGES}
+    write_report(options.output / "accuracy.json", report(options.output / "weights", measurement, evidence.values()))
+    write_evidence(options.output / "pipeline.yaml", measurement, evidence)
+    print_options(measurement, evidence)
     return 0
 
 

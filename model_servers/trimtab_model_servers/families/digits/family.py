@@ -11,6 +11,7 @@ from pydantic import Field
 from torch import channels_last
 
 from trimtab_model_servers.errors import ModelError
+from trimtab_model_servers.families.digits import Calibration
 from trimtab_model_servers.families.digits.locator import Locator, LocatorConfig
 from trimtab_model_servers.families.digits.reader import Reader, ReaderConfig
 from trimtab_model_servers.families.interfaces import Built, Parameters, read_parameters
@@ -45,6 +46,8 @@ class DigitsParameters(Parameters):
     """Settings of the families."""
 
     variant: str | None = Field(default=None, description="Network with random weights; default is the variant's name")
+    confidence_offset: float = Field(default=0.0, description="Calibration: added to the logit of the raw confidence")
+    confidence_slope: float = Field(default=1.0, gt=0, description="Calibration: factor of this logit")
 
 
 def build_network(variant: str | Config, *, seed: int | None = None) -> Locator | Reader:
@@ -82,6 +85,7 @@ def build(spec: ModelSpec) -> Built:
         network = prepare_for_serving(build_network(parameters.variant or spec.name, seed=weights.value))
     else:
         network = load(weights)
+    network.calibration = Calibration(parameters.confidence_offset, parameters.confidence_slope)
     network_class = _CLASSES[spec.family]
     if not isinstance(network, network_class):
         raise ModelError(

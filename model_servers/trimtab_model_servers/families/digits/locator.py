@@ -11,7 +11,7 @@ import torch.nn.functional as fn
 from pydantic import BaseModel, ConfigDict, Field
 from torch import Tensor, nn
 
-from trimtab_model_servers.families.digits import PAGE_SIDE_PX
+from trimtab_model_servers.families.digits import PAGE_SIDE_PX, Calibration
 from trimtab_model_servers.families.digits.layers import Convolution, stage
 from trimtab_pipelines.operating_point import OperatingPoint
 
@@ -87,20 +87,28 @@ class Locator(nn.Module):
         super().__init__()
         self.network = LocatorNetwork(config)
         self.views: Final = config.views
+        self.calibration = Calibration()
         self.threshold: Tensor
         self.register_buffer("threshold", torch.tensor(0.4))
 
-    def forward(self, pages: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    def forward(self, pages: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         """Find at most four objects per page, uint8 [B, 1, 96, 96].
 
-        Returns `count` int64 [B]; `boxes` float32 [N, 4], x0 y0 x1 y1 in pixels; `crops` uint8 [N, 1, 28, 28]. N is the
-        sum of `count`; rows are in page order, best score first.
+        Returns `count` int64 [B]; `boxes` float32 [N, 4], x0 y0 x1 y1 in pixels; `crops` uint8 [N, 1, 28, 28];
+        `confidence` float32 [B], that all boxes of a page are right and none is missing. N is the sum of `count`; rows
+        are in page order, best score first.
         """
         boxes, scores = decode(self.maps(pages))
         detected = scores >= self.threshold
         page_of_row, _ = detected.nonzero(as_tuple=True)
         boxes = boxes[detected]
-        return detected.sum(dim=1), boxes, cut_crops(pages, page_of_row, boxes)
+        margin = (scores.logit(1e-6) - self.threshold.logit()).abs().amin(dim=1)  # of the box decided most narrowly
+        return (
+            detected.sum(dim=1),
+            boxes,
+            cut_crops(pages, page_of_row, boxes),
+            self.calibration.apply(margin.sigmoid()),
+        )
 
     def maps(self, pages: Tensor) -> Tensor:
         """Average the network's maps over all views: float32 [B, 4, cells, cells]."""
@@ -110,8 +118,8 @@ class Locator(nn.Module):
 
     def infer(self, inputs: dict[str, Tensor], point: OperatingPoint | None = None) -> dict[str, Tensor]:
         del point  # a single operating point
-        count, boxes, crops = self(inputs["image"])
-        return {"count": count, "boxes": boxes, "crops": crops}
+        count, boxes, crops, confidence = self(inputs["image"])
+        return {"count": count, "boxes": boxes, "crops": crops, "confidence": confidence}
 
 
 def decode(maps: Tensor) -> tuple[Tensor, Tensor]:

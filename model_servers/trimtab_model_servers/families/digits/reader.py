@@ -7,6 +7,7 @@ import torch.nn.functional as fn
 from pydantic import BaseModel, ConfigDict, Field
 from torch import Tensor, nn
 
+from trimtab_model_servers.families.digits import Calibration
 from trimtab_model_servers.families.digits.layers import stage
 from trimtab_pipelines.operating_point import OperatingPoint
 
@@ -37,6 +38,7 @@ class Reader(nn.Module):
         super().__init__()
         self.side: Final = config.side
         self.views: Final = config.views
+        self.calibration = Calibration()
         plan = zip((1, *config.widths), config.widths, config.blocks, config.strides, strict=False)
         self.stages = nn.Sequential(
             *(stage(inputs, outputs, blocks, stride=stride) for inputs, outputs, blocks, stride in plan)
@@ -59,10 +61,10 @@ class Reader(nn.Module):
         return scores
 
     def forward(self, crops: Tensor) -> tuple[Tensor, Tensor]:
-        """Classify uint8 crops [B, 1, 28, 28]: digits int64 [B] and their probabilities float32 [B]."""
+        """Classify uint8 crops [B, 1, 28, 28]: digits int64 [B] and their confidences float32 [B]."""
         probabilities = self.logits(self._shift(crops)).float().softmax(dim=1)
         confidence, digit = probabilities.view(self.views, -1, CLASSES).mean(dim=0).max(dim=1)
-        return digit, confidence
+        return digit, self.calibration.apply(confidence)
 
     def _shift(self, crops: Tensor) -> Tensor:
         """Stack the views of all crops: [views * B, 1, 28, 28], the border repeated."""

@@ -163,17 +163,17 @@ class RouterSettings(Model):
 
     replicas: int = Field(default=1, ge=1, le=16)
     """Fewest routers."""
-    max_replicas: int = Field(default=MAX_ROUTERS, ge=1, le=64, exclude_if=lambda most: most == MAX_ROUTERS)
-    """Most routers that a plan may request."""
+    max_replicas: int | None = Field(default=None, ge=1, le=64, exclude_if=lambda most: most is None)
+    """Most routers that a plan may request; 8 if absent."""
     resources: Resources = Resources(cpu=0.1, memory=256 * 2**20)
 
     def clamp(self, routers: int) -> int:
         """The nearest allowed number of routers."""
-        return min(max(routers, self.replicas), max(self.max_replicas, self.replicas))
+        return min(max(routers, self.replicas), max(self.max_replicas or MAX_ROUTERS, self.replicas))
 
     @model_validator(mode="after")
     def _require_range(self) -> Self:
-        if "max_replicas" in self.model_fields_set and self.max_replicas < self.replicas:
+        if self.max_replicas is not None and self.max_replicas < self.replicas:
             raise ValueError(f"router.maxReplicas {self.max_replicas} is below router.replicas {self.replicas}")
         return self
 

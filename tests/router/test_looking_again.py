@@ -101,6 +101,14 @@ def test_only_low_confidence_rows_escalate(top):
     assert not any(row_slice.escalation_pending for row_slice in work.owner.served)
 
 
+def test_points_are_listed_of_variants_that_escalate():
+    look = {"to": "default", "variant": "small", "confidenceBelow": 0.5, "share": 0.5, "accuracy": 0.85}
+    variants = [a_variant("light", accuracy=0.8, escalations=[look]), a_variant("small", accuracy=0.9)]
+    top = SchedulerScenario(stage={"outputs": OUTPUTS, "confidence": "sure", "variants": variants})
+
+    assert "default" in {point.name for point in top.scheduler.latency_model.points("light")}
+
+
 def test_counted_outputs_stay_with_their_rows():
     """A row has as many boxes as its count; the boxes of escalated rows are replaced."""
     counted = [{"name": "n", "datatype": "INT64"}, {"name": "y", "datatype": "FP32", "countedBy": "n"}, OUTPUTS[1]]

@@ -147,6 +147,7 @@ class LatencyModel:
         else:
             listed = self._known_points()
         for planned in listed:
+            own = [dict(again) for again in planned.escalations if not again.variant]
             point = declared.point(planned.name)
             if planned.inputs:
                 point = point.model_copy(update={"modalities": planned.inputs})
@@ -157,7 +158,7 @@ class LatencyModel:
                 point.batch_inputs(self.stage.inputs),
                 self._accuracies(variant, planned),
                 profiled=self.service_times.profiled((variant, planned.name), self.max_batch_rows(variant)),
-                escalations=tuple(Escalation(**dict(look)) for look in planned.escalations),
+                escalations=tuple(Escalation(**{k: v for k, v in again.items() if k != "variant"}) for again in own),
             )
 
     def _accuracies(self, variant: str, point: PointPlan) -> dict[str, float]:

@@ -3,14 +3,17 @@
 import asyncio
 import os
 import socket
+import sys
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
 from pathlib import Path
 from urllib.parse import urlsplit
 from urllib.request import url2pathname
 
+from packaging.requirements import InvalidRequirement, Requirement
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
 from trimtab.local import profile_cache
@@ -45,6 +48,7 @@ def prepare(pipeline_file: Path) -> InferencePipeline:
 def require_servable(pipeline_file: Path, pipeline: InferencePipeline) -> None:
     """Raise DocumentError for a variant that no local model server can serve, and for missing or other weights."""
     folder = pipeline_folder(pipeline_file)
+    _require_requirements(folder / "requirements.txt")
     for stage in pipeline.spec.stages:
         for variant in stage.variants:
             where = f"{pipeline_file}: stage {stage.name}, variant {variant.name}"
@@ -52,25 +56,44 @@ def require_servable(pipeline_file: Path, pipeline: InferencePipeline) -> None:
                 message = "a container only runs in a cluster; give the variant a family to serve it here"
                 raise DocumentError(f"{where}: {message}")
             try:
-                require_family(variant.family)
+                require_family(variant.served_family)
                 for uri in variant.storage_uris:
                     _require_file(uri, folder)
-                weights = _local_path(variant.storage_uri, folder)
+                weights = local_path(variant.storage_uri, folder)
                 if weights is not None and weights.is_file():
                     require_digest(weights, variant.digest, f"storageUri {variant.storage_uri}")
             except ModelError as error:
                 raise DocumentError(f"{where}: {error}") from error
 
 
+def _require_requirements(path: Path) -> None:
+    """Raise DocumentError for a package in a pipeline's requirements.txt that is not installed in a listed version."""
+    lines = path.read_text().splitlines() if path.is_file() else []
+    for line in (line.partition(" #")[0].strip() for line in lines):
+        if not line or line.startswith(("#", "-")):
+            continue
+        try:
+            requirement = Requirement(line)
+            installed = version(requirement.name)
+        except InvalidRequirement as error:
+            raise DocumentError(f"{path}: {line}: {str(error).splitlines()[0]}") from error
+        except PackageNotFoundError:
+            installed = ""
+        applies = requirement.marker is None or requirement.marker.evaluate()
+        if applies and not (installed and requirement.specifier.contains(installed, prereleases=True)):
+            problem = f"not {installed}, which is installed" if installed else "which is not installed"
+            raise DocumentError(f"{path} requires {line}, {problem}; run: {sys.executable} -m pip install -r {path}")
+
+
 def _require_file(uri: str, folder: Path) -> None:
-    path = _local_path(uri, folder)
+    path = local_path(uri, folder)
     if path is not None and not path.exists():
         raise ModelError(f"storageUri {uri}: {path} does not exist")
     if uri.startswith("hf://"):
         require_reachable(uri.removeprefix("hf://"))
 
 
-def _local_path(uri: str, folder: Path) -> Path | None:
+def local_path(uri: str, folder: Path) -> Path | None:
     parts = urlsplit(resolve_uri(uri, folder))
     return Path(url2pathname(parts.path)) if parts.scheme in ("", "file") else None
 
@@ -89,7 +112,7 @@ def _size_remarks(stage: Stage, variant: Variant, folder: Path) -> Iterator[str]
     if unused and "batch_sizes" in stage.model_fields_set:
         sizes = ", ".join(map(str, unused))
         yield f"batchSizes {sizes} are above maxBatchSize {variant.max_batch_size} and are not used"
-    weights, memory = _local_path(variant.storage_uri, folder), variant.resources.memory
+    weights, memory = local_path(variant.storage_uri, folder), variant.resources.memory
     if weights is not None and weights.is_file() and weights.stat().st_size > memory:
         size = weights.stat().st_size / 2**20
         yield f"its weights of {size:.0f} MiB do not fit into resources.memory, {memory / 2**20:.0f} MiB"

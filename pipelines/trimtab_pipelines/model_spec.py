@@ -72,7 +72,7 @@ def model_spec(
     """Describe a variant with its stage's input and output tensors."""
     return ModelSpec(
         name=variant.name,
-        family=variant.family,
+        family=variant.served_family,
         parameters={name: resolve_parameter(value, pipeline_folder) for name, value in variant.parameters.items()},
         storage_uri=resolve_uri(variant.storage_uri, pipeline_folder),
         digest=variant.digest,

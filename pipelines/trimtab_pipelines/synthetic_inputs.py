@@ -179,7 +179,7 @@ def media(pipeline: InferencePipeline) -> dict[str, Medium]:
 def _medium(pipeline: InferencePipeline, name: str) -> Medium:
     source = f"{REQUEST}.inputs.{name}"
     readers = (stage for stage in pipeline.spec.stages if any(read.source == source for read in stage.inputs))
-    families = [variant.family for stage in readers for variant in stage.variants]
+    families = [variant.served_family for stage in readers for variant in stage.variants]
     found = (medium for prefix, medium in _FAMILIES.items() if any(family.startswith(prefix) for family in families))
     return next(found, "text")
 

@@ -76,10 +76,14 @@ class Variant(Model):
     name: Name
     family: str = Field(default="", max_length=128)
     """Architecture that the model server builds, such as torchvision/resnet18, or your own class, such as
-    acme.models:Embedder. Empty if a container is given.
+    acme.models:Embedder. Empty if a container or an implementation is given.
     """
+    implementation: str = Field(
+        default="", max_length=256, pattern=r"^([A-Za-z_]\w*(\.[A-Za-z_]\w*)+)?$", exclude_if=is_empty
+    )
+    """Runtime of MLServer that serves the variant instead of a family, such as mlserver_sklearn.SKLearnModel."""
     parameters: dict[str, ParameterValue] = Field(default_factory=dict)
-    """Parameters of the family. A value that begins with ./ or ../ is a path relative to this file."""
+    """Parameters of family or implementation. A value that begins with ./ or ../ is a path relative to this file."""
     storage_uri: str = Field(default="", max_length=1024)
     """Location of the weights: a path relative to this file, file://…, s3://bucket/key, hf://repository/file or
     random://?seed=N. Models of several files may also use s3://bucket/prefix or hf://repository. hf://owner/name@commit
@@ -118,6 +122,11 @@ class Variant(Model):
     """
 
     @property
+    def served_family(self) -> str:
+        """The family, or the implementation in its place."""
+        return self.family or self.implementation
+
+    @property
     def colocated(self) -> bool:
         """Whether the variant encodes images itself, in a stage that may also read an encoder stage."""
         return self.encoder == "Colocated"
@@ -154,10 +163,10 @@ class Variant(Model):
         where = f"variant {self.name}"
         require_unique((point.name for point in self.operating_points), f"{where}: operatingPoints")
         require_unique((task.name for task in self.tasks), f"{where}: tasks")
-        if self.container is None and not (self.family and self.storage_uri):
-            raise ValueError(f"{where}: give family and storageUri, or a container")
-        if self.container is not None and self.family:
-            raise ValueError(f"{where}: give either a family or a container, not both")
+        if self.container is None and not (self.served_family and self.storage_uri):
+            raise ValueError(f"{where}: give storageUri and family or implementation, or a container")
+        if sum(map(bool, (self.family, self.implementation, self.container))) > 1:
+            raise ValueError(f"{where}: give one of family, implementation and container")
         if self.container is not None and self.tasks:
             raise ValueError(f"{where}: tasks require a family; a container loads its own tasks")
         declared_accuracy(self.accuracy, self.accuracy_evidence)

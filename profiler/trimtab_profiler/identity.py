@@ -68,8 +68,8 @@ def _processor(cpuinfo: Path) -> str:
 def model_identity(variant: Variant, pipeline_folder: Path) -> ModelIdentity:
     """Describe a variant; relative storage URIs start at the pipeline's folder."""
     parameters = {name: _parameter(value, pipeline_folder) for name, value in variant.parameters.items()}
-    weights, code = _weights(variant, pipeline_folder), _code(variant.family)
-    return ModelIdentity(family=variant.family, parameters=parameters, weights=weights, code=code)
+    weights, code = _weights(variant, pipeline_folder), _code(variant.served_family)
+    return ModelIdentity(family=variant.served_family, parameters=parameters, weights=weights, code=code)
 
 
 def _parameter(value: ParameterValue, pipeline_folder: Path) -> ParameterValue:

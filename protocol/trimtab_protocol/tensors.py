@@ -49,7 +49,8 @@ DTYPES: Mapping[str, np.dtype[Any]] = MappingProxyType(
         BYTES: np.dtype(object),
     }
 )
-_DATATYPES = {dtype: name for name, dtype in DTYPES.items() if name != BFLOAT16}
+DATATYPES = {dtype: name for name, dtype in DTYPES.items() if name != BFLOAT16}
+"""Datatypes by their NumPy dtype."""
 _JSON_TYPES: Mapping[str, tuple[frozenset[type], str]] = {
     "BOOL": (frozenset({bool}), "true or false"),
     "FP": (frozenset({int, float}), "numbers"),
@@ -92,7 +93,7 @@ class Tensor:
 
         Raises ProtocolError if no datatype of the protocol holds this dtype.
         """
-        datatype = _DATATYPES.get(array.dtype)
+        datatype = DATATYPES.get(array.dtype)
         if datatype is None:
             raise ProtocolError(
                 f"tensor {name!r}: numpy dtype {array.dtype} has no datatype; use one of {', '.join(DTYPES)}"

@@ -5,6 +5,7 @@ import re
 import socket
 import sys
 from collections.abc import Callable
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -80,7 +81,7 @@ def acme(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         (variant(storageUri="nowhere.safetensors"), "nowhere.safetensors does not exist"),
         (variant(storageUri="pipeline.yaml", digest=NO_DIGEST), f"but {NO_DIGEST} is required"),
         (variant(family="", storageUri="", container={"image": "i"}), "a container only runs in a cluster"),
-        (variant(family="", storageUri=""), "give family and storageUri, or a container"),
+        (variant(family="", storageUri=""), "give storageUri and family or implementation"),
     ],
 )
 @pytest.mark.parametrize("verb", ["plan", "profile"])
@@ -105,6 +106,23 @@ def test_unreachable_hub_is_named_before_anything_starts(
     error = said(capsys, 2, "up", str(a_file(tmp_path, change)))
 
     assert f"127.0.0.1:{port} cannot be reached (Connection refused); set HF_ENDPOINT to a mirror" in error
+
+
+@pytest.mark.parametrize(
+    ("line", "complaint"),
+    [
+        ("acme-nowhere>=2  # mine", "requires acme-nowhere>=2, which is not installed; run: "),
+        ("numpy<1", f"requires numpy<1, not {version('numpy')}, which is installed; run: "),
+        ("numpy=1", "numpy=1: "),
+    ],
+)
+def test_missing_package_is_named_with_its_command(tmp_path: Path, capsys: Captured, line: str, complaint: str) -> None:
+    requirements = tmp_path / "requirements.txt"
+    requirements.write_text(f"# mine\n-r other.txt\nnumpy>=1\nacme-nowhere; python_version < '3'\n{line}\n")
+    error = said(capsys, 2, "profile", str(a_file(tmp_path)))
+    assert f"{requirements}" in error
+    assert complaint in error
+    assert "run: " not in complaint or error.rstrip().endswith(f"-m pip install -r {requirements}")
 
 
 @pytest.mark.parametrize(

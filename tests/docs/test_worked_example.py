@@ -1,4 +1,4 @@
-"""Example of docs/develop/bring-your-own-model.md: its files and commands, run in an empty folder."""
+"""Complete examples of pages below docs/develop: their files and commands, run in an empty folder."""
 
 import json
 import os
@@ -12,8 +12,8 @@ import pytest
 
 from trimtab_pipelines.documents import load_pipeline
 
-PAGE = (Path(__file__).parents[2] / "docs" / "develop" / "bring-your-own-model.md").read_text()
-EXAMPLE = PAGE.split("## A complete example\n")[1]
+PAGES = Path(__file__).parents[2] / "docs" / "develop"
+FILES = re.compile(r"`([\w/.]+)`[^`]*:\n```(?:python|text|toml|yaml|dockerfile)\n(.*?)```", re.DOTALL)
 
 
 @pytest.fixture
@@ -31,15 +31,14 @@ def machine(tmp_path: Path) -> dict[str, str]:
     return {**os.environ, **of_pip, **own}
 
 
-@pytest.mark.slow
-def test_example_runs_as_documented(tmp_path: Path, machine: dict[str, str]) -> None:
-    folder = tmp_path / "example"
-    for name, text in re.findall(r"`([\w/.]+)`:\n```(?:python|toml|yaml|dockerfile)\n(.*?)```", EXAMPLE, re.DOTALL):
+def run_example(page: str, folder: Path, machine: dict[str, str]) -> str:
+    """Write the page's files, run its commands, and return what they print."""
+    example = (PAGES / page).read_text().split("## A complete example\n")[1].split("\n## ")[0]
+    for name, text in FILES.findall(example):
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
         (folder / name).write_text(text)
-    commands = re.findall(r"```sh\n(.*?)```", EXAMPLE, re.DOTALL)[0]
+    commands = re.findall(r"```sh\n(.*?)```", example, re.DOTALL)[0]
     elsewhere = "--rest-port 0 --grpc-port 0 --admin-port 0"  # 8080 may be another's here
-
     done = subprocess.run(
         ["sh", "-e", "-c", commands.replace("trimtab up .", f"trimtab up . {elsewhere}")],
         cwd=folder,
@@ -49,16 +48,39 @@ def test_example_runs_as_documented(tmp_path: Path, machine: dict[str, str]) -> 
         timeout=500,
         check=False,
     )
-
     assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+@pytest.mark.slow
+def test_example_runs_as_documented(tmp_path: Path, machine: dict[str, str]) -> None:
+    folder = tmp_path / "example"
+
+    output = run_example("bring-your-own-model.md", folder, machine)
+
     variants = {variant.name: variant for variant in load_pipeline(folder).spec.stages[0].variants}
     assert variants["large"].accuracy > 0.95
     assert 0.3 < variants["small"].accuracy < variants["large"].accuracy
     assert {(v.accuracy_evidence.source, v.accuracy_evidence.samples) for v in variants.values()} == {("Measured", 500)}
-    (result,) = (json.loads(line) for line in done.stdout.splitlines() if line.startswith('{"name":"evaluate"'))
+    (result,) = (json.loads(line) for line in output.splitlines() if line.startswith('{"name":"evaluate"'))
     assert result["figures"]["samples"] == 500
-    planned = re.search(r"^read +large .* (0\.\d+) measured \(n 500, ", done.stdout, re.MULTILINE)
-    assert planned is not None, done.stdout
+    planned = re.search(r"^read +large .* (0\.\d+) measured \(n 500, ", output, re.MULTILINE)
+    assert planned is not None, output
     assert float(planned[1]) == variants["large"].accuracy
     assert (folder / "report.html").exists()
-    assert re.search(r"^measured accuracy +0\.9", done.stdout, re.MULTILINE), done.stdout
+    assert re.search(r"^measured accuracy +0\.9", output, re.MULTILINE), output
+
+
+@pytest.mark.conformance
+def test_scikit_learn_models_are_served_and_adapted(tmp_path: Path, machine: dict[str, str]) -> None:
+    folder = tmp_path / "example"
+
+    output = run_example("scikit-learn.md", folder, machine)
+
+    tree, forest = load_pipeline(folder).spec.stages[0].variants
+    assert len((folder / "pipeline.yaml").read_text().splitlines()) <= 12
+    assert (tree.accuracy_evidence.source, forest.accuracy_evidence.samples) == ("Measured", 500)
+    assert 0.8 < tree.accuracy < 0.9 < forest.accuracy
+    assert re.search(r"^plan changes +[1-9]", output, re.MULTILINE), output
+    assert re.search(r"^requests received .* 0 failed", output, re.MULTILINE), output
+    assert re.search(r"^measured accuracy +0\.[89]", output, re.MULTILINE), output

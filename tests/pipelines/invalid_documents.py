@@ -134,10 +134,13 @@ INVALID = {
         spec(objective={"goal": "MinCost"}), "MinCost needs accuracyFloor, for instance 0.9", "accuracyFloor"
     ),
     "family and container": Invalid(
-        variant(container={"image": "triton"}), "give either a family or a container, not both"
+        variant(container={"image": "triton"}), "give one of family, implementation and container"
     ),
-    "neither family nor container": Invalid(variant(family=""), "give family and storageUri, or a container"),
-    "weights from nowhere": Invalid(variant(storageUri=""), "give family and storageUri, or a container"),
+    "family and implementation": Invalid(
+        variant(implementation="acme.Model"), "give one of family, implementation and container"
+    ),
+    "neither family nor container": Invalid(variant(family=""), "give storageUri and family or implementation"),
+    "weights from nowhere": Invalid(variant(storageUri=""), "give storageUri and family or implementation"),
     "task from nowhere": Invalid(
         variant(tasks=[{"name": "new"}]), "storageUri or removed: true", "storageUri or removed: true"
     ),

@@ -1,19 +1,21 @@
 """Registry of model families. A family's module is imported only when a model needs it.
 
-A plugin family is named by an import path, or by an entry point of an installed package.
+A plugin family is named by an import path, or by an entry point of an installed package. A runtime of MLServer is named
+as in MLServer's settings: package.Class.
 
 A module has `build(spec)`. If its models support several operating points, `KNOBS` lists the fields of an operating
 point that they act on, by their names in a document; points that set another field are rejected. A module whose models
 accept further tasks has `TAKES_TASKS`.
 """
 
+import inspect
 import re
 from collections.abc import Callable, Collection
 from functools import cache
 from importlib import import_module
 from importlib.metadata import EntryPoint, entry_points
 from importlib.util import find_spec
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from trimtab_model_servers.errors import ModelError
 from trimtab_model_servers.families.architectures import ARCHITECTURES, Task
@@ -26,7 +28,7 @@ if TYPE_CHECKING:  # the names alone do not need torch
 
 _PACKAGE = "trimtab_model_servers.families"
 _PLUGIN_GROUP = "trimtab.families"
-_IMPORT_PATH = re.compile(r"^(?P<module>[A-Za-z_]\w*(\.[A-Za-z_]\w*)*):(?P<name>[A-Za-z_]\w*)$")
+_IMPORT_PATH = re.compile(r"^(?P<module>[A-Za-z_]\w*(\.[A-Za-z_]\w*)*)[:.](?P<name>[A-Za-z_]\w*)$")
 _SPEECH_TASKS: frozenset[Task] = frozenset({"transcription", "frames"})
 HF_TASKS = (
     "text-classification",
@@ -65,7 +67,7 @@ FAMILIES = {
 }
 """Family name to the module of this package that builds it."""
 NUMPY_FAMILIES = frozenset({"echo"})
-"""Families that compute on NumPy arrays, and import no torch."""
+"""Families that compute on NumPy arrays, as runtimes of MLServer do, and import no torch."""
 
 _ROLES = ("colocated", "encode", "text")
 """Encoder and generator, encoder only, generator only."""
@@ -81,7 +83,7 @@ CHAT_FAMILIES = {
 def build(spec: ModelSpec) -> "Built":
     """Build a model; ModelError for an unknown family, parameter or knob, or unusable weights."""
     require_family(spec.family)
-    module = FAMILIES.get(spec.family)
+    module = "mlserver_runtime" if is_runtime(spec.family) else FAMILIES.get(spec.family)
     if module is None:
         family = import_module(f"{_PACKAGE}.user_module").builder_of(spec.family)
     else:
@@ -127,6 +129,31 @@ def plugin_entry_points() -> dict[str, EntryPoint]:
     return {point.name: point for point in entry_points(group=_PLUGIN_GROUP)}
 
 
+def load_class(family: str) -> Any:
+    """Import the class that a plugin family or a runtime names; raises ModelError."""
+    location = plugin_location(family)
+    if location is None:
+        raise ModelError(f"family {family!r} is not an import path; use package.module:Class")
+    module_name, name = location
+    try:
+        module = import_module(module_name)
+    except Exception as error:
+        if isinstance(error, ModuleNotFoundError) and error.name == module_name.partition(".")[0]:
+            raise not_installed(family, str(error.name)) from error
+        raise ModelError(f"family {family!r}: importing {module_name}: {type(error).__name__}: {error}") from error
+    family_class = getattr(module, name, None)
+    if family_class is None:
+        classes = [n for n, value in vars(module).items() if inspect.isclass(value) and not n.startswith("_")]
+        names = ", ".join(sorted(classes)) or "no class"
+        raise ModelError(f"family {family!r}: {module_name} has no {name!r}; it has: {names}")
+    return family_class
+
+
+def is_runtime(family: str) -> bool:
+    """Whether a family is a runtime of MLServer, which has a dot before its class."""
+    return ":" not in family and family not in plugin_entry_points() and _IMPORT_PATH.match(family) is not None
+
+
 def not_installed(family: str, package: str) -> ModelError:
     return ModelError(
         f"family {family!r}: no module {package!r}; install it in trimtab's environment (pip install), or add its "
@@ -146,10 +173,12 @@ def _require_known(spec: ModelSpec, known: Collection[str]) -> None:
 
 def modules_to_preload(pipeline: InferencePipeline) -> list[str]:
     """Modules that replicas of a pipeline import, for a fork server to import once; of a plugin, only torch."""
-    families = {variant.family for stage in pipeline.spec.stages for variant in stage.variants}
+    families = {variant.served_family for stage in pipeline.spec.stages for variant in stage.variants}
+    runtimes = {family for family in families if is_runtime(family)}
     known = dict.fromkeys(families, "user_module") | FAMILIES | CHAT_FAMILIES
+    known |= dict.fromkeys(runtimes, "mlserver_runtime")
     modules = {f"{_PACKAGE}.{known[family]}" for family in families}
-    if families - NUMPY_FAMILIES:
+    if families - NUMPY_FAMILIES - runtimes:
         modules.add("trimtab_model_servers.server.torch_model")
     if families & CHAT_FAMILIES.keys():
         modules.add("trimtab_model_servers.server.chat_loader")

@@ -7,7 +7,6 @@ against its constructor.
 import inspect
 from collections.abc import Mapping
 from dataclasses import dataclass
-from importlib import import_module
 from types import SimpleNamespace
 from typing import Any
 
@@ -16,7 +15,7 @@ from pydantic import TypeAdapter, ValidationError
 
 from trimtab_model_servers.errors import ModelError, first_problem
 from trimtab_model_servers.families.interfaces import Built
-from trimtab_model_servers.families.registry import not_installed, plugin_location
+from trimtab_model_servers.families.registry import load_class
 from trimtab_model_servers.model_protocol import Weights
 from trimtab_model_servers.weights.loading import build_with_weights
 from trimtab_pipelines.model_spec import ModelSpec
@@ -30,7 +29,7 @@ _KNOBS = frozenset({"modalities", "merging", "prompts", "precision", "compiled",
 
 def builder_of(family: str) -> Any:
     """The builder of a plugin, with `build(spec)` and `KNOBS` as in this package's modules; raises ModelError."""
-    family_class = _load_class(family)
+    family_class = load_class(family)
     if callable(getattr(family_class, "build", None)):
         return family_class
     if not (inspect.isclass(family_class) and issubclass(family_class, torch.nn.Module)):
@@ -40,26 +39,6 @@ def builder_of(family: str) -> Any:
         known = ", ".join(sorted(_KNOBS))
         raise ModelError(f"family {family!r}: unknown knob {unknown[0]!r}; there are: {known}")
     return SimpleNamespace(build=lambda spec: _build(family_class, spec), KNOBS=knobs)
-
-
-def _load_class(family: str) -> Any:
-    """Import a plugin: an object with `build`, or a subclass of torch.nn.Module; raises ModelError."""
-    location = plugin_location(family)
-    if location is None:
-        raise ModelError(f"family {family!r} is not an import path; use package.module:Class")
-    module_name, name = location
-    try:
-        module = import_module(module_name)
-    except Exception as error:
-        if isinstance(error, ModuleNotFoundError) and error.name == module_name.partition(".")[0]:
-            raise not_installed(family, str(error.name)) from error
-        raise ModelError(f"family {family!r}: importing {module_name}: {type(error).__name__}: {error}") from error
-    family_class = getattr(module, name, None)
-    if family_class is None:
-        classes = [n for n, value in vars(module).items() if inspect.isclass(value) and not n.startswith("_")]
-        names = ", ".join(sorted(classes)) or "no class"
-        raise ModelError(f"family {family!r}: {module_name} has no {name!r}; it has: {names}")
-    return family_class
 
 
 def _build(cls: Class, spec: ModelSpec) -> Built:

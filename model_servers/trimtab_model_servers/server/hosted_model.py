@@ -13,7 +13,7 @@ from watchfiles import awatch
 from trimtab_model_servers.batch_worker import BatchWorker
 from trimtab_model_servers.errors import InvalidRow, ModelError, RefusalError
 from trimtab_model_servers.families.interfaces import HasExamples, Network, RegistersTasks
-from trimtab_model_servers.families.registry import CHAT_FAMILIES, NUMPY_FAMILIES, build
+from trimtab_model_servers.families.registry import CHAT_FAMILIES, NUMPY_FAMILIES, build, is_runtime
 from trimtab_model_servers.model_protocol import (
     Fact,
     Weights,
@@ -29,14 +29,12 @@ from trimtab_pipelines.tensors import StageOutput, TensorSpec
 from trimtab_protocol import DTYPES, InferRequest, InferResponse, Parameter, Tensor
 from trimtab_protocol.extensions import COMPUTE_SECONDS, OPERATING_POINT, WAITED_SECONDS
 from trimtab_protocol.http_client import Tls
-from trimtab_protocol.tensors import BFLOAT16, BYTES, Array
+from trimtab_protocol.tensors import BYTES, DATATYPES, Array
 
 WARM_UP_SECONDS = 0.5
 TASKS_POLL_MILLISECONDS = 500
 """Interval at which a task folder is checked if no file event arrives."""
 log = logging.getLogger(__name__)
-DATATYPES = {dtype: datatype for datatype, dtype in DTYPES.items() if datatype != BFLOAT16}
-"""Datatypes that models compute on, by their NumPy dtype."""
 EXAMPLE = b"example"
 """Value of a BYTES input while a model warms up, unless its family has one."""
 Compute = Callable[[Mapping[str, Array], OperatingPoint, Collection[str] | None], Mapping[str, Array]]
@@ -142,11 +140,12 @@ class HostedModel:
         try:
             return self.run(inputs, point, None)
         except InvalidRow as error:
+            text = any(tensor.datatype == BYTES for tensor in self.spec.inputs)
+            advice = "; give it a method `example(name)` that returns a valid value of each BYTES input" if text else ""
             raise ModelError(
-                f"family {self.spec.family!r} refuses the example that it warms up with ({error}); "
-                "give it a method `example(name)` that returns a valid value of each BYTES input"
+                f"family {self.spec.family!r} refuses the example that it warms up with: {error}{advice}"
             ) from error
-        except (RuntimeError, ValueError, IndexError, KeyError, TypeError) as error:
+        except Exception as error:  # a plugin may raise anything
             shapes = ", ".join(f"{name} {list(array.shape)}" for name, array in inputs.items())
             raise ModelError(
                 f"family {self.spec.family!r} cannot run on the stage's inputs ({shapes}): "
@@ -186,7 +185,7 @@ class HostedModel:
 
 def load_model(spec: ModelSpec) -> HostedModel:
     """Build, load and warm up a model with the threads of its core allocation; raises ModelError. Blocks."""
-    if spec.family in NUMPY_FAMILIES:
+    if spec.family in NUMPY_FAMILIES or is_runtime(spec.family):
         model = _load_numpy_model(spec)
     else:
         model = import_module("trimtab_model_servers.server.torch_model").load(spec)
@@ -195,7 +194,7 @@ def load_model(spec: ModelSpec) -> HostedModel:
 
 
 def _load_numpy_model(spec: ModelSpec) -> HostedModel:
-    if spec.gpus:
+    if spec.gpus and not is_runtime(spec.family):  # which places itself
         raise unsupported_gpu(spec)
     built = build(spec)
     return HostedModel(

@@ -18,9 +18,9 @@ from pydantic import ValidationError
 
 from trimtab_model_servers.batch_worker import BatchWorker
 from trimtab_model_servers.errors import ModelError
+from trimtab_model_servers.lean_mlserver import mlserver
 from trimtab_model_servers.server.data_port import DataPort
 from trimtab_model_servers.server.hosted_model import load
-from trimtab_model_servers.server.lean_mlserver import mlserver
 from trimtab_model_servers.server.mlserver_setup import LOGGING, ReservedPort, limit_bodies
 from trimtab_model_servers.server.model_registry import ModelRegistry, process_registry
 from trimtab_model_servers.server.runtime import spec_of

@@ -94,6 +94,18 @@ def referenced_files(index: bytes, name: str) -> tuple[str, ...]:
     return tuple(files)
 
 
+def folder_files(folder: Path) -> list[Path]:
+    """The files of a model's folder that a replica reads, the configuration last; ModelError if one is missing."""
+    if not (folder / CONFIG_FILE).is_file():
+        raise ModelError(f"{folder}: no {CONFIG_FILE} in this folder; name the weights' file in storageUri")
+    index = read_text(folder, INDEX_FILE)
+    weights = (SINGLE_FILE,) if index is None else (*referenced_files(index.encode(), str(folder)), INDEX_FILE)
+    if missing := [name for name in weights if not (folder / name).is_file()]:
+        raise ModelError(f"{folder}: {missing[0]} is missing; only {SUFFIX} files are read")
+    optional = [name for name in OPTIONAL_FILES if (folder / name).is_file()]
+    return [folder / name for name in (*weights, *optional, CONFIG_FILE)]
+
+
 def require_total(sizes_bytes: Iterable[int], limits: FetchLimits, name: str) -> None:
     total = sum(sizes_bytes)
     if total > limits.max_folder_bytes:

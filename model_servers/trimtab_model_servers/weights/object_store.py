@@ -1,4 +1,4 @@
-"""Weights from S3 or MinIO, configured by AWS_ENDPOINT_URL, AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY.
+"""Weights in S3 or MinIO, configured by AWS_ENDPOINT_URL, AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY.
 
 AWS_REGION, AWS_SESSION_TOKEN and AWS_CA_BUNDLE (trusted certificates) are supported too. If the store is unavailable,
 slow or overloaded, the download is retried and resumed while data arrives now and then; rejected requests are not
@@ -30,6 +30,8 @@ from trimtab_pipelines.errors import backoff
 
 _DEFAULT_ENDPOINT = "https://s3.amazonaws.com"
 _CHUNK_BYTES = 2**20
+_DIGEST = "trimtab-digest"
+"""Metadata of uploaded objects."""
 _FIRST_PAUSE_SECONDS = 0.2
 _LONGEST_PAUSE_SECONDS = 10.0
 _ADVICE = {
@@ -56,19 +58,24 @@ class _TransientError(Exception):
     """A failure that a retry may resolve."""
 
 
-def fetch(bucket: str, key: str, digest: str | None, limits: FetchLimits) -> Path:
+def fetch(bucket: str, key: str, digest: str | None, limits: FetchLimits, suffix: str = SUFFIX) -> Path:
     """The local copy of an object, downloaded unless its content is cached; raises ModelError."""
     address = f"s3://{bucket}/{key}"
-    if not bucket or not key.endswith(SUFFIX):
-        raise ModelError(f"storageUri {address}: write s3://BUCKET/KEY{SUFFIX}")
+    if not bucket or not key.endswith(suffix):
+        raise ModelError(f"storageUri {address}: write s3://BUCKET/KEY{suffix}")
     source = _Source(bucket, key, limits, digest)
     if digest is None:
         return source.local_copy()
-    name = digest.replace(":", "-") + SUFFIX
+    name = digest.replace(":", "-") + suffix
     if tenant():
         source.find()  # checks this tenant's access before a cached file is used
         name = f"{hashlib.sha256(tenant().encode()).hexdigest()[:16]}-{name}"
     return cached_file(name, lambda path: files.sha256(path) == digest, source.write, limits.total_seconds)
+
+
+def put(path: Path, bucket: str, key: str, limits: FetchLimits) -> bool:
+    """Upload a file with its digest unless the object has it; ModelError if the object has other content."""
+    return _Source(bucket, key, limits, files.sha256(path)).put(path)
 
 
 def fetch_folder(bucket: str, prefix: str, limits: FetchLimits) -> Path:
@@ -125,6 +132,19 @@ class _Source:
         except AbsentError:
             return False
         return True
+
+    def put(self, path: Path) -> bool:
+        """Upload a file of this digest, unless it is there; return whether it was sent."""
+        if self.exists():
+            if (self.find().metadata or {}).get(f"x-amz-meta-{_DIGEST}") == self._digest:
+                return False
+            raise ModelError(f"{self._address} has other content; give another prefix, or delete it first")
+        self._retry(lambda: self._put(path))
+        return True
+
+    def _put(self, path: Path) -> None:
+        with _errors(self._address, self._limits):
+            self._client.fput_object(self._bucket, self._key, str(path), metadata={_DIGEST: self._digest or ""})
 
     def local_copy(self) -> Path:
         """The local copy of the object's current content, fetched if necessary; raises ModelError."""

@@ -1,7 +1,7 @@
 """Sources of weights: a local file or folder, an object store, the Hugging Face Hub, or a random seed.
 
-Only safetensors files are read, never pickle. Downloads are bounded in size and time, verified, and cached on disk (see
-`cache`) by their digest or the store's ETag.
+Only safetensors files are read, never pickle, but by runtimes of MLServer. Downloads are bounded in size and time,
+verified, and cached on disk (see `cache`) by their digest or the store's ETag.
 """
 
 import os
@@ -64,6 +64,28 @@ def find_weights(storage_uri: str, digest: str | None, limits: FetchLimits = DEF
             raise ModelError(f"storageUri {storage_uri!r}: unknown scheme {parts.scheme!r}; write {_FORMS}")
     require_digest(path, digest, storage_uri)
     return path
+
+
+def find_files(storage_uri: str, digest: str | None, limits: FetchLimits = DEFAULT_LIMITS) -> Path | RandomSeed:
+    """As ``find_weights``, for code that reads files of any format: also a local file or folder, or an object."""
+    parts = urlsplit(storage_uri)
+    path = Path(unquote(parts.path) if parts.scheme else storage_uri)
+    if parts.scheme in {"", "file"} and path.exists():
+        if path.is_file():
+            require_digest(path, digest, storage_uri)
+        return path
+    if parts.scheme == "s3" and path.suffix:
+        from trimtab_model_servers.weights.object_store import fetch  # noqa: PLC0415  (imports its client)
+
+        return fetch(parts.netloc, str(path).lstrip("/"), digest, limits, path.suffix)
+    return find_weights(storage_uri, digest, limits)
+
+
+def put_file(path: Path, bucket: str, key: str) -> bool:
+    """Upload a file unless the object has its content; return whether it was sent. Raises ModelError."""
+    from trimtab_model_servers.weights.object_store import put  # noqa: PLC0415  (imports its client)
+
+    return put(path, bucket, key, DEFAULT_LIMITS)
 
 
 def find_folder(storage_uri: str, digest: str | None, limits: FetchLimits = DEFAULT_LIMITS) -> Path | None:

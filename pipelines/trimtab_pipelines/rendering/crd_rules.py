@@ -62,6 +62,7 @@ _POINT = (
     "v.operatingPoints.exists(p, p.name == self.pin.operatingPoint) : self.pin.operatingPoint == 'default')"
 )
 """Conditions on a variant v: it matches the pin, and it has the pinned operating point."""
+_FAMILY, _IMPLEMENTATION = (f"(has(self.{name}) && self.{name} != '')" for name in ("family", "implementation"))
 _INSIDE_INTERVAL = Rule(
     "!has(self.accuracyEvidence) || "
     "((!has(self.accuracyEvidence.low) || self.accuracyEvidence.low <= self.accuracy) && "
@@ -79,13 +80,13 @@ RULES: dict[type[BaseModel], tuple[Rule, ...]] = {
     ),
     Variant: (
         Rule(
-            "has(self.container) || (has(self.family) && self.family != '' && has(self.storageUri) && "
+            f"has(self.container) || (({_FAMILY} || {_IMPLEMENTATION}) && has(self.storageUri) && "
             "self.storageUri != '')",
-            "give family and storageUri, or a container",
+            "give storageUri and family or implementation, or a container",
         ),
         Rule(
-            "!has(self.container) || !has(self.family) || self.family == ''",
-            "give either a family or a container, not both",
+            f"({_FAMILY} ? 1 : 0) + ({_IMPLEMENTATION} ? 1 : 0) + (has(self.container) ? 1 : 0) <= 1",
+            "give one of family, implementation and container",
         ),
         _INSIDE_INTERVAL,
     ),

@@ -330,6 +330,12 @@ class ModelProfileSpec(Model):
     """
     busy_share: float | None = Field(default=None, ge=0, exclude_if=lambda share: share is None)
     """Share of the machine's cores that other processes used while the profile was measured."""
+    inputs: Literal["Samples", "Payloads", "Drawn"] | None = Field(
+        default=None, exclude_if=lambda inputs: inputs is None
+    )
+    """Rows that were measured: samples, payloads that the pipeline names, or rows drawn at random. Absent in older
+    profiles.
+    """
 
     def point(self, variant: str, operating_point: str, cores: float) -> PointProfile | None:
         for point in self.points:

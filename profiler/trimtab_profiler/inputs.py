@@ -126,7 +126,7 @@ def concatenate_outputs(stage: Stage, answers: Iterable[Sequence[Tensor]]) -> di
 def random_rows(
     spec: TensorSpec, count: int, any_size: int, seed: int = 0, medium: synthetic_inputs.Medium = "text"
 ) -> Array:
-    """Draw rows of a tensor: floats uniform in 0…1, integers over 0…127, BYTES of a medium."""
+    """Draw rows of a tensor: floats in 0…1, integers in 0…127, masks of ones, images in 0…255, BYTES of a medium."""
     random = np.random.default_rng([seed, *spec.name.encode()])
     shape = (count, *(any_size if size == -1 else size for size in spec.shape))
     dtype = DTYPES[spec.datatype]
@@ -134,7 +134,10 @@ def random_rows(
         return synthetic_inputs.draw_bytes(medium, shape, random)
     if dtype.kind == "f":
         return random.random(shape, dtype=np.float32).astype(dtype)
-    return random.integers(0, 2 if dtype.kind == "b" else 128, size=shape).astype(dtype)
+    if spec.name.endswith("mask"):
+        return np.ones(shape, dtype)
+    end = 2 if dtype.kind == "b" else 256 if dtype == np.uint8 and len(spec.shape) > 1 else 128
+    return random.integers(0, end, size=shape).astype(dtype)
 
 
 def blank_references(references: Array) -> Array:

@@ -24,6 +24,7 @@ from trimtab_pipelines.profile import (
 from trimtab_pipelines.resource import Metadata
 from trimtab_pipelines.spec import InferencePipeline
 from trimtab_pipelines.stages import Stage
+from trimtab_pipelines.synthetic_inputs import payloads_of
 from trimtab_pipelines.variants import Variant
 from trimtab_profiler import chat_profile, inputs
 from trimtab_profiler.base_allocation import base_allocation, stage_slo_seconds
@@ -56,6 +57,8 @@ class ProfileOptions:
     """Base load, in rows per second, that a replica of the base allocation must serve."""
     seed: int = 0
     """Of random inputs."""
+    rows: inputs.Rows | None = None
+    """Rows of samples by request input; None measures the pipeline's payloads, or rows drawn at random."""
     only: Mapping[str, Sequence[str]] | None = None
     """Variants to measure by stage; None measures all."""
 
@@ -128,7 +131,7 @@ async def profile(
     requests more cores than the machine has, or an annotation is invalid.
     """
     options = options or ProfileOptions.full()
-    rows = inputs.request_rows(pipeline, ROWS, options.seed)
+    rows = dict(options.rows or inputs.request_rows(pipeline, ROWS, options.seed))
     run = _Run(pipeline, pipeline_folder, options, on_progress, rows)
     stages = [stage for stage in map(options.select_variants, pipeline.spec.ordered_stages) if stage.variants]
     for stage in stages:
@@ -342,5 +345,6 @@ def _document(run: _Run, stage: Stage, points: Sequence[PointProfile]) -> ModelP
             base_allocation=dict(base_allocation(points, stage, slo_seconds, run.options.threshold_rps)),
             stage_slo_seconds=slo_seconds,
             longest_batch_seconds=run.options.longest_batch_seconds if skipped else None,
+            inputs="Samples" if run.options.rows else "Payloads" if payloads_of(run.pipeline) != "random" else "Drawn",
         ),
     )

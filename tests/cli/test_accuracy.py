@@ -1,6 +1,7 @@
 """Accuracies and escalations measured on a user's own samples: how answers of the whole become those of variants."""
 
 import json
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -45,6 +46,10 @@ LIGHT_FIRST, LIGHT_SECOND = (("fast", "default"), BEST[1]), (BEST[0], ("fast", "
 
 def tally(right: int, of: int = 100) -> Tally:
     return Tally.of([Score(1, 1)] * right + [Score(0, 1)] * (of - right))
+
+
+def of_answers(answers: Sequence[ReceivedAnswer]) -> Tally:
+    return Tally.of([answer.score for answer in answers])
 
 
 def test_choices_are_the_best_and_single_changes() -> None:
@@ -132,7 +137,7 @@ def heard(task: str, right: int, of: int, confidence: float) -> list[ReceivedAns
 def test_task_accuracies_include_mean_confidence() -> None:
     pipeline = a_pipeline([a_stage("only")])
     samples = [*heard("cats", 9, 10, 0.8), *heard("dogs", 0, 5, 0.4)]
-    found = task_accuracies(pipeline, {ONLY: samples}, ("cats", "dogs"), DIGEST)["only", "small", "default"]
+    found = task_accuracies(pipeline, {ONLY: samples}, ("cats", "dogs"), DIGEST, of_answers)["only", "small", "default"]
 
     assert {task: (one.value, one.samples, one.mean_confidence) for task, one in found.items()} == {
         "cats": (0.9, 10, 0.8),
@@ -151,7 +156,7 @@ def test_only_stages_with_task_input_get_task_accuracies() -> None:
     )
     choice = (("small", "default"), ("small", "default"))
     samples = [*heard("cats", 64, 100, 0.8), *heard("dogs", 0, 100, 0.8)]
-    found = task_accuracies(pipeline, {choice: samples}, ("cats", "dogs"), DIGEST)
+    found = task_accuracies(pipeline, {choice: samples}, ("cats", "dogs"), DIGEST, of_answers)
 
     assert {place: list(tasks) for place, tasks in found.items()} == {("second", "small", "default"): ["cats"]}
     assert found["second", "small", "default"]["cats"].value == 0.8, "its share of the product"

@@ -11,6 +11,8 @@ from PIL import Image as Pillow
 
 from tests.builders import a_pipeline, a_stage, a_variant, an_echo_pipeline
 from tests.router.disaggregated import a_disaggregated_pipeline
+from trimtab.commands.profile import sample_rows
+from trimtab_loadtester.payloads.labelled import LabelledPayloads
 from trimtab_pipelines.documents import load_pipeline
 from trimtab_pipelines.tensors import TensorSpec
 from trimtab_profiler import inputs
@@ -37,6 +39,22 @@ def test_random_rows_of_the_request_have_its_shape() -> None:
 def test_invalid_annotations_are_rejected(annotations, message) -> None:
     with pytest.raises(ValueError, match=re.escape(message)):
         inputs.request_rows(an_echo_pipeline([a_variant("a")], annotations=annotations), 1)
+
+
+def test_drawn_rows_are_what_images_and_tokenizers_produce() -> None:
+    image = TensorSpec(name="image", datatype="UINT8", shape=(8, 8, 3))
+    mask = TensorSpec(name="attention_mask", datatype="INT64", shape=(5,))
+    assert inputs.random_rows(image, 9, 5).max() > 200
+    assert inputs.random_rows(mask, 2, 5).tolist() == [[1] * 5] * 2
+    assert inputs.random_rows(mask.model_copy(update={"name": "ids"}), 9, 5).max() < 128
+
+
+def test_rows_of_samples_have_their_most_frequent_shape(tmp_path: Path) -> None:
+    lines = [{"inputs": {"x": [float(n)] * (3 if n % 3 else 2)}} for n in range(9)]
+    (tmp_path / "samples.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    (rows,) = sample_rows(LabelledPayloads(PIPELINE, str(tmp_path), labels="Optional")).items()
+    assert rows[0] == "request.inputs.x"
+    assert sorted(rows[1].tolist()) == [[n] * 3 for n in (1, 2, 4, 5, 7, 8)]
 
 
 def test_stage_gets_outputs_of_the_previous_stage() -> None:

@@ -4,6 +4,7 @@ from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from tests.builders import a_variant, an_echo_pipeline
@@ -46,6 +47,7 @@ async def test_two_stages_are_measured_on_real_replicas(tmp_path: Path) -> None:
     )
     assert profiles["first"].spec.base_allocation == {"plain": 1.0, "slow": 0.5}
     assert len(fit_errors(profiles)) == 7
+    assert profiles["first"].spec.inputs == "Drawn"
     assert half.fit == fit_latency(list(measured), [2 * last.latency_seconds_mean for last in measured.values()])
 
     write_profiles(profiles, tmp_path / "out")
@@ -54,13 +56,15 @@ async def test_two_stages_are_measured_on_real_replicas(tmp_path: Path) -> None:
 
 async def test_batches_beyond_the_time_limit_are_skipped(tmp_path: Path) -> None:
     slow = a_variant("slow", maxBatchSize=64, parameters={"delay_seconds": 0.02})
-    options = ProfileOptions(effort=Effort(0.05, 2, 0.1, rounds=2), longest_batch_seconds=0.01)
+    rows = {"request.inputs.x": np.ones((2, 3), np.float32)}
+    options = ProfileOptions(effort=Effort(0.05, 2, 0.1, rounds=2), longest_batch_seconds=0.01, rows=rows)
     reports: list[Progress] = []
 
     profiles = await profile(an_echo_pipeline([slow]), tmp_path, options, reports.append)
 
     assert [m.batch_size for m in profiles["first"].spec.points[0].measurements] == [1]
     assert profiles["first"].spec.longest_batch_seconds == 0.01
+    assert profiles["first"].spec.inputs == "Samples"
     assert [(p.done, p.total) for p in reports] == [(1, 14), (14, 14)]
 
 

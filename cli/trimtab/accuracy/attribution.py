@@ -6,14 +6,15 @@ has the accuracy A^(1/N). If another variant in one stage reaches the share E, i
 """
 
 import math
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from trimtab_loadtester.payloads.interface import Score
+from trimtab_loadtester.payloads.interface import Outputs, Score
 from trimtab_pipelines.accuracy_evidence import Accuracy, mean_confidence, wilson_interval
 from trimtab_pipelines.errors import UserError
 from trimtab_pipelines.escalation import Escalation
@@ -44,6 +45,8 @@ class ReceivedAnswer:
     """By stage, the confidence of each row, separated by commas."""
     task: str = ""
     """Task of the sample, if it names one."""
+    truth: Mapping[str, Any] = field(default_factory=dict)
+    outputs: Outputs = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,6 +58,8 @@ class Tally:
     effective: float
     """Equivalent number of independent answers: those to one sample are correlated."""
     samples: int
+    bounds: tuple[float, float] | None = None
+    """95 % interval of the share; None for the closed form of correct answers."""
 
     @classmethod
     def of(cls, scores: Sequence[Score]) -> "Tally":
@@ -149,7 +154,7 @@ def attribute(
 
 
 def _accuracy(tally: Tally, factor: float, samples_digest: str) -> Accuracy:
-    low, high = wilson_interval(tally.share * tally.effective, tally.effective)
+    low, high = tally.bounds or wilson_interval(tally.share * tally.effective, tally.effective)
     value, low, high = (round(min(1.0, factor * share), DIGITS) for share in (tally.share, low, high))
     return Accuracy(
         value=value,
@@ -174,6 +179,7 @@ def task_accuracies(
     answers: Mapping[Choice, Sequence[ReceivedAnswer]],
     tasks: Sequence[str],
     samples_digest: str,
+    tally: Callable[[Sequence[ReceivedAnswer]], Tally],
 ) -> dict[PointKey, dict[str, Accuracy]]:
     """Map points to their measured accuracy by task.
 
@@ -183,7 +189,7 @@ def task_accuracies(
     by_point: dict[PointKey, dict[str, Accuracy]] = {}
     for task in tasks:
         of_task = {choice: [answer for answer in listed if answer.task == task] for choice, listed in answers.items()}
-        tallies = {choice: Tally.of([answer.score for answer in listed]) for choice, listed in of_task.items()}
+        tallies = {choice: tally(listed) for choice, listed in of_task.items()}
         factor = scale_factor(tallies[best].share, len(best))
         if factor is None:
             continue

@@ -146,7 +146,11 @@ async def _send(
         arrays = {tensor.name: tensor.array for tensor in answer.message.outputs}
         try:
             confidences = {stage: str(values.get(names.confidences, "")) for stage, names in parameters.items()}
-            answers[number] = ReceivedAnswer(samples.score(payload.truth, arrays), confidences, samples.task(number))
+            score, truth = (
+                samples.score(payload.truth, arrays),
+                payload.truth if isinstance(payload.truth, dict) else {},
+            )
+            answers[number] = ReceivedAnswer(score, confidences, samples.task(number), truth, arrays)
         except (KeyError, ValueError, TypeError) as error:
             raise SamplesError(f"sample {number}: its answer cannot be scored: {error!r}") from error
         on_progress(description)

@@ -1,6 +1,7 @@
 """`trimtab evaluate`: measures the accuracy of variants and operating points on labelled samples."""
 
 import asyncio
+from functools import partial
 from pathlib import Path
 from typing import Annotated
 
@@ -8,7 +9,6 @@ import typer
 
 from trimtab.accuracy.attribution import (
     PointKey,
-    Tally,
     accuracies,
     escalations,
     mean_confidences,
@@ -16,6 +16,7 @@ from trimtab.accuracy.attribution import (
     task_accuracy_stages,
 )
 from trimtab.accuracy.evaluate import Evaluation, evaluate
+from trimtab.accuracy.metrics import ACCURACY, metric_of, tally
 from trimtab.local.profile_cache import find_profile
 from trimtab.options import (
     SAMPLES_METAVAR,
@@ -53,14 +54,18 @@ def command(
     tasks, accuracies and mean confidences are also written by task. A stage with a confidence, and one row for each
     sample, also gets escalations: the accuracy gained if a more accurate point or variant repeats the least confident
     rows. Those that another option of the stage dominates are left out.
+
+    The metric follows from the family that gives the outputs (ROUGE-L for hf/summarization), or from the annotation
+    trimtab.dev/metric; by default it is the share of correct answers.
     """
     document = prepare(pipeline)
     source = LabelledPayloads(document, samples, seed)
+    metric = ACCURACY if source.scores_itself else metric_of(document)
     count = min(max_samples or len(source), len(source))
     tasks = source.tasks(count)
     of_tasks = f" of {len(tasks)} tasks" if tasks else ""
     points = sum(len(variant.points) for stage in document.spec.stages for variant in stage.variants)
-    console.print(f"{count} of {len(source)} samples{of_tasks}, {points} operating points")
+    console.print(f"{count} of {len(source)} samples{of_tasks}, {points} operating points, metric {metric}")
     digest = source.digest()
     evaluation = Evaluation(document, pipeline_folder(pipeline), source, count)
     with RunFolder() as folder, counting_progress() as progress:
@@ -70,11 +75,12 @@ def command(
             progress.update(bar, total=choices * count, advance=1, description=description)
 
         answers = asyncio.run(evaluate(evaluation, folder, on_progress))
-    tallies = {choice: Tally.of([answer.score for answer in listed]) for choice, listed in answers.items()}
+    measure = partial(tally, metric, document)
+    tallies = {choice: measure(listed) for choice, listed in answers.items()}
     by_task_stages = task_accuracy_stages(document) if tasks else ()
     confidences = {choice: mean_confidences(listed, by_task_stages) for choice, listed in answers.items()}
     measured = accuracies(document, tallies, digest, confidences)
-    by_task = task_accuracies(document, answers, tasks, digest)
+    by_task = task_accuracies(document, answers, tasks, digest, measure)
     home = pipeline_folder(pipeline)
     models = {
         (stage.name, variant.name): {"model_digest": model_identity(variant, home).digest}
@@ -82,7 +88,8 @@ def command(
         for variant in stage.variants
     }
     measured = {key: accuracy.model_copy(update=models[key[:2]]) for key, accuracy in measured.items()}
-    escalations_by_point = escalations(document, answers, _row_seconds(pipeline, document))
+    seconds = _row_seconds(pipeline, document)
+    escalations_by_point = escalations(document, answers, seconds) if metric == ACCURACY else {}
     rows = [
         _row(document, point, task, accuracy)
         for point, overall in measured.items()
@@ -98,7 +105,7 @@ def command(
                 f"{variant} {point}: {len(options)} escalations, up to accuracy {best.accuracy:.4f} "
                 f"with {best.share:.0%} of the samples escalated to {' '.join(best.target(variant))}"
             )
-    figures: dict[str, float | int | str | None] = {"samples": count, "samples_digest": digest}
+    figures: dict[str, float | int | str | None] = {"samples": count, "samples_digest": digest, "metric": metric}
     figures |= {f"accuracy_{'_'.join(point)}": accuracy.value for point, accuracy in measured.items()}
     figures |= {
         f"accuracy_{'_'.join(point)}_{task}": accuracy.value

@@ -3,25 +3,36 @@
 import asyncio
 import statistics
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
 
+import numpy as np
 import typer
 from rich.table import Table
 
 from trimtab.kubernetes_access import OnStatus, connected, namespaced_name, request_profiling
-from trimtab.options import NamespaceOption, PipelineArgument, console, terminal_table
+from trimtab.options import SAMPLES_METAVAR, NamespaceOption, PipelineArgument, console, terminal_table
 from trimtab.preflight import prepare, profiling_progress, remarks
+from trimtab_loadtester.payloads.labelled import LabelledPayloads
 from trimtab_pipelines.documents import pipeline_folder
+from trimtab_pipelines.errors import UserError
+from trimtab_pipelines.graph import REQUEST
 from trimtab_pipelines.profile import ModelProfile
 from trimtab_pipelines.result_line import ResultLine
-from trimtab_profiler.profile import ProfileOptions, fit_errors, profile, write_profiles
+from trimtab_profiler.profile import ROWS, ProfileOptions, fit_errors, profile, write_profiles
+from trimtab_protocol import Tensor
+from trimtab_protocol.tensors import Array
 
 
 def command(
     pipeline: PipelineArgument,
     out: Annotated[
         Path | None, typer.Option("--out", "-o", help="Folder for profile.yaml; default: the pipeline's folder")
+    ] = None,
+    samples: Annotated[
+        str | None,
+        typer.Option("--samples", metavar=SAMPLES_METAVAR, help="Samples to measure on; default: drawn inputs"),
     ] = None,
     *,
     quick: Annotated[bool, typer.Option(help="Measure only what planning needs, in a few seconds")] = False,
@@ -32,11 +43,15 @@ def command(
     timeout: Annotated[float, typer.Option(min=1.0, help="Seconds to wait for the cluster")] = 1800.0,
 ) -> int:
     """Measure latency and throughput of every variant, operating point, batch size and core allocation."""
+    if in_cluster and samples is not None:
+        raise UserError("--samples cannot be combined with --in-cluster: samples are on this machine")
     if in_cluster:
         return _in_cluster(*namespaced_name(pipeline, namespace), timeout)
     document = prepare(pipeline)
     home = pipeline_folder(pipeline)
     options = ProfileOptions.quick(document) if quick else ProfileOptions.full()
+    if samples is not None:
+        options = replace(options, rows=sample_rows(LabelledPayloads(document, samples, labels="Optional")))
     for remark in remarks(pipeline, document):
         console.print(remark)
     with profiling_progress() as show:
@@ -47,6 +62,16 @@ def command(
     console.print(f"profiles written to {path}")
     ResultLine(name="profile", figures=_figures(profiles)).print()
     return 0
+
+
+def sample_rows(samples: LabelledPayloads) -> dict[str, Array]:
+    """Rows of the first samples by request input; if shapes differ, of those with the most frequent shapes."""
+    by_shapes: dict[object, list[tuple[Tensor, ...]]] = {}
+    for number in range(min(ROWS, len(samples))):
+        tensors = samples.payload(number).inputs
+        by_shapes.setdefault(tuple((tensor.name, tensor.shape) for tensor in tensors), []).append(tensors)
+    rows = zip(*max(by_shapes.values(), key=len), strict=True)
+    return {f"{REQUEST}.inputs.{of[0].name}": np.concatenate([tensor.array for tensor in of]) for of in rows}
 
 
 def _in_cluster(namespace: str, name: str, timeout_seconds: float) -> int:
@@ -77,6 +102,7 @@ def _figures(profiles: Mapping[str, ModelProfile]) -> dict[str, float]:
 def _table(profile: ModelProfile) -> Table:
     spec = profile.spec
     slo = f"; stage SLO {1000 * spec.stage_slo_seconds:.1f} ms" if spec.stage_slo_seconds else ""
+    drawn = "; on inputs drawn at random, --samples measures on yours" if spec.inputs == "Drawn" else ""
     columns = ("variant", "point", "cores", "batch 1 p50", "batch 1 p99", "max rows/s", "at batch", "fit error")
     rows = []
     for point in spec.points:
@@ -85,4 +111,4 @@ def _table(profile: ModelProfile) -> Table:
         latencies = [f"{1000 * s:.2f} ms" for s in (first.latency_seconds_p50, first.latency_seconds_p99)]
         fastest = (f"{best.throughput_rps:.0f}", str(best.batch_size), f"{100 * point.fit.mean_relative_error:.1f} %")
         rows.append((point.variant, point.operating_point, f"{point.cores:g}", *latencies, *fastest))
-    return terminal_table(columns, rows, f"{spec.stage}{slo}")
+    return terminal_table(columns, rows, f"{spec.stage}{slo}{drawn}")

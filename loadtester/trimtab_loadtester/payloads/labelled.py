@@ -78,7 +78,9 @@ class LabelledPayloads:
         self._samples, self._score = _open(pipeline, source, labels)
         if not len(self._samples):
             raise SamplesError(f"{source}: there are no samples")
-        self.labelled = labels == "Required" or self._samples[0][1] is not None or self._score is not right_answers
+        self.scores_itself = self._score is not right_answers
+        """The user's class of samples has its own `score`."""
+        self.labelled = labels == "Required" or self._samples[0][1] is not None or self.scores_itself
         """Samples have a truth."""
         self._order = np.random.default_rng(seed).permutation(len(self._samples))
 
@@ -130,7 +132,7 @@ class LabelledPayloads:
 
     def score(self, truth: object, outputs: Outputs) -> Score:
         """Compare outputs with the truth of a sample; raises KeyError if an output is missing."""
-        if truth is None and self._score is right_answers:
+        if truth is None and not self.scores_itself:
             raise SamplesError("a sample has no right answer; give one for each sample, or for none to `trimtab tune`")
         return self._score(truth, outputs)
 

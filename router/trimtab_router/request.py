@@ -79,6 +79,8 @@ class Call:
     """Forwarded as `traceparent`, empty unless it is valid."""
     listener: Listener | None = None
     """Called with each chunk of a streamed response."""
+    variant: str = ""
+    """Variant that generates a chat's response, once it has begun."""
     hold_bytes: Callable[[int], None] | None = None
     """Called with the size of outputs stored until the end."""
     client: str = ""

@@ -44,6 +44,7 @@ async def test_complete_response_and_its_upstream_request():
         assert (status, headers["x-request-id"], body["id"]) == (200, "abc", "chatcmpl-abc")
         assert body["choices"][0]["message"]["content"] == "one"
         assert body["choices"][0]["finish_reason"] == "length"
+        assert body["system_fingerprint"] == "small"
         assert body["usage"]["prompt_tokens_details"]["image_tokens"] == 4
         (written,) = replica.written
         assert written.images == [a_png()]
@@ -89,6 +90,7 @@ async def test_choices_are_rows_of_their_own_in_one_stream():
         body = await tell(rig, a_chat("a b c", n=3, seed=7, stream_options={"include_usage": True}))
 
         assert body.pop() == "[DONE]"
+        assert {event["system_fingerprint"] for event in body} == {"small"}
         assert body.pop()["usage"]["completion_tokens"] == 9
         assert [words_of(body, choice) for choice in range(3)] == ["a b c"] * 3
         assert sorted(written.options["seed"] for written in replica.written) == [7, 8, 9]

@@ -44,8 +44,9 @@ class Choice:
     chunks: Sequence[Chunk] | None = None
 
 
-def completion(heading: ResponseHeader, choices: Sequence[Choice]) -> Json:
+def completion(heading: ResponseHeader, choices: Sequence[Choice], variant: str) -> Json:
     return heading.fields("chat.completion") | {
+        "system_fingerprint": variant,
         "choices": [
             {
                 "index": index,
@@ -93,6 +94,10 @@ class ChunkWriter:
         self._logprobs = logprobs
         self._around: dict[int, tuple[bytes, bytes]] = {}
         """The constant JSON around the text of a chunk."""
+
+    def variant(self, name: str) -> None:
+        """Name the variant in the chunks from now on."""
+        self._fields["system_fingerprint"] = name
 
     def first(self, choice: int) -> bytes:
         return self._chunk(choice, {"role": "assistant", "content": "", "refusal": None})

@@ -263,6 +263,7 @@ class RequestState:
         if self.stream is None or request.stage != self.executor.streaming_stage:
             return
         self.stream.record(row, chunk, now)
+        self.call.variant = request.variant
         if self.call.listener is not None:
             self.call.listener(row, chunk)
 

@@ -123,7 +123,8 @@ class OpenAiIngress(Ingress):
         response = await self._router.infer(chat.call)
         outputs = {tensor.name: tensor.array for tensor in response.outputs}
         choices = [Choice(text, chunks.get(row)) for row, text in enumerate(responses_from_outputs(outputs))]
-        body = json.dumps(openai_responses.completion(chat.header, choices), ensure_ascii=False).encode()
+        completion = openai_responses.completion(chat.header, choices, chat.call.variant)
+        body = json.dumps(completion, ensure_ascii=False).encode()
         reservation.hold_response(len(body), lambda: abort_connection(request))
         return web.Response(body=body, content_type="application/json", headers=headers)
 

@@ -45,7 +45,7 @@ class SseWriter:
         generation.add_done_callback(lambda _: self._events.put_nowait(None))
         try:
             async with asyncio.timeout(self._router.max_request_seconds):
-                await self._forward_events(chunks, chat.choices)
+                await self._forward_events(chunks, chat.choices, call)
             await self._end(generation, chunks)
         except TimeoutError:
             refusal = Refusal("DeadlineExpired", "the response took too long")
@@ -64,10 +64,12 @@ class SseWriter:
     def _on_chunk(self, row: int, chunk: Chunk | LastChunk) -> None:
         self._events.put_nowait((row, chunk))
 
-    async def _forward_events(self, chunks: ChunkWriter, choices: int) -> None:
+    async def _forward_events(self, chunks: ChunkWriter, choices: int, call: Call) -> None:
         """Write events as they arrive. Events that arrive during a write are written together."""
         self._keep_alive()
         while (event := await self._events.get()) is not None:
+            if self._response is None:
+                chunks.variant(call.variant)
             data = b"".join(self._encode(chunks, queued) for queued in (event, *self._queued_events()))
             if self._response is None:
                 await self._open()

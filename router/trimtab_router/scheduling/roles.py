@@ -207,6 +207,7 @@ class GenerationScheduler(StageScheduler):
         if isinstance(chunk, LastChunk) and row.request.prompt_features:
             self.prompt_lengths.learn(row.request.prompt_features[row.start], chunk.usage)
         if not row.request.closed:
+            row.request.variant = batch.variant
             row.request.owner.on_chunk(row.request, row.start, chunk, now)
 
     def _observe_first_token(self, batch: Batch, now: float) -> tuple[float, float]:

@@ -165,6 +165,7 @@ class StageRequest:
         "stage",
         "task",
         "tenant",
+        "variant",
     )
 
     def __init__(
@@ -181,6 +182,7 @@ class StageRequest:
     ) -> None:
         self.owner = owner
         self.stage = stage
+        self.variant = ""  # of the latest chunk
         self.rows = rows
         self.inputs = inputs
         self.deadline = deadline

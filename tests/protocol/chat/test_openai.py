@@ -195,9 +195,10 @@ def test_usage_counts_the_prompt_of_several_choices_once():
 
 
 def test_completion_has_message_and_usage():
-    body = openai_responses.completion(HEADING, [Choice(LastChunk("7", "stop", TOOK), [Chunk("7", 1, -0.5)])])
+    body = openai_responses.completion(HEADING, [Choice(LastChunk("7", "stop", TOOK), [Chunk("7", 1, -0.5)])], "small")
 
     assert (body["object"], body["id"], body["created"]) == ("chat.completion", "chatcmpl-1", 1700000000)
+    assert body["system_fingerprint"] == "small"
     (choice,) = body["choices"]
     assert choice["message"] == {"role": "assistant", "content": "7", "refusal": None}
     assert choice["finish_reason"] == "stop"

@@ -28,6 +28,7 @@ COMMANDS = {
     "pipeline.",
     "tune": "Find operating points of a vision transformer: token merging rates, merge rules and precisions.",
     "train-task": "Train a new task for a vision transformer: a head and prompts for each of its operating points.",
+    "push": "Upload local weights with their digests to S3 or MinIO (AWS_ENDPOINT_URL, AWS_ACCESS_KEY_ID, …).",
     "plan": "Show the plan for a load without running it.",
     "explain": "Explain the plan for a load: its binding constraint, the runner-up, and its sensitivity.",
     "simulate": "Simulate a pipeline under a load with the router's own scheduler.",

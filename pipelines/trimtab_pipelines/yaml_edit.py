@@ -1,4 +1,4 @@
-"""In-place edits of a pipeline's YAML: accuracies and escalations. Comments, order and style are preserved."""
+"""Edits of a pipeline's YAML: accuracies, escalations and storage URIs. Comments, order and style are preserved."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from types import MappingProxyType
@@ -28,6 +28,24 @@ def with_escalations(text: str, by_point: Escalations) -> str:
     Other points are unchanged; an empty list removes a point's escalations.
     """
     return _edited(text, lambda stage, variant: _escalation_edits(text, stage, variant, by_point))
+
+
+def with_storage_uris(text: str, locations: Mapping[str, tuple[str, str | None]]) -> str:
+    """Replace storage URIs of variants and their tasks by others with digests."""
+    return _edited(text, lambda _, variant: _location_edits(text, variant, locations))
+
+
+def _location_edits(
+    text: str, variant: yaml.MappingNode, locations: Mapping[str, tuple[str, str | None]]
+) -> Iterator[_Edit]:
+    for owner in (variant, *_items(_at(variant, "tasks"))):
+        uri, digest = _at(owner, "storageUri"), _at(owner, "digest")
+        if uri is None or uri.value not in locations:
+            continue
+        location, new_digest = locations[uri.value]
+        yield uri.start_mark.index, uri.end_mark.index, f"'{location}'"
+        if new_digest is not None and digest is None:
+            yield _behind(text, owner, uri, {"digest": f"'{new_digest}'"})
 
 
 def variant_node(text: str, stage: str, variant: str) -> yaml.MappingNode | None:

@@ -1,8 +1,10 @@
 """Weights from a real MinIO, over connections that are slow or break."""
 
 import hashlib
+import json
 import logging
 import os
+import shutil
 import socket
 import socketserver
 import subprocess
@@ -21,13 +23,16 @@ import torch
 from minio import Minio
 from safetensors.torch import save_file
 
+from tests.builders import a_pipeline, a_stage, a_variant
 from tests.control_plane import tool
 from tests.model_servers.test_remote_weights import content
 from tests.processes import held_port, running
+from trimtab.app import run
 from trimtab_model_servers.errors import ModelError
 from trimtab_model_servers.weights import cache
 from trimtab_model_servers.weights.files import SUFFIX, FetchLimits
-from trimtab_model_servers.weights.source import find_weights
+from trimtab_model_servers.weights.source import find_folder, find_weights
+from trimtab_pipelines.documents import dump_yaml, load_pipeline
 
 ACCESS_KEY, SECRET_KEY = "reader", "a-confidential-key"
 START_SECONDS = 30.0
@@ -219,6 +224,42 @@ def test_wait_for_another_pod_does_not_count_as_stall(address: str, proxy: Proxy
 
     assert isinstance(found, Path)
     assert proxy.connections == 2
+
+
+def test_pushed_weights_are_those_that_their_document_names(
+    address: str, weights: Path, digest: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+):
+    (folder := tmp_path / "mine").mkdir()
+    shutil.copy(weights, folder / "small.safetensors")
+    (checkpoint := folder / "large").mkdir()
+    for name in ("config.json", "model.safetensors", "pytorch_model.bin"):
+        (checkpoint / name).write_bytes(b"{}")
+    uris = ("small.safetensors", "large", "random://?seed=1")
+    variants = [a_variant(f"v{number}", storageUri=uri) for number, uri in enumerate(uris)]
+    (folder / "pipeline.yaml").write_text(before := f"# mine\n{dump_yaml(a_pipeline([a_stage(variants=variants)]))}")
+
+    outcomes = [run(["push", str(folder), "s3://models/mine", "-o", str(tmp_path / "pushed.yaml")]) for _ in range(2)]
+    lines = [line for line in capsys.readouterr().out.splitlines() if line.startswith('{"name":"push"')]
+
+    assert outcomes == [0, 0]
+    assert [json.loads(line)["figures"] for line in lines] == [{"files": 3, "sent": 3}, {"files": 3, "sent": 0}]
+    assert (folder / "pipeline.yaml").read_text() == before
+    assert (tmp_path / "pushed.yaml").read_text().startswith("# mine\n")
+    small, large, seeded = load_pipeline(tmp_path / "pushed.yaml").spec.stages[0].variants
+    assert (small.storage_uri, small.digest) == ("s3://models/mine/small.safetensors", digest)
+    assert content(find_weights(small.storage_uri, small.digest)) == weights.read_bytes()
+    assert (large.storage_uri, large.digest) == ("s3://models/mine/large", None)
+    stored = find_folder(large.storage_uri, None)
+    assert stored is not None
+    assert sorted(path.name for path in stored.iterdir()) == ["config.json", "model.safetensors"]
+    assert seeded.storage_uri == "random://?seed=1"
+
+    (folder / "small.safetensors").write_bytes(b"other")
+    assert run(["push", str(folder), "s3://models/mine"]) == 2
+    assert "s3://models/mine/small.safetensors has other content" in capsys.readouterr().err
+    assert run(["push", str(folder), "s3://nothing-here/mine"]) == 2
+    assert "NoSuchBucket" in capsys.readouterr().err
+    assert content(find_weights(small.storage_uri, small.digest)) == weights.read_bytes()
 
 
 def test_unwritable_cache_is_reported(address: str, monkeypatch, tmp_path: Path, digest: str):

@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 from pathlib import Path
 
+from benchmarks.papers.ipa_cells import PAPER_VIDEO
 from trimtab_pipelines.documents import load_pipeline
 from trimtab_pipelines.spec import InferencePipeline
 
@@ -71,4 +72,5 @@ WEIGHTS = {"video": (2, 1), "audio-qa": (10, 0.5), "audio-sent": (30, 0.5), "sum
 
 
 def ipa_pipeline(name: str) -> InferencePipeline:
-    return load_pipeline(FOLDER / name)
+    """A pipeline with the paper's variants; pipelines/video has other detectors."""
+    return load_pipeline(PAPER_VIDEO if name == "video" else FOLDER / name)

@@ -33,6 +33,7 @@ COMMANDS = {
     "explain": "Explain the plan for a load: its binding constraint, the runner-up, and its sensitivity.",
     "simulate": "Simulate a pipeline under a load with the router's own scheduler.",
     "compare": "Serve the same load with adaptation, with the lightest and with the heaviest variants; compare.",
+    "checkpoints": "Write a copy of a pipeline whose Hugging Face checkpoints are miniatures with random weights.",
     "report": "Write the HTML report of one recorded run, or of several compared.",
     "dashboard": "Serve the live page of a run: load, plans, drops, accuracy and every stage.",
     "status": "Show what a router serves and the outcomes of its requests; exit with 1 if it is not ready.",

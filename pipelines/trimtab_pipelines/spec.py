@@ -1,13 +1,14 @@
 """`InferencePipeline`: the resource a user applies. Stages, one latency SLO, an objective and a budget."""
 
 from functools import cached_property
-from typing import Literal, Self
+from typing import Any, Literal, Self
 
 from pydantic import Field, model_validator
 
 from trimtab_pipelines import graph
 from trimtab_pipelines.accuracy_evidence import AccuracyBasis
 from trimtab_pipelines.chat_settings import ChatSettings
+from trimtab_pipelines.families import fill_tensors
 from trimtab_pipelines.quantity import Cores, Fraction, Seconds
 from trimtab_pipelines.resource import ADVISORY_SUFFIX, Model, Name, Resource, find_named, require_unique
 from trimtab_pipelines.scheduling_policies import PolicyTraits, SchedulingPolicy, policy_traits
@@ -191,8 +192,10 @@ class InferencePipelineSpec(Model):
     """A DAG of stages with one SLO, one objective and one budget."""
 
     mode: Literal["Auto", "Advisory", "Paused"] = "Auto"
-    inputs: tuple[RequestInput, ...] = Field(min_length=1, max_length=16)
-    outputs: tuple[PipelineOutput, ...] = Field(min_length=1, max_length=64)
+    inputs: tuple[RequestInput, ...] = Field(default=(), min_length=1, max_length=16)
+    """If absent, those that the stages' families declare."""
+    outputs: tuple[PipelineOutput, ...] = Field(default=(), min_length=1, max_length=64)
+    """If absent, all outputs of the stages that no other stage reads."""
     stages: tuple[Stage, ...] = Field(min_length=1, max_length=32)
     slo: ServiceLevel
     objective: Objective = Objective()
@@ -257,8 +260,15 @@ class InferencePipelineSpec(Model):
         """Return a stage; KeyError lists the known stages."""
         return find_named(self.stages, name, "the pipeline has no stage")
 
+    @model_validator(mode="before")
+    @classmethod
+    def _fill_tensors(cls, document: Any) -> Any:
+        return fill_tensors(document) if isinstance(document, dict) else document
+
     @model_validator(mode="after")
     def _consistent(self) -> Self:
+        if not self.inputs:
+            raise ValueError("inputs are missing; list those that the stages read from the request")
         require_unique((stage.name for stage in self.stages), "stages")
         require_unique((tensor.name for tensor in self.inputs), "inputs")
         require_unique((tensor.name for tensor in self.outputs), "outputs")

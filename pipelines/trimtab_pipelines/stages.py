@@ -66,8 +66,10 @@ class Stage(Model):
     """A task and the variants that perform it."""
 
     name: Name
-    inputs: tuple[StageInput, ...] = Field(min_length=1, max_length=16)
-    outputs: tuple[StageOutput, ...] = Field(min_length=1, max_length=16)
+    inputs: tuple[StageInput, ...] = Field(default=(), min_length=1, max_length=16)
+    """If absent, those that the variants' families declare, from the request."""
+    outputs: tuple[StageOutput, ...] = Field(default=(), min_length=1, max_length=16)
+    """If absent, those that the variants' families declare."""
     variants: tuple[Variant, ...] = Field(min_length=1, max_length=64)
     batch_sizes: tuple[Annotated[int, Field(ge=1, le=4096)], ...] = Field(
         default=(1, 2, 4, 8, 16, 32, 64), min_length=1, max_length=32
@@ -169,6 +171,10 @@ class Stage(Model):
     @model_validator(mode="after")
     def _consistent(self) -> Self:
         where = f"stage {self.name}"
+        for kind in ("inputs", "outputs"):
+            if not getattr(self, kind):
+                families = ", ".join(sorted({variant.family or "a container" for variant in self.variants}))
+                raise ValueError(f"{where}: {kind} are missing; list them, since {families} does not declare them")
         require_unique((variant.name for variant in self.variants), f"{where}: variants")
         require_unique((tensor.name for tensor in self.inputs), f"{where}: inputs")
         require_unique((tensor.name for tensor in self.outputs), f"{where}: outputs")

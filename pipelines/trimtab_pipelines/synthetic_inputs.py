@@ -1,10 +1,10 @@
-"""Synthetic inputs: texts and sounds with the lengths of published data sets, and frames of noise.
+"""Synthetic inputs: texts and audio files with the lengths of published data sets, and images.
 
-The annotation `trimtab.dev/payloads` of a pipeline names the distribution of each input, for example
-`audio=librispeech, question=squad-question`. The content is noise, for models with random weights; lengths determine
-how long a model takes. Load tester and profiler use the same inputs.
+The annotation `trimtab.dev/payloads` of a pipeline names the distribution of an input, for example
+`audio=librispeech, question=squad-question`. The content is noise or common words; lengths determine how long a model
+takes, within the limits that its family and parameters state. Load tester and profiler use the same inputs.
 
-Every row of a tensor is padded to the distribution's maximum, so that any rows form a batch; model servers drop the
+Token ids (INT64 [-1]) are padded to the distribution's maximum, so that any rows form a batch; model servers drop the
 padding.
 """
 
@@ -13,14 +13,16 @@ import math
 import wave
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from trimtab_pipelines.families import HF_FAMILIES, LIMITS, Medium
 from trimtab_pipelines.graph import REQUEST
 from trimtab_pipelines.spec import InferencePipeline
-from trimtab_pipelines.tensors import TensorSpec
+from trimtab_pipelines.tensors import RequestInput, TensorSpec
+from trimtab_pipelines.variants import Variant
 
 PAYLOADS_ANNOTATION = "trimtab.dev/payloads"
 DIMENSION_ANNOTATION = "trimtab.dev/default-dimension"
@@ -33,16 +35,8 @@ Array = NDArray[Any]
 NO_TOKEN = -1
 SAMPLES_PER_SECOND = 16_000
 TOKENS_PER_WORD = 1.3  # subwords, by the usual vocabularies of 30 to 60 thousand
+MAX_TOKENS_PER_WORD, SPECIAL_TOKENS = 2, 2  # of common words, by small vocabularies
 MIN_TOKEN_ID, END_TOKEN_ID = 1_000, 10_000  # ordinary tokens of every vocabulary in use
-LENGTH_SUFFIX = "_length"
-Medium = Literal["text", "image", "audio"]
-_FAMILIES: Mapping[str, Medium] = {
-    "hf/image-": "image",
-    "hf/object-": "image",
-    "hf/zero-shot-image-": "image",
-    "hf/speech-": "audio",
-}
-"""Media that families read, by the beginning of their name; others read text."""
 IMAGE_SIZE_PX = (640, 480)
 _WORD_LIST = (
     "a about after all an and are as at back be been but by can could day did do first for from get good had has have "
@@ -86,39 +80,25 @@ def default_dimension(pipeline: InferencePipeline) -> int:
 class LengthDistribution:
     """Length distribution of one kind of input: log-normal, truncated at both ends."""
 
-    kind: Literal["tokens", "sound"]
-    """Token ids padded with -1, or samples of sound at 16 kHz padded with zeros."""
+    medium: Medium
     mean: float
-    """Tokens, or seconds."""
+    """Tokens of a text, or seconds of audio; as are the bounds."""
     spread: float
     """Standard deviation of the length's logarithm."""
     least: float
     most: float
 
-    def lengths(self, count: int, random: np.random.Generator) -> Array:
-        """Draw lengths, in tokens or samples."""
+    def lengths(self, count: int, random: np.random.Generator, limit: float = math.inf) -> Array:
+        """Draw lengths, in tokens or seconds."""
         middle = math.log(self.mean) - self.spread**2 / 2
-        drawn = random.lognormal(middle, self.spread, count).clip(self.least, self.most)
-        return np.asarray(np.rint(drawn * self._unit).astype(np.int64))
-
-    def rows(self, lengths: Array, random: np.random.Generator) -> Array:
-        """Fill rows of these lengths with noise, [rows, longest]."""
-        shape = (len(lengths), round(self.most * self._unit))
-        inside = np.arange(shape[1]) < lengths[:, None]
-        if self.kind == "tokens":
-            return np.where(inside, random.integers(MIN_TOKEN_ID, END_TOKEN_ID, shape, dtype=np.int64), NO_TOKEN)
-        return np.where(inside, 0.1 * random.standard_normal(shape, dtype=np.float32), np.float32(0))
-
-    @property
-    def _unit(self) -> int:
-        return 1 if self.kind == "tokens" else SAMPLES_PER_SECOND
+        drawn = random.lognormal(middle, self.spread, count)
+        return np.asarray(np.clip(drawn, min(self.least, limit), min(self.most, limit)))
 
 
 def _words(mean: float, spread: float, least: int, most: int) -> LengthDistribution:
-    return LengthDistribution("tokens", TOKENS_PER_WORD * mean, spread, least, most)
+    return LengthDistribution("text", TOKENS_PER_WORD * mean, spread, least, most)
 
 
-NOISE = "noise"
 DISTRIBUTIONS: Mapping[str, LengthDistribution] = {
     # Articles of XSum have 431 words on average (Narayan et al., EMNLP 2018); models read the first 512 tokens.
     "xsum-article": _words(431.07, 0.6, 16, 512),
@@ -127,75 +107,110 @@ DISTRIBUTIONS: Mapping[str, LengthDistribution] = {
     # newstest2014 has 3,003 French sentences of about 27 words (Bojar et al., WMT 2014).
     "newstest-french": _words(27.0, 0.55, 4, 128),
     # test-clean of LibriSpeech has 5.4 hours in 2,620 utterances (Panayotov et al., ICASSP 2015).
-    "librispeech": LengthDistribution("sound", 5.4 * 3600 / 2620, 0.65, 1.3, 15.0),
+    "librispeech": LengthDistribution("audio", 5.4 * 3600 / 2620, 0.65, 1.3, 15.0),
 }
 """Distributions by name. The means are published; spreads and bounds are assumed."""
 
 
-def parse_distributions(written: str, specs: Sequence[TensorSpec]) -> dict[str, str]:
-    """Parse `TENSOR=DISTRIBUTION, …`. Raises ValueError if one of a pair is unknown, or they do not fit."""
+DEFAULT_DISTRIBUTIONS: Mapping[Medium, str] = {"text": "newstest-french", "audio": "librispeech"}
+
+
+@dataclass(frozen=True, slots=True)
+class InputLaw:
+    """Medium and lengths of the values of a BYTES input, or of a text in token ids."""
+
+    medium: Medium
+    lengths: LengthDistribution | None = None
+    """None for images."""
+    limit: float = math.inf
+    """Tokens or seconds of the longest value that all variants accept."""
+
+    def draw(self, spec: TensorSpec, count: int, any_size: int, random: np.random.Generator) -> Array:
+        """Draw rows of the input; dimensions of any size have `any_size`."""
+        if spec.datatype != "BYTES":
+            return self._draw_tokens(count, random)
+        shape = (count, *(any_size if size == -1 else size for size in spec.shape))
+        values = np.empty(shape, dtype=object)
+        for position in np.ndindex(shape):
+            values[position] = self.draw_value(random)
+        return values
+
+    def draw_value(self, random: np.random.Generator) -> bytes:
+        """Draw a text, a JPEG file or a WAV file."""
+        if self.lengths is None:
+            return _draw_image(random)
+        draw = _draw_text if self.medium == "text" else _draw_audio
+        return draw(float(self.lengths.lengths(1, random, self.limit)[0]), self.limit, random)
+
+    def _draw_tokens(self, count: int, random: np.random.Generator) -> Array:
+        assert self.lengths is not None  # noqa: S101 - for mypy
+        lengths = np.rint(self.lengths.lengths(count, random))
+        shape = (count, round(self.lengths.most))
+        tokens = random.integers(MIN_TOKEN_ID, END_TOKEN_ID, shape, dtype=np.int64)
+        return np.where(np.arange(shape[1]) < lengths[:, None], tokens, NO_TOKEN)
+
+
+def input_laws(pipeline: InferencePipeline) -> dict[str, InputLaw]:
+    """How BYTES inputs of a request, and those that the annotation names, are drawn; ValueError if it is invalid."""
+    kind = payloads_of(pipeline)
+    named = _parse_distributions(kind, pipeline.spec.inputs) if "=" in kind and ":" not in kind else {}
+    drawn = [spec for spec in pipeline.spec.inputs if spec.datatype == "BYTES" or spec.name in named]
+    return {spec.name: _input_law(pipeline, spec, named.get(spec.name)) for spec in drawn}
+
+
+def _input_law(pipeline: InferencePipeline, spec: RequestInput, distribution: str | None) -> InputLaw:
+    """The law of an input by the families that read it: their medium, and the least of their limits."""
+    medium: Medium = "text"
+    limits = [math.inf]
+    for stage in pipeline.spec.stages:
+        for read in stage.inputs:
+            for variant in stage.variants if read.source == f"{REQUEST}.inputs.{spec.name}" else ():
+                if variant.family in HF_FAMILIES:
+                    medium = HF_FAMILIES[variant.family].medium
+                    limits.append(_limit(variant, read.name))
+    if distribution is None:
+        return default_law(medium, min(limits))
+    return InputLaw(medium, DISTRIBUTIONS[distribution], min(limits))
+
+
+def _limit(variant: Variant, name: str) -> float:
+    limit = LIMITS.get(name)
+    if limit is None or variant.parameters.get("truncate"):
+        return math.inf
+    return float(variant.parameters.get(limit.parameter, limit.default))
+
+
+def _parse_distributions(written: str, specs: Sequence[TensorSpec]) -> dict[str, str]:
+    """Parse `TENSOR=DISTRIBUTION, …`; ValueError if one of a pair is unknown, or they do not fit."""
     by_name = {spec.name: spec for spec in specs}
     chosen: dict[str, str] = {}
     for part in written.split(","):
         tensor, _, law = (piece.strip() for piece in part.partition("="))
+        where = f"payloads {part.strip()!r}"
         if tensor not in by_name:
-            raise ValueError(
-                f"payloads {part.strip()!r}: unknown input {tensor!r}; the inputs are: {', '.join(by_name)}"
-            )
-        if law not in DISTRIBUTIONS and law != NOISE:
-            raise ValueError(
-                f"payloads {part.strip()!r}: unknown distribution {law!r}; known: {', '.join([*DISTRIBUTIONS, NOISE])}"
-            )
-        _require_fit(by_name[tensor], law)
+            raise ValueError(f"{where}: unknown input {tensor!r}; the inputs are: {', '.join(by_name)}")
+        if law not in DISTRIBUTIONS:
+            raise ValueError(f"{where}: unknown distribution {law!r}; known: {', '.join(DISTRIBUTIONS)}")
+        spec, is_text = by_name[tensor], DISTRIBUTIONS[law].medium == "text"
+        if spec.datatype != "BYTES" and not (is_text and (spec.datatype, spec.shape) == ("INT64", (-1,))):
+            right = "BYTES or INT64 [-1]" if is_text else "BYTES"
+            raise ValueError(f"{where}: the input must be {right}, not {spec.datatype} {[*spec.shape]}")
         chosen[tensor] = law
     return chosen
 
 
-def draw_inputs(
-    laws: Mapping[str, str], specs: Sequence[TensorSpec], count: int, seed: Sequence[int]
-) -> dict[str, Array]:
-    """Draw `count` rows of each tensor with a distribution, and of TENSOR_length, if declared, the samples of sound."""
-    rows: dict[str, Array] = {}
-    for spec in specs:
-        if spec.name not in laws:
-            continue
-        random = np.random.default_rng([*seed, *spec.name.encode()])
-        if laws[spec.name] == NOISE:
-            rows[spec.name] = random.integers(0, 256, (count, *spec.shape), dtype=np.uint8)
-            continue
-        law = DISTRIBUTIONS[laws[spec.name]]
-        lengths = law.lengths(count, random)
-        rows[spec.name] = law.rows(lengths, random)
-        if any(other.name == spec.name + LENGTH_SUFFIX for other in specs):
-            rows[spec.name + LENGTH_SUFFIX] = lengths
-    return rows
+def default_law(medium: Medium, limit: float = math.inf) -> InputLaw:
+    """The law of values of a medium, within a limit of tokens or seconds."""
+    name = DEFAULT_DISTRIBUTIONS.get(medium)
+    return InputLaw(medium, DISTRIBUTIONS[name] if name else None, limit)
 
 
-def media(pipeline: InferencePipeline) -> dict[str, Medium]:
-    """The medium of each BYTES input of a request, by the families that read it."""
-    return {spec.name: _medium(pipeline, spec.name) for spec in pipeline.spec.inputs if spec.datatype == "BYTES"}
+TEXT = default_law("text")
 
 
-def _medium(pipeline: InferencePipeline, name: str) -> Medium:
-    source = f"{REQUEST}.inputs.{name}"
-    readers = (stage for stage in pipeline.spec.stages if any(read.source == source for read in stage.inputs))
-    families = [variant.served_family for stage in readers for variant in stage.variants]
-    found = (medium for prefix, medium in _FAMILIES.items() if any(family.startswith(prefix) for family in families))
-    return next(found, "text")
-
-
-def draw_bytes(medium: Medium, shape: Sequence[int], random: np.random.Generator) -> Array:
-    """Draw BYTES: texts with the lengths of news sentences, JPEG files, or WAV files with the lengths of utterances."""
-    draw = {"text": _draw_text, "image": _draw_image, "audio": _draw_audio}[medium]
-    values = np.empty(tuple(shape), dtype=object)
-    for position in np.ndindex(values.shape):
-        values[position] = draw(random)
-    return values
-
-
-def _draw_text(random: np.random.Generator) -> bytes:
-    words = DISTRIBUTIONS["newstest-french"].lengths(1, random)[0] / TOKENS_PER_WORD
-    return " ".join(random.choice(WORDS, max(1, round(words)))).encode()
+def _draw_text(tokens: float, limit: float, random: np.random.Generator) -> bytes:
+    words = min(tokens / TOKENS_PER_WORD, (limit - SPECIAL_TOKENS) / MAX_TOKENS_PER_WORD)
+    return " ".join(random.choice(WORDS, max(1, int(words)))).encode()
 
 
 def _draw_image(random: np.random.Generator) -> bytes:
@@ -207,23 +222,12 @@ def _draw_image(random: np.random.Generator) -> bytes:
     return file.getvalue()
 
 
-def _draw_audio(random: np.random.Generator) -> bytes:
-    law, file = DISTRIBUTIONS["librispeech"], io.BytesIO()
-    samples = 3_000 * random.standard_normal(law.lengths(1, random)[0])
+def _draw_audio(seconds: float, limit: float, random: np.random.Generator) -> bytes:
+    file = io.BytesIO()
+    samples = 3_000 * random.standard_normal(int(min(seconds, limit) * SAMPLES_PER_SECOND))
     with wave.open(file, "wb") as writer:
         writer.setnchannels(1)
         writer.setsampwidth(2)
         writer.setframerate(SAMPLES_PER_SECOND)
         writer.writeframes(samples.clip(-32_768, 32_767).astype("<i2").tobytes())
     return file.getvalue()
-
-
-def _require_fit(spec: TensorSpec, law: str) -> None:
-    if law == NOISE:
-        fits, right = spec.datatype == "UINT8" and -1 not in spec.shape, "UINT8 of a fixed shape"
-    elif DISTRIBUTIONS[law].kind == "tokens":
-        fits, right = (spec.datatype, spec.shape) == ("INT64", (-1,)), "INT64 [-1]"
-    else:
-        fits, right = (spec.datatype, spec.shape) == ("FP32", (-1,)), "FP32 [-1]"
-    if not fits:
-        raise ValueError(f"payloads {spec.name}={law}: the input must be {right}, not {spec.datatype} {[*spec.shape]}")

@@ -75,7 +75,7 @@ class Variant(Model):
 
     name: Name
     family: str = Field(default="", max_length=128)
-    """Architecture that the model server builds, such as torchvision/resnet18, or your own class, such as
+    """Architecture that the model server builds, such as hf/summarization, or your own class, such as
     acme.models:Embedder. Empty if a container or an implementation is given.
     """
     implementation: str = Field(

@@ -31,9 +31,9 @@ def request_rows(pipeline: InferencePipeline, count: int, seed: int = 0) -> dict
     """`count` rows of each request input, random unless an annotation names payloads; ValueError if invalid."""
     kind = synthetic_inputs.payloads_of(pipeline)
     size = synthetic_inputs.default_dimension(pipeline)
-    media = synthetic_inputs.media(pipeline)
+    laws = synthetic_inputs.input_laws(pipeline)
     rows = {
-        f"{REQUEST}.inputs.{spec.name}": random_rows(spec, count, size, seed, media.get(spec.name, "text"))
+        f"{REQUEST}.inputs.{spec.name}": random_rows(spec, count, size, seed, laws.get(spec.name))
         for spec in pipeline.spec.inputs
     }
     rows |= _chat_rows(pipeline, count, seed)
@@ -57,10 +57,6 @@ def request_rows(pipeline: InferencePipeline, count: int, seed: int = 0) -> dict
             f"{REQUEST}.inputs.images": bytes_tensor([chat.images[0] for chat in chats])[:, None],
             f"{REQUEST}.inputs.options": bytes_tensor([b"{}"] * count),
         }
-    elif kind != "random":
-        laws = synthetic_inputs.parse_distributions(kind, pipeline.spec.inputs)
-        drawn = synthetic_inputs.draw_inputs(laws, pipeline.spec.inputs, count, (seed,))
-        rows |= {f"{REQUEST}.inputs.{name}": array for name, array in drawn.items()}
     return rows
 
 
@@ -124,14 +120,14 @@ def concatenate_outputs(stage: Stage, answers: Iterable[Sequence[Tensor]]) -> di
 
 
 def random_rows(
-    spec: TensorSpec, count: int, any_size: int, seed: int = 0, medium: synthetic_inputs.Medium = "text"
+    spec: TensorSpec, count: int, any_size: int, seed: int = 0, law: synthetic_inputs.InputLaw | None = None
 ) -> Array:
-    """Draw rows of a tensor: floats in 0…1, integers in 0…127, masks of ones, images in 0…255, BYTES of a medium."""
+    """Draw rows: by the law, else floats in 0…1, integers in 0…127, masks of ones, images in 0…255, texts."""
     random = np.random.default_rng([seed, *spec.name.encode()])
     shape = (count, *(any_size if size == -1 else size for size in spec.shape))
     dtype = DTYPES[spec.datatype]
-    if dtype.kind == "O":
-        return synthetic_inputs.draw_bytes(medium, shape, random)
+    if law is not None or dtype.kind == "O":
+        return (law or synthetic_inputs.TEXT).draw(spec, count, any_size, random)
     if dtype.kind == "f":
         return random.random(shape, dtype=np.float32).astype(dtype)
     if spec.name.endswith("mask"):

@@ -76,7 +76,7 @@ def acme(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         (variant(accuracy=94), "spec.stages.0.variants.0.accuracy: Input should be less than or equal to 1 (got '94')"),
         (stage(outputs=[{"name": "y", "datatype": "int64"}]), "'FP64' or 'BYTES' (got 'int64')"),
         (lambda spec: spec.pop("budget"), "spec.budget: Field required"),
-        (variant(family="transformers/Nope"), "unknown family 'transformers/Nope'"),
+        (variant(family="hf/Nope"), "unknown family 'hf/Nope'"),
         (variant(family="acme_nowhere.models:Net"), "no module 'acme_nowhere'"),
         (variant(storageUri="nowhere.safetensors"), "nowhere.safetensors does not exist"),
         (variant(storageUri="pipeline.yaml", digest=NO_DIGEST), f"but {NO_DIGEST} is required"),

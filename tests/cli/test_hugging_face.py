@@ -12,8 +12,8 @@ import yaml
 from tritonclient.utils import InferenceServerException
 
 from tests.local_run import post, trimtab, up
-from tests.model_servers.hf import checkpoints
-from tests.model_servers.hf.test_tasks import some_sounds, some_texts
+from tests.model_servers.hf.rows import samples, some_sounds, some_texts
+from trimtab_model_servers.families.hf import miniatures
 from trimtab_protocol.tensors import bytes_array
 
 pytestmark = pytest.mark.timeout(300)
@@ -50,7 +50,7 @@ spec:
 
 
 def classifier(folder: Path) -> Path:
-    return checkpoints.roberta(folder, "AutoModelForSequenceClassification")
+    return miniatures.encoder("Roberta", folder, "text-classification")
 
 
 def test_page_serves_its_example(tmp_path: Path) -> None:
@@ -83,12 +83,12 @@ def test_page_serves_its_example(tmp_path: Path) -> None:
 @pytest.mark.conformance
 def test_audio_files_pass_two_stages(tmp_path: Path) -> None:
     (tmp_path / "pipeline.yaml").write_text(SPEECH)
-    checkpoints.wav2vec2(tmp_path / "speech")
+    miniatures.wav2vec2(tmp_path / "speech")
     classifier(tmp_path / "classifier")
     files = some_sounds(6)
     hear = transformers.pipeline("automatic-speech-recognition", model=str(tmp_path / "speech"), device=-1)
     classify = transformers.pipeline("text-classification", model=str(tmp_path / "classifier"), device=-1)
-    texts = [hear(file)["text"] for file in checkpoints.samples(files)]
+    texts = [hear(file)["text"] for file in samples(files)]
     labels = [classify(text, truncation=True)[0]["label"] for text in texts]
 
     with up(tmp_path, pipeline=tmp_path) as serving:

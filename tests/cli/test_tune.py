@@ -117,7 +117,7 @@ BEHIND = "# behind another\n" + yaml.safe_dump(
     a_pipeline_document(
         [
             a_stage("pass", outputs=[{"name": "y", **IMAGE}]),
-            a_classifier("pass.outputs.y", a_variant("other", family="torchvision/resnet18"), VIT),
+            a_classifier("pass.outputs.y", a_variant("other", family="echo"), VIT),
         ],
         inputs=[{"name": "x", **IMAGE}],
         outputs=[{"name": "named", "from": "classify.outputs.logits"}],
@@ -267,12 +267,12 @@ def test_gpu_variant_is_not_tuned_without_a_gpu(mine, capfd):
 
 
 def test_model_without_tokens_is_rejected(tmp_path, capfd):
-    resnet = {"family": "torchvision/resnet18", "storageUri": "random://?seed=1", "parameters": {}}
-    (tmp_path / "pipeline.yaml").write_text(yaml.safe_dump(a_document(**resnet)))
+    echo = {"family": "echo", "storageUri": "random://?seed=1", "parameters": {}}
+    (tmp_path / "pipeline.yaml").write_text(yaml.safe_dump(a_document(**echo)))
     (tmp_path / "samples.jsonl").write_text('{"inputs": {"image": 0}, "outputs": {"logits": 1}}\n')
 
     assert run(["tune", str(tmp_path), "--samples", str(tmp_path)]) == 1
-    assert "family 'torchvision/resnet18' does not merge tokens" in capfd.readouterr().err
+    assert "family 'echo' does not merge tokens" in capfd.readouterr().err
 
 
 COMPILED = {"full-compiled": 0.9, "half-compiled": 0.49, "third-compiled": 0.33}

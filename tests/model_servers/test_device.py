@@ -16,7 +16,6 @@ from tests.model_servers.transformer.test_family import weights as weights  # no
 from tests.model_servers.transformer.test_task_registry import a_task
 from trimtab_model_servers.batch_worker import BatchWorker
 from trimtab_model_servers.errors import InvalidRow, ModelError, RefusalError
-from trimtab_model_servers.families.image_classification import Classifier
 from trimtab_model_servers.families.registry import build
 from trimtab_model_servers.families.user_module import UserNetwork
 from trimtab_model_servers.families.vision_transformer import ServedTransformer
@@ -49,17 +48,6 @@ def test_gpu_is_used_if_requested_and_available(card):
         assert network.module.weight.device == where
     with pytest.raises(ModelError, match="torch finds no GPU here"):
         move_to_device(a_spec(gpus=1), network, lambda: False)
-
-
-def test_residual_network_computes_on_its_device(card):
-    network = build(a_spec(family="torchvision/resnet18", storageUri="random://?seed=1")).network
-    assert isinstance(network, Classifier)
-    move_to_device(a_spec(gpus=1), network, card)
-    found = network.infer({"image": torch.zeros(2, 3, 64, 64, device=META)}, POINT)
-
-    assert (found["logits"].device, found["logits"].shape) == (META, (2, 1000))
-    with pytest.raises(RuntimeError):
-        network.infer({"image": torch.zeros(2, 3, 64, 64)}, POINT)
 
 
 def test_transformer_computes_on_its_device(card, weights, tmp_path):

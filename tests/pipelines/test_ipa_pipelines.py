@@ -1,17 +1,20 @@
-"""Five pipelines of IPA: figures of the paper, and full-size light variants served on this machine."""
+"""Five pipelines of IPA: figures of the paper, and answers of miniature checkpoints over REST and gRPC."""
 
+import io
+from importlib import import_module
 from pathlib import Path
+from typing import Any
 
 import pytest
 import yaml
+from PIL import Image
+from tritonclient import grpc, http
 
-from tests.builders import a_plan
 from tests.ipa import ACCURACY_OF_THE_PLOTS, BESIDE_THE_TABLES, FOLDER, STAGE_SECONDS, VARIANTS, WEIGHTS, ipa_pipeline
-from trimtab.local.supervisor import Setup, Supervisor
-from trimtab_loadtester.clients import RestClient
-from trimtab_loadtester.payloads.sources import payload_source
+from tests.local_run import trimtab, up
+from tests.model_servers.hf.rows import samples, some_images, some_sounds, some_texts
 from trimtab_pipelines.documents import load_pipeline
-from trimtab_pipelines.synthetic_inputs import parse_distributions
+from trimtab_protocol.tensors import bytes_array
 
 NAMES = sorted(STAGE_SECONDS)
 
@@ -46,52 +49,131 @@ def test_every_variant_of_the_paper_exists():
     assert found == VARIANTS.keys() | BESIDE_THE_TABLES.keys()
 
 
-@pytest.mark.parametrize("name", NAMES)
-def test_every_open_input_has_a_length_distribution(name):
-    pipeline = ipa_pipeline(name)
-    laws = parse_distributions(pipeline.metadata.annotations["trimtab.dev/payloads"], pipeline.spec.inputs)
+def test_video_keeps_the_papers_slo_and_classifiers():
+    ours, paper = load_pipeline(FOLDER / "video").spec, ipa_pipeline("video").spec
 
-    assert {tensor.name for tensor in pipeline.spec.inputs if -1 in tensor.shape} <= laws.keys()
-
-
-PARAMETERS = {"timeout": 60_000_000, "binary_data_output": True}
-"""The timeout is generous, since the machine may be busy."""
+    assert (ours.slo, ours.objective, ours.adaptation) == (paper.slo, paper.objective, paper.adaptation)
+    assert [v.name for v in ours.stages[1].variants] == [v.name for v in paper.stages[1].variants]
+    assert [v.accuracy for v in ours.stages[1].variants] == [v.accuracy for v in paper.stages[1].variants]
 
 
-def light_pipeline(name: str, variants: tuple[str, ...], folder: Path) -> Path:
-    """Write a pipeline with only these variants, one core a replica, for a machine of two cores."""
-    document = yaml.safe_load((FOLDER / name / "pipeline.yaml").read_text())
-    document["spec"]["budget"] = {"cores": "2"}
+SERVED = {
+    "video": ("rtdetr-r18", "resnet18"),
+    "audio-qa": ("s2t-small", "roberta-base"),
+    "audio-sent": ("wav2vec2-base", "distilbert"),
+    "sum-qa": ("distilbart-1-1", "xlm-roberta-base"),
+    "nlp": ("xlm-roberta-base-langid", "opus-mt-fr-en", "distilbart-1-1"),
+}
+"""One variant of each stage, which together are of every architecture."""
+ROWS = 3
+
+
+class Chain:
+    """The models of a pipeline, called one row at a time by transformers itself."""
+
+    def __init__(self, folder: Path) -> None:
+        self._hf: Any = import_module("transformers")
+        self._folders = {stage: folder / f"{stage}-{variant}" for stage, variant in STAGES[folder.name].items()}
+
+    def pipeline(self, task: str, stage: str, value: Any, **options: Any) -> Any:
+        return self._hf.pipeline(task, model=str(self._folders[stage]), device=-1)(value, **options)
+
+    def generate(self, stage: str, text: str) -> str:
+        tokenizer, model = self._models(stage, "AutoModelForSeq2SeqLM")
+        encoded = tokenizer([text], return_tensors="pt", truncation=True)
+        return str(tokenizer.batch_decode(model.generate(**encoded, do_sample=False), skip_special_tokens=True)[0])
+
+    def answer(self, question: str, context: str) -> str:
+        """The span with the highest product of probabilities, of at most 15 tokens."""
+        tokenizer, model = self._models("answer", "AutoModelForQuestionAnswering")
+        encoded = tokenizer(question, context, return_tensors="pt", return_offsets_mapping=True)
+        offsets = encoded.pop("offset_mapping")[0].tolist()
+        inside = [index for index, part in enumerate(encoded.sequence_ids(0)) if part == 1]
+        output = model(**encoded)
+        start, end = output.start_logits[0].tolist(), output.end_logits[0].tolist()
+        spans = [(first, last) for first in inside for last in inside if first <= last < first + 15]
+        first, last = max(spans, key=lambda span: start[span[0]] + end[span[1]])
+        return context[offsets[first][0] : offsets[last][1]]
+
+    def _models(self, stage: str, auto_class: str) -> tuple[Any, Any]:
+        folder = self._folders[stage]
+        return self._hf.AutoTokenizer.from_pretrained(folder), getattr(self._hf, auto_class).from_pretrained(folder)
+
+    def video(self, image: bytes) -> dict[str, object]:
+        picture = Image.open(io.BytesIO(image)).convert("RGB")
+        found = max(self.pipeline("object-detection", "detect", picture, threshold=0.0), key=lambda item: item["score"])
+        return {"object": found["label"], "confidence": found["score"]}
+
+    def audio_qa(self, audio: bytes, question: bytes) -> dict[str, object]:
+        transcript = self._hear(audio)
+        return {"transcript": transcript, "answer": self.answer(question.decode(), transcript)}
+
+    def audio_sent(self, audio: bytes) -> dict[str, object]:
+        transcript = self._hear(audio)
+        found = self.pipeline("text-classification", "sentiment", transcript)[0]
+        return {"transcript": transcript, "label": found["label"], "score": found["score"]}
+
+    def sum_qa(self, document: bytes, question: bytes) -> dict[str, object]:
+        summary = self.generate("summarise", document.decode())
+        return {"summary": summary, "answer": self.answer(question.decode(), summary)}
+
+    def nlp(self, text: bytes) -> dict[str, object]:
+        translation = self.generate("translate", text.decode())
+        language = self.pipeline("text-classification", "identify", text.decode())[0]["label"]
+        summary = self.generate("summarise", translation)
+        return {"language": language, "translation": translation, "summary": summary}
+
+    def _hear(self, audio: bytes) -> str:
+        (sound,) = samples([audio])
+        return str(self.pipeline("automatic-speech-recognition", "transcribe", sound)["text"])
+
+
+STAGES = {
+    name: dict(zip((stage.name for stage in ipa_pipeline(name).spec.ordered_stages), variants, strict=True))
+    for name, variants in SERVED.items()
+}
+
+
+def write_miniatures(name: str, folder: Path) -> None:
+    """Miniatures of a pipeline, with one variant of each stage; every picture shows an object."""
+    written = trimtab("checkpoints", "tiny", str(FOLDER / name), "-o", str(folder))
+    assert written.code == 0, written.errors
+    document = yaml.safe_load((folder / "pipeline.yaml").read_text())
     for stage in document["spec"]["stages"]:
-        stage["variants"] = [variant for variant in stage["variants"] if variant["name"] in variants]
-        for variant in stage["variants"]:
-            variant["resources"]["cpu"] = "1"
-    path = folder / "pipeline.yaml"
-    path.write_text(yaml.safe_dump(document))
-    return path
+        stage["variants"] = [v for v in stage["variants"] if v["name"] == STAGES[name][stage["name"]]]
+        if stage["name"] == "detect":
+            stage["variants"][0]["parameters"]["threshold"] = 0.0
+    (folder / "pipeline.yaml").write_text(yaml.safe_dump(document))
 
 
-@pytest.mark.slow
-@pytest.mark.timeout(300)
-@pytest.mark.parametrize(
-    ("name", "variants", "shapes"),
-    [
-        (
-            "video",
-            ("yolov5n", "resnet18"),
-            {"count": (1,), "boxes": (1, 4), "confidence": (1,), "label": (1,), "logits": (1, 1000)},
-        ),
-        ("sum-qa", ("distilbart-1-1", "roberta-base"), {"summary": (1, 16), "start": (1,), "end": (1,), "score": (1,)}),
-    ],
-)
-async def test_pipeline_is_served(tmp_path: Path, name, variants, shapes) -> None:
-    path = light_pipeline(name, variants, tmp_path)
-    pipeline = load_pipeline(path)
-    async with Supervisor(Setup(path, tmp_path / "run", plan=a_plan(pipeline, batchSize=1))) as local:
-        await local.ready()
-        async with RestClient(f"127.0.0.1:{local.rest_port}", pipeline.name) as client:
-            for index in range(2):
-                inputs = payload_source(pipeline, seed=3).payload(index).inputs
-                reply = await client.send(client.encode(inputs, (), PARAMETERS))
-                assert reply.message is not None, reply.detail
-                assert {tensor.name: tensor.shape for tensor in reply.message.outputs} == shapes
+@pytest.mark.conformance
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("name", SERVED)
+def test_pipeline_answers_as_transformers_chained(tmp_path: Path, name: str) -> None:
+    folder = tmp_path / name
+    write_miniatures(name, folder)
+    media = {"image": some_images, "audio": some_sounds}
+    spec = load_pipeline(folder).spec
+    rows = {tensor.name: media.get(tensor.name, some_texts)(ROWS, seed=len(tensor.name)) for tensor in spec.inputs}
+    call = getattr(Chain(folder), name.replace("-", "_"))
+    expected = [call(**{tensor: values[row] for tensor, values in rows.items()}) for row in range(ROWS)]
+
+    with up(tmp_path, pipeline=folder) as serving:
+        answers = []
+        for protocol, port in ((http, serving.rest_port), (grpc, serving.grpc_port)):
+            client: Any = protocol.InferenceServerClient(f"127.0.0.1:{port}")
+            inputs: list[Any] = []
+            for tensor, values in rows.items():
+                inputs.append(protocol.InferInput(tensor, [ROWS], "BYTES"))
+                inputs[-1].set_data_from_numpy(bytes_array(values, (ROWS,)))
+            answers.append(client.infer(name, inputs, timeout=60_000_000))
+
+    for answer in answers:
+        for tensor in expected[0]:
+            actual = answer.as_numpy(tensor).tolist()
+            if isinstance(expected[0][tensor], str):
+                assert [value.decode() for value in actual] == [row[tensor] for row in expected]
+            else:
+                assert actual == pytest.approx([row[tensor] for row in expected], abs=1e-4)
+        if name == "video":
+            assert len(answer.as_numpy("label")) == ROWS

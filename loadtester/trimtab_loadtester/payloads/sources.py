@@ -18,6 +18,7 @@ from trimtab_loadtester.payloads.interface import Outputs, Payload, PayloadSourc
 from trimtab_loadtester.payloads.lmm_digits import ChatPayloads
 from trimtab_pipelines import synthetic_inputs
 from trimtab_pipelines.spec import InferencePipeline
+from trimtab_pipelines.synthetic_inputs import TEXT
 from trimtab_pipelines.tensors import TensorSpec
 from trimtab_protocol import DTYPES, Tensor
 
@@ -31,21 +32,18 @@ class SyntheticPayloads:
     def __init__(
         self,
         specs: tuple[TensorSpec, ...],
-        distributions: str = "",
         seed: int = 0,
         default_dimension: int = synthetic_inputs.DEFAULT_DIMENSION,
-        media: Mapping[str, synthetic_inputs.Medium] = MappingProxyType({}),
+        laws: Mapping[str, synthetic_inputs.InputLaw] = MappingProxyType({}),
     ) -> None:
-        self._specs, self._seed, self._default_dimension, self._media = specs, seed, default_dimension, media
-        self._distributions = synthetic_inputs.parse_distributions(distributions, specs) if distributions else {}
+        self._specs, self._seed, self._default_dimension, self._laws = specs, seed, default_dimension, laws
 
     def payload(self, index: int) -> Payload:
-        drawn = synthetic_inputs.draw_inputs(self._distributions, self._specs, 1, (self._seed, index))
         random = np.random.default_rng([self._seed, index])
         tensors = (
-            Tensor(spec.name, spec.datatype, drawn[spec.name])
-            if spec.name in drawn
-            else _random_tensor(spec, self._default_dimension, random, self._media.get(spec.name, "text"))
+            Tensor(spec.name, spec.datatype, law.draw(spec, 1, self._default_dimension, random))
+            if (law := self._laws.get(spec.name, TEXT if spec.datatype == "BYTES" else None))
+            else _random_tensor(spec, self._default_dimension, random)
             for spec in self._specs
         )
         return Payload(tuple(tensors))
@@ -98,17 +96,12 @@ def payload_source(pipeline: InferencePipeline, seed: int = 0) -> PayloadSource:
         return DigitsAvPayloads(seed, JobOptions.parse(kind.partition(":")[2]))
     if synthetic_inputs.payload_kind(kind) == synthetic_inputs.LMM_DIGITS:
         return ChatPayloads(seed, kind.partition(":")[2])
-    any_size = synthetic_inputs.default_dimension(pipeline)
-    distributions, media = "" if kind == "random" else kind, synthetic_inputs.media(pipeline)
-    return SyntheticPayloads(pipeline.spec.inputs, distributions, seed, any_size, media)
+    any_size, laws = synthetic_inputs.default_dimension(pipeline), synthetic_inputs.input_laws(pipeline)
+    return SyntheticPayloads(pipeline.spec.inputs, seed, any_size, laws)
 
 
-def _random_tensor(
-    spec: TensorSpec, any_size: int, random: np.random.Generator, medium: synthetic_inputs.Medium
-) -> Tensor:
+def _random_tensor(spec: TensorSpec, any_size: int, random: np.random.Generator) -> Tensor:
     shape = (1, *(any_size if size == -1 else size for size in spec.shape))
-    if spec.datatype == "BYTES":
-        return Tensor(spec.name, "BYTES", synthetic_inputs.draw_bytes(medium, shape, random))
     dtype = DTYPES[spec.datatype]
     if dtype.kind == "f":
         return Tensor(spec.name, spec.datatype, random.random(shape, dtype=np.float32).astype(dtype))

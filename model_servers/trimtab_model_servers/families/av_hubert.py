@@ -15,8 +15,7 @@ from torchvision import models
 
 from trimtab_model_servers.families.interfaces import Built, Parameters
 from trimtab_model_servers.families.multimodal import Encoder, MultimodalModel, build_multimodal
-from trimtab_model_servers.families.sequences import resize_width
-from trimtab_model_servers.families.speech_recognition import collapse_repeats
+from trimtab_model_servers.families.sequences import collapse_repeats, resize_width
 from trimtab_pipelines.model_spec import ModelSpec
 
 KNOBS = frozenset({"modalities"})

@@ -18,7 +18,7 @@ from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
 from trimtab_model_servers.errors import ModelError
-from trimtab_model_servers.families.architectures import ARCHITECTURES, Task
+from trimtab_pipelines.families import HF_FAMILIES
 from trimtab_pipelines.model_spec import ModelSpec
 from trimtab_pipelines.spec import InferencePipeline
 
@@ -29,21 +29,6 @@ if TYPE_CHECKING:  # the names alone do not need torch
 _PACKAGE = "trimtab_model_servers.families"
 _PLUGIN_GROUP = "trimtab.families"
 _IMPORT_PATH = re.compile(r"^(?P<module>[A-Za-z_]\w*(\.[A-Za-z_]\w*)*)[:.](?P<name>[A-Za-z_]\w*)$")
-_SPEECH_TASKS: frozenset[Task] = frozenset({"transcription", "frames"})
-HF_TASKS = (
-    "text-classification",
-    "token-classification",
-    "question-answering",
-    "summarization",
-    "translation",
-    "speech-recognition",
-    "text-embedding",
-    "image-classification",
-    "object-detection",
-    "zero-shot-image-classification",
-    "image-embedding",
-)
-"""Tasks of transformers' Auto classes."""
 FAMILIES = {
     "echo": "echo",
     "digits/locator": "digits.family",
@@ -56,14 +41,8 @@ FAMILIES = {
     "multimodal/self-mm": "self_mm",
     "multimodal/av-hubert-base": "av_hubert",
     "multimodal/av-hubert-large": "av_hubert",
-    **dict.fromkeys((f"torchvision/resnet{depth}" for depth in (18, 34, 50, 101, 152)), "image_classification"),
-    **dict.fromkeys((f"detector/{size}" for size in "nsmlx"), "detector"),
     "vision-transformer": "vision_transformer",
-    **dict.fromkeys((f"hf/{task}" for task in HF_TASKS), "hf.family"),
-    **{
-        f"transformers/{name}": "speech_recognition" if kind.task in _SPEECH_TASKS else "text"
-        for name, kind in ARCHITECTURES.items()
-    },
+    **dict.fromkeys(HF_FAMILIES, "hf.family"),
 }
 """Family name to the module of this package that builds it."""
 NUMPY_FAMILIES = frozenset({"echo"})

@@ -1,15 +1,16 @@
-"""Token ids between stages, and as model inputs.
+"""Token ids between stages, and as inputs of BERT.
 
 Between stages a text is INT64 [B, L], one id per token, without special tokens; -1 is padding at any position. A model
 reads left-aligned rows with its own special tokens, as wide as the longest row of the batch.
 """
 
-from collections.abc import Sequence
-
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 
 NO_TOKEN = -1
+PADDING, UNKNOWN, BEGIN, END = 0, 100, 101, 102
+"""Special tokens of BERT."""
 
 
 def pack(tokens: Tensor, max_tokens: int | None = None) -> Tensor:
@@ -20,44 +21,22 @@ def pack(tokens: Tensor, max_tokens: int | None = None) -> Tensor:
     return tokens.gather(1, order)[:, :width]
 
 
-def replace_unknown(tokens: Tensor, vocabulary: int, unknown: int) -> Tensor:
-    """Replace ids outside the vocabulary by the unknown token, as a tokenizer would."""
-    return tokens.masked_fill(tokens >= vocabulary, unknown)
-
-
-def frame(parts: Sequence[Tensor | Sequence[int]]) -> Tensor:
-    """Join tokens [B, L] and lists of special tokens to packed rows."""
-    rows = next(part.shape[0] for part in parts if isinstance(part, Tensor))
-    columns = [part if isinstance(part, Tensor) else torch.tensor([list(part)] * rows) for part in parts]
-    return pack(torch.cat([column.reshape(rows, -1).to(torch.int64) for column in columns], dim=1))
-
-
-def pad_tokens(tokens: Tensor, padding: int) -> tuple[Tensor, Tensor]:
-    """Model input: ids with the model's padding, and the mask [B, L], 1 for tokens and 0 for padding."""
-    mask = (tokens >= 0).to(torch.int64)
-    return tokens.masked_fill(tokens < 0, padding), mask
-
-
-def model_inputs(
-    tokens: Tensor,
-    max_tokens: int,
-    vocabulary: int,
-    *,
-    begin: Sequence[int] = (101,),
-    end: Sequence[int] = (102,),
-    unknown: int = 100,
-    padding: int = 0,
-) -> tuple[Tensor, Tensor]:
-    """Ids and mask of texts [B, L], cut to `max_tokens` with their special tokens; the defaults are BERT's."""
-    text = replace_unknown(pack(tokens, max_tokens - len(begin) - len(end)), vocabulary, unknown)
-    return pad_tokens(frame([begin, text, end]), padding)
-
-
-def token_counts(tokens: Tensor) -> Tensor:
-    return (tokens >= 0).sum(dim=1)
+def model_inputs(tokens: Tensor, max_tokens: int, vocabulary: int) -> tuple[Tensor, Tensor]:
+    """Ids and mask of texts [B, L], cut to `max_tokens` with their special tokens."""
+    text = pack(tokens, max_tokens - 2)
+    known = text.masked_fill(text >= vocabulary, UNKNOWN)
+    framed = pack(torch.cat([pad(known, (1, 0), value=BEGIN), known.new_full((len(known), 1), END)], dim=1))
+    return framed.masked_fill(framed < 0, PADDING), (framed >= 0).to(torch.int64)
 
 
 def resize_width(tokens: Tensor, width: int) -> Tensor:
     """Cut or pad rows [B, L] to a fixed width, so that the next stage can batch them."""
     missing = width - tokens.shape[1]
-    return torch.nn.functional.pad(tokens, (0, missing), value=NO_TOKEN) if missing >= 0 else tokens[:, :width]
+    return pad(tokens, (0, missing), value=NO_TOKEN) if missing >= 0 else tokens[:, :width]
+
+
+def collapse_repeats(letters: Tensor, blank: int) -> Tensor:
+    """Join equal neighbors of [B, frames] and drop blanks (CTC)."""
+    repeated = torch.zeros_like(letters, dtype=torch.bool)
+    repeated[:, 1:] = letters[:, 1:] == letters[:, :-1]
+    return pack(letters.masked_fill(repeated | (letters == blank), NO_TOKEN))

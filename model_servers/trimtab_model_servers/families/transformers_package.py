@@ -9,6 +9,6 @@ try:
     TRANSFORMERS: Any = import_module("transformers")  # by name: checking its types takes mypy minutes
 except ModuleNotFoundError as error:
     raise ModelError(
-        "families transformers/… and hf/… need transformers: "
+        "families hf/… and multimodal/… need transformers: "
         "pip install '.[transformers]' in a clone, else 'trimtab[transformers]'"
     ) from error

@@ -5,7 +5,7 @@ against its constructor.
 """
 
 import inspect
-from collections.abc import Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import Any
@@ -42,10 +42,11 @@ def builder_of(family: str) -> Any:
 
 
 def _build(cls: Class, spec: ModelSpec) -> Built:
-    check_tensors(cls, spec)
+    declared = _declared(cls, "outputs")
+    check_tensors(_declared(cls, "inputs"), declared, spec)
     check_parameters(cls, spec)
     module, random = build_with_weights(spec, lambda: _construct(cls, spec))
-    outputs = tuple(tensor.name for tensor in _declared(cls, "outputs"))
+    outputs = tuple(tensor.name for tensor in declared)
     weights: Weights = "stored" if not random else "random" if module.state_dict() else "none"
     return Built(UserNetwork(module, outputs), weights)
 
@@ -93,10 +94,12 @@ def check_parameters(cls: Class, spec: ModelSpec) -> None:
         raise ModelError(f"family {spec.family!r}: parameters: {error}; there are: {known}") from error
 
 
-def check_tensors(cls: Class, spec: ModelSpec) -> None:
-    """Check the tensors that a class declares against those of its stage; raises ModelError if they differ."""
-    inputs, outputs = ({t.name: t for t in _declared(cls, kind)} for kind in ("inputs", "outputs"))
-    for name in inputs.keys() ^ {tensor.name for tensor in spec.inputs}:
+def check_tensors(
+    reads: Iterable[TensorSpec], returns: Iterable[TensorSpec], spec: ModelSpec, optional: Collection[str] = ()
+) -> None:
+    """Check the tensors that a family declares against those of its stage; raises ModelError if they differ."""
+    inputs, outputs = ({tensor.name: tensor for tensor in tensors} for tensors in (reads, returns))
+    for name in (inputs.keys() ^ {tensor.name for tensor in spec.inputs}) - set(inputs).intersection(optional):
         whose = "reads" if name in inputs else "does not read"
         raise ModelError(
             f"family {spec.family!r} {whose} {name!r}; it reads: {', '.join(inputs)}, its stage's inputs are: "

@@ -35,6 +35,8 @@ class Rule:
     message: str
 
 
+_INPUTS, _OUTPUTS = (f"has(self.{name}) && self.{name}" for name in ("inputs", "outputs"))
+"""Lists that a document may omit."""
 _INTEGERS = '["INT32", "INT64", "UINT32", "UINT64"]'
 
 
@@ -125,38 +127,38 @@ RULES: dict[type[BaseModel], tuple[Rule, ...]] = {
             "pin.replicas must lie between minReplicas and maxReplicas",
         ),
         Rule(
-            "!self.inputs.exists(i, i.from.startsWith(self.name + '.'))",
+            f"!({_INPUTS}.exists(i, i.from.startsWith(self.name + '.')))",
             "a stage must not read its own outputs; take the input from the request or from another stage",
         ),
         Rule(
-            "self.outputs.all(o, !has(o.countedBy) || self.outputs.exists(c, c.name == o.countedBy && "
-            f"c.datatype in {_INTEGERS} && !has(c.countedBy)))",
+            "!has(self.outputs) || self.outputs.all(o, !has(o.countedBy) || self.outputs.exists(c, "
+            f"c.name == o.countedBy && c.datatype in {_INTEGERS} && !has(c.countedBy)))",
             "countedBy must name an INT32 or INT64 output of the same stage that has no countedBy itself",
         ),
         Rule(
             "!has(self.role) || self.role != 'Generate' || "
-            f"(self.outputs.size() == {len(GENERATION_OUTPUTS)} && {_GENERATION_OUTPUTS})",
+            f"(has(self.outputs) && self.outputs.size() == {len(GENERATION_OUTPUTS)} && {_GENERATION_OUTPUTS})",
             "role Generate requires the outputs text BYTES [], finish_reason BYTES [] and usage INT64 [5]",
         ),
         Rule(
-            "!has(self.role) || self.role != 'Encode' || (self.outputs.size() == 1 && "
+            "!has(self.role) || self.role != 'Encode' || (has(self.outputs) && self.outputs.size() == 1 && "
             f"self.outputs[0].name == '{EMBEDDINGS_INPUT}' && "
             "self.outputs[0].datatype == 'BYTES' && (has(self.outputs[0].shape) ? self.outputs[0].shape : []) == [] && "
-            f"self.inputs.exists(i, i.name == '{IMAGES_INPUT}' && i.from.startsWith('request.')))",
+            f"{_INPUTS}.exists(i, i.name == '{IMAGES_INPUT}' && i.from.startsWith('request.')))",
             f"role Encode requires the only output {EMBEDDINGS_INPUT} BYTES [] and an input {IMAGES_INPUT} "
             "from the request",
         ),
         Rule(
             f"!self.variants.exists(v, {_COLOCATED}) || ({_GENERATES} && "
             f"['{IMAGES_INPUT}', '{EMBEDDINGS_INPUT}'].all(n, "
-            "self.inputs.exists(i, i.name == n && has(i.optional) && i.optional)))",
+            f"{_INPUTS}.exists(i, i.name == n && has(i.optional) && i.optional)))",
             f"encoder Colocated requires role Generate and the optional inputs {IMAGES_INPUT} and {EMBEDDINGS_INPUT}",
         ),
         Rule(
             "self.variants.all(v, !has(v.container) || !has(v.container.protocol) || "
             "v.container.protocol != 'OpenAI' || "
-            f"({_GENERATES} && self.inputs.exists(i, i.name == '{MESSAGES_INPUT}') && "
-            f"(({_COLOCATED}) || !self.inputs.exists(i, i.name == '{EMBEDDINGS_INPUT}'))))",
+            f"({_GENERATES} && {_INPUTS}.exists(i, i.name == '{MESSAGES_INPUT}') && "
+            f"(({_COLOCATED}) || !({_INPUTS}.exists(i, i.name == '{EMBEDDINGS_INPUT}')))))",
             f"a container of protocol OpenAI requires role Generate, an input {MESSAGES_INPUT}, and a variant with its "
             "own encoder",
         ),
@@ -187,23 +189,24 @@ RULES: dict[type[BaseModel], tuple[Rule, ...]] = {
     Rollout: (_positive_duration("readyTimeout", "5m"),),
     InferencePipelineSpec: (
         Rule(
-            "self.stages.all(s, s.inputs.all(i, i.from.startsWith('request.') ? "
+            "self.stages.all(s, !has(s.inputs) || s.inputs.all(i, i.from.startsWith('request.') ? !has(self.inputs) || "
             "self.inputs.exists(t, i.from == 'request.inputs.' + t.name) : "
             "self.stages.exists(o, i.from.startsWith(o.name + '.outputs.'))))",
             "each input's from must be request.inputs.TENSOR or STAGE.outputs.TENSOR of an existing tensor or stage",
         ),
         Rule(
-            "self.outputs.all(o, self.stages.exists(s, o.from.startsWith(s.name + '.outputs.') && "
-            "s.outputs.exists(t, o.from.endsWith('.outputs.' + t.name))) || "
-            "self.inputs.exists(t, o.from == 'request.inputs.' + t.name))",
+            "!has(self.outputs) || self.outputs.all(o, self.stages.exists(s, "
+            "o.from.startsWith(s.name + '.outputs.') && "
+            "(!has(s.outputs) || s.outputs.exists(t, o.from.endsWith('.outputs.' + t.name)))) || "
+            f"({_INPUTS}.exists(t, o.from == 'request.inputs.' + t.name)))",
             "each output's from must be STAGE.outputs.TENSOR or request.inputs.TENSOR of an existing tensor",
         ),
         Rule(
-            "self.stages.exists(s, s.inputs.all(i, i.from.startsWith('request.')))",
+            "self.stages.exists(s, !has(s.inputs) || s.inputs.all(i, i.from.startsWith('request.')))",
             "stages form a cycle: at least one stage must read from the request only; a pipeline must be acyclic",
         ),
         Rule(
-            "!self.stages.exists(a, self.stages.exists(b, a.name < b.name && "
+            "!self.stages.exists(a, self.stages.exists(b, a.name < b.name && has(a.inputs) && has(b.inputs) && "
             "a.inputs.exists(i, i.from.startsWith(b.name + '.outputs.')) && "
             "b.inputs.exists(i, i.from.startsWith(a.name + '.outputs.'))))",
             "two stages read from each other; a pipeline must be acyclic",
@@ -213,8 +216,8 @@ RULES: dict[type[BaseModel], tuple[Rule, ...]] = {
             "slo.timeToFirstToken and slo.timePerOutputToken require a stage of role Generate",
         ),
         Rule(
-            "!has(self.chat) || (self.inputs.exists(i, i.name == 'messages' && i.datatype == 'BYTES') && "
-            f"{[name for name, *_ in GENERATION_OUTPUTS]}.all(n, self.outputs.exists(o, o.name == n)) && "
+            f"!has(self.chat) || ({_INPUTS}.exists(i, i.name == 'messages' && i.datatype == 'BYTES') && "
+            f"{[name for name, *_ in GENERATION_OUTPUTS]}.all(n, {_OUTPUTS}.exists(o, o.name == n)) && "
             f"{_HAS_GENERATION})",
             "chat requires an input messages BYTES [] and outputs text, finish_reason and usage of a stage of role "
             "Generate",

@@ -1,7 +1,6 @@
 """Tasks of checkpoints: the answers of transformers' own pipelines, alone and in batches of mixed rows."""
 
 import io
-import random
 from collections.abc import Callable
 from importlib import import_module
 from pathlib import Path
@@ -14,19 +13,20 @@ import torch
 from PIL import Image
 
 from tests.model_servers.hf import checkpoints
+from tests.model_servers.hf.rows import RATE_HZ, Rows, samples, some_images, some_sounds, some_texts
 from trimtab_model_servers.errors import InvalidRow, ModelError
+from trimtab_model_servers.families.hf import miniatures
 from trimtab_model_servers.families.hf.audio_files import decode_audio
-from trimtab_model_servers.families.hf.family import TASKS
 from trimtab_model_servers.server.hosted_model import HostedModel, load_model
-from trimtab_pipelines.model_spec import ModelSpec
+from trimtab_pipelines.families import HF_FAMILIES
+from trimtab_pipelines.model_spec import InputSpec, ModelSpec
+from trimtab_pipelines.operating_point import OperatingPoint
 from trimtab_protocol import Tensor
 from trimtab_protocol.tensors import bytes_array
 
 transformers: Any = import_module("transformers")
 ROWS = 200
 TOLERANCE = 1e-4
-RATE_HZ = 16_000
-Rows = list[bytes]
 
 
 @pytest.fixture(scope="module")
@@ -34,25 +34,22 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
     """Checkpoints by name, written once."""
     root, made = tmp_path_factory.mktemp("checkpoints"), dict[str, Path]()
     makers: dict[str, Callable[[Path], Path]] = {
-        "text-classification": lambda path: checkpoints.roberta(path, "AutoModelForSequenceClassification"),
-        "token-classification": lambda path: checkpoints.roberta(
-            path, "AutoModelForTokenClassification", ("O", "B-PER", "I-PER", "B-LOC")
-        ),
-        "question-answering": lambda path: checkpoints.roberta(path, "AutoModelForQuestionAnswering", ("start", "end")),
-        "summarization": checkpoints.bart,
-        "speech-recognition": checkpoints.wav2vec2,
+        "summarization": miniatures.bart,
+        "translation": miniatures.marian,
+        "speech-recognition": miniatures.wav2vec2,
         "generated speech": checkpoints.moonshine,
-        "unmasked speech": lambda path: checkpoints.wav2vec2(path, masked=False),
-        "text-embedding": lambda path: checkpoints.roberta(path, "AutoModel"),
-        "image-classification": checkpoints.vit,
-        "object-detection": checkpoints.rt_detr,
+        "unmasked speech": lambda path: miniatures.wav2vec2(path, masked=False),
+        "image-classification": miniatures.vit,
+        "timm": miniatures.timm_resnet,
+        "object-detection": miniatures.rt_detr,
         "zero-shot-image-classification": checkpoints.clip,
         "image-embedding": checkpoints.clip,
     }
 
     def get(task: str) -> Path:
         if task not in made:
-            made[task] = makers[task](root / task)
+            make = makers.get(task, lambda path: miniatures.encoder("Roberta", path, task))
+            made[task] = make(root / task)
         return made[task]
 
     return get
@@ -63,26 +60,19 @@ def a_model(task: str, folder: Path, **parameters: Any) -> HostedModel:
 
 
 def a_spec(task: str, folder: Path, **parameters: Any) -> ModelSpec:
-    declared = TASKS[task]
-    counted = {"token-classification": "entities", "object-detection": "objects"}.get(task)
-    tensors = {
-        kind: [
-            {"name": name, "datatype": datatype, "shape": shape}
-            | ({"counted_by": counted} if kind == "outputs" and counted not in {None, name} else {})
-            for name, (datatype, shape) in getattr(declared, kind).items()
-        ]
-        for kind in ("inputs", "outputs")
-    }
-    return ModelSpec.model_validate(
-        {
-            "name": "tiny",
-            "family": f"hf/{task}",
-            "storage_uri": str(folder),
-            "parameters": parameters,
-            "operating_points": [{"name": "full", "accuracy": 0.9}],
-            "accuracy": 0.9,
-            **tensors,
-        }
+    declared = HF_FAMILIES[f"hf/{task}"]
+    return ModelSpec(
+        name="tiny",
+        family=f"hf/{task}",
+        storage_uri=str(folder),
+        parameters=parameters,
+        operating_points=(OperatingPoint(name="full", accuracy=0.9),),
+        accuracy=0.9,
+        inputs=tuple(
+            InputSpec(name=tensor.name, datatype=tensor.datatype, optional=tensor.name in declared.optional)
+            for tensor in declared.inputs
+        ),
+        outputs=declared.outputs,
     )
 
 
@@ -91,38 +81,6 @@ def infer(model: HostedModel, **inputs: Rows) -> dict[str, Any]:
     names = [output.name for output in model.spec.outputs]
     outputs, _ = model.compute(tensors, model.spec.operating_points[0], names)
     return {output.name: output.array for output in outputs}
-
-
-def some_texts(count: int, seed: int = 0) -> Rows:
-    """Texts of 1 to about 60 tokens."""
-    draw, words = random.Random(seed), " ".join(checkpoints.texts()).split()
-    return [" ".join(draw.choices(words, k=draw.randint(1, 16)))[:200].encode() for _ in range(count)]
-
-
-def some_images(count: int, seed: int = 0) -> Rows:
-    """JPEG and PNG files of several sizes."""
-    draw = np.random.default_rng(seed)
-    files = []
-    for number in range(count):
-        width, height = draw.integers(24, 96, 2)
-        file = io.BytesIO()
-        pixels = draw.integers(256, size=(height // 8 + 1, width // 8 + 1, 3), dtype=np.uint8)
-        Image.fromarray(pixels).resize((int(width), int(height))).save(file, ("PNG", "JPEG")[number % 2])
-        files.append(file.getvalue())
-    return files
-
-
-def some_sounds(count: int, seed: int = 0) -> Rows:
-    """WAV files of chirps, 0.05 to 0.6 s."""
-    draw = np.random.default_rng(seed)
-    files = []
-    for _ in range(count):
-        seconds = np.arange(int(draw.uniform(0.05, 0.6) * RATE_HZ)) / RATE_HZ
-        samples = 0.3 * np.sin(2 * np.pi * (draw.uniform(80, 400) + draw.uniform(-300, 900) * seconds) * seconds)
-        file = io.BytesIO()
-        soundfile.write(file, samples + draw.normal(0, 0.02, len(samples)), RATE_HZ, format="WAV")
-        files.append(file.getvalue())
-    return files
 
 
 def pictures(files: Rows) -> list[Image.Image]:
@@ -153,8 +111,9 @@ def test_entities_are_those_of_the_pipeline(folder):
     assert answers["score"] == pytest.approx([float(entity["score"]) for entity in entities], abs=TOLERANCE)
 
 
-def test_images_are_classified_as_by_the_pipeline(folder):
-    path, files = folder("image-classification"), some_images(20)
+@pytest.mark.parametrize("checkpoint", ["image-classification", "timm"])
+def test_images_are_classified_as_by_the_pipeline(folder, checkpoint):
+    path, files = folder(checkpoint), some_images(20)
     pipeline = transformers.pipeline("image-classification", model=str(path), device=-1)
     expected = [rows[0] for rows in pipeline(pictures(files), top_k=1)]
     answers = infer(a_model("image-classification", path), image=files)
@@ -176,6 +135,13 @@ def test_objects_are_those_of_the_pipeline(folder):
     assert answers["score"] == pytest.approx([item["score"] for item in objects], abs=TOLERANCE)
     boxes = [[item["box"][side] for side in ("xmin", "ymin", "xmax", "ymax")] for item in objects]
     assert np.abs(answers["box"] - np.array(boxes)).max() <= 1  # the pipeline's boxes are integers
+    most = infer(a_model("object-detection", path, threshold=threshold, max_objects=1), image=files)
+    assert most["objects"].max() == 1
+    assert set(most["score"].tolist()) <= set(answers["score"].tolist())
+    sizes = np.repeat([picture.size for picture in pictures(files)], answers["objects"], axis=0)
+    inside = [answers["box"][:, sides].clip(0, sizes) for sides in (slice(2), slice(2, 4))]
+    cut = np.array([Image.open(io.BytesIO(file)).size for file in answers["crop"]])
+    assert np.abs(cut - (inside[1] - inside[0])).max() <= 2
 
 
 def test_images_get_the_pipelines_given_label(folder):
@@ -191,10 +157,19 @@ def test_images_get_the_pipelines_given_label(folder):
 def test_speech_is_recognized_as_by_the_pipeline(folder, checkpoint):
     path, files = folder(checkpoint), some_sounds(40)
     pipeline = transformers.pipeline("automatic-speech-recognition", model=str(path), device=-1)
-    expected = [pipeline(samples)["text"].encode() for samples in checkpoints.samples(files)]
+    expected = [pipeline(samples)["text"].encode() for samples in samples(files)]
     answers = infer(a_model("speech-recognition", path), audio=files)
     assert answers["text"].tolist() == expected
     assert len(set(expected)) > 20
+
+
+@pytest.mark.parametrize(
+    ("task", "parameters"), [("speech-recognition", {"max_seconds": 0.3}), ("text-classification", {"max_tokens": 8})]
+)
+def test_model_with_a_tight_limit_warms_up(folder, task, parameters):
+    (limit,) = parameters.values()
+    network: Any = a_model(task, folder(task), **parameters).network
+    assert network.limit("audio") == limit
 
 
 def test_audio_of_other_formats_and_rates_is_read():
@@ -231,7 +206,7 @@ def test_bad_audio_is_its_callers_fault(folder, row, complaint):
         infer(a_model("speech-recognition", folder("speech-recognition")), audio=[wav_of(0.5), row])
 
 
-@pytest.mark.parametrize("task", ["text-classification", "text-embedding", "summarization"])
+@pytest.mark.parametrize("task", ["text-classification", "text-embedding", "summarization", "translation"])
 def test_batched_texts_are_answered_as_alone(folder, task):
     model, texts = a_model(task, folder(task)), some_texts(ROWS, seed=1)
     together = infer(model, text=texts)
@@ -252,11 +227,19 @@ def test_batched_images_are_answered_as_alone(folder, task):
         assert rows.tolist() == alone if rows.dtype == object else np.abs(rows - np.array(alone)).max() <= TOLERANCE
 
 
+def test_texts_of_other_languages_are_not_translated(folder):
+    model = a_model("translation", folder("translation"), language="fr")
+    translated = model.network.infer({"text": np.array([b"one word", b"two"], object)}, model.spec.operating_points[0])
+    inputs = {"text": np.array([b"one word", b"two"], object), "language": np.array([b"en", b"fr"], object)}
+    answers = model.network.infer(inputs, model.spec.operating_points[0])["text"]
+    assert answers.tolist() == [b"one word", translated["text"][1]] != translated["text"].tolist()
+
+
 def test_answers_are_spans_of_their_contexts(folder):
     model = a_model("question-answering", folder("question-answering"), window=64, overlap=16)
     contexts = [text + b" " + b" ".join(some_texts(6, seed=number)) for number, text in enumerate(some_texts(12))]
     questions = some_texts(12, seed=9)
-    questions = [question[:40] for question in questions]
+    questions = [question[:24] for question in questions]
     answers = infer(model, question=questions, context=contexts)
     for row, context in enumerate(contexts):
         alone = infer(model, question=[questions[row]], context=[context])
@@ -300,7 +283,7 @@ def test_checkpoint_of_another_task_is_refused(folder):
 
 
 def test_pickled_weights_are_refused(folder, tmp_path):
-    path = checkpoints.roberta(tmp_path, "AutoModelForSequenceClassification")
+    path = miniatures.encoder("Roberta", tmp_path, "text-classification")
     state = transformers.AutoModelForSequenceClassification.from_pretrained(path).state_dict()
     (path / "model.safetensors").unlink()
     torch.save(state, path / "pytorch_model.bin")
@@ -309,9 +292,9 @@ def test_pickled_weights_are_refused(folder, tmp_path):
 
 
 def test_foreign_tokenizer_is_refused(folder, tmp_path):
-    path = checkpoints.roberta(tmp_path, "AutoModelForSequenceClassification")
-    other = checkpoints.tokenizer()
-    other.add_tokens([f"more{number}" for number in range(9)])
+    path = miniatures.encoder("Roberta", tmp_path, "text-classification")
+    other = miniatures.word_tokenizer()
+    other.add_tokens([f"more{number}" for number in range(miniatures.VOCABULARY)])
     other.save_pretrained(path)
     with pytest.raises(ModelError, match="they belong to different checkpoints"):
         a_model("text-classification", path)
@@ -326,7 +309,7 @@ def test_foreign_tokenizer_is_refused(folder, tmp_path):
     ],
 )
 def test_incomplete_checkpoint_is_named(tmp_path, change, complaint):
-    path = checkpoints.roberta(tmp_path, "AutoModelForSequenceClassification")
+    path = miniatures.encoder("Roberta", tmp_path, "text-classification")
     change(path)
     with pytest.raises(ModelError, match=complaint):
         a_model("text-classification", path)

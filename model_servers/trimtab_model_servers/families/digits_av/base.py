@@ -15,7 +15,6 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from trimtab_model_servers.families.digits_av import MODALITIES, SUBSETS
-from trimtab_model_servers.families.filterbank import mel_filters
 from trimtab_pipelines.operating_point import OperatingPoint
 
 KNOTS: Final = 24
@@ -67,7 +66,17 @@ def _window() -> Tensor:
 
 @cache
 def _triangles() -> Tensor:
-    return mel_filters(BANDS, _WINDOW, _RATE_HZ, _LOWEST_HZ)
+    """Filters of equal width in mel from the lowest to the Nyquist frequency, [_WINDOW / 2 + 1, BANDS]."""
+    lowest, highest = _mel(torch.tensor(_LOWEST_HZ)), _mel(torch.tensor(_RATE_HZ / 2))
+    edges = torch.linspace(float(lowest), float(highest), BANDS + 2, dtype=torch.float64)
+    bins = _mel(torch.arange(_WINDOW // 2 + 1, dtype=torch.float64) * _RATE_HZ / _WINDOW)[:, None]
+    rising = (bins - edges[:-2]) / (edges[1:-1] - edges[:-2])
+    falling = (edges[2:] - bins) / (edges[2:] - edges[1:-1])
+    return torch.minimum(rising, falling).clamp(min=0).to(torch.float32)
+
+
+def _mel(hertz: Tensor) -> Tensor:
+    return 1127.0 * torch.log1p(hertz.to(torch.float64) / 700.0)
 
 
 class MultimodalNetwork(nn.Module, ABC):

@@ -1,7 +1,6 @@
 """Audio files: WAV, FLAC and OGG decoded to mono samples at a model's rate, with bounded length."""
 
 import io
-from functools import cache
 from math import gcd
 from typing import Final
 
@@ -15,7 +14,6 @@ from trimtab_protocol.tensors import Array
 FORMATS: Final = ("WAV", "WAVEX", "FLAC", "OGG")
 MIN_SECONDS: Final = 0.025
 """A window of speech features; models of raw audio need as much."""
-EXAMPLE_SECONDS, EXAMPLE_RATE_HZ = 4.0, 16_000
 MIN_RATE_HZ, MAX_RATE_HZ, MAX_CHANNELS = 1_000, 192_000, 8
 
 
@@ -45,15 +43,6 @@ def _decode(where: str, content: bytes, rate_hz: int, max_seconds: float) -> Arr
     if not np.isfinite(samples).all():
         raise InvalidRow(f"{where} has samples that are not finite")
     return resample(samples, rate, rate_hz)
-
-
-@cache
-def example_audio() -> bytes:
-    """A WAV file of noise, as long as a short sentence."""
-    file = io.BytesIO()
-    noise = np.random.default_rng(0).normal(0, 0.1, int(EXAMPLE_SECONDS * EXAMPLE_RATE_HZ))
-    soundfile.write(file, noise, EXAMPLE_RATE_HZ, format="WAV")
-    return file.getvalue()
 
 
 def resample(samples: Array, from_hz: int, to_hz: int) -> Array:

@@ -42,6 +42,8 @@ class Checkpoint:
 
     folder: Path
     config: Any
+    outputs: frozenset[str]
+    """Outputs that the stage has."""
 
     @classmethod
     def open(cls, spec: ModelSpec) -> "Checkpoint":
@@ -52,7 +54,9 @@ class Checkpoint:
                 f"family {spec.family!r}: {spec.storage_uri} is no checkpoint; give a folder with {CONFIG_FILE}, the "
                 "tokenizer or processor and safetensors: a path, s3://BUCKET/PREFIX or hf://OWNER/NAME@COMMIT"
             )
-        return cls(folder, cls._read(folder, "AutoConfig", CONFIG_FILE))
+        return cls(
+            folder, cls._read(folder, "AutoConfig", CONFIG_FILE), frozenset(tensor.name for tensor in spec.outputs)
+        )
 
     def model(self, auto_class: str, precision: Precision) -> Any:
         """The model for a task, by the name of its Auto class; ModelError if a tensor is missing or does not fit."""

@@ -1,4 +1,4 @@
-"""Families `hf/TASK`: each task's class by its name; the registry lists the names, since it imports no torch."""
+"""Families `hf/TASK`: the class of each task. Their tensors are in `trimtab_pipelines.families`."""
 
 from typing import Any
 
@@ -8,6 +8,7 @@ from trimtab_model_servers.families.hf.question_answering import QuestionAnsweri
 from trimtab_model_servers.families.hf.speech import SpeechRecognition
 from trimtab_model_servers.families.interfaces import Built, read_parameters
 from trimtab_model_servers.families.user_module import check_tensors
+from trimtab_pipelines.families import HF_FAMILIES
 from trimtab_pipelines.model_spec import ModelSpec
 
 TASKS: dict[str, Any] = {
@@ -15,7 +16,7 @@ TASKS: dict[str, Any] = {
     "token-classification": text.TokenClassification,
     "question-answering": QuestionAnswering,
     "summarization": text.TextToText,
-    "translation": text.TextToText,
+    "translation": text.Translation,
     "speech-recognition": SpeechRecognition,
     "text-embedding": text.TextEmbedding,
     "image-classification": images.ImageClassification,
@@ -27,7 +28,7 @@ TASKS: dict[str, Any] = {
 
 def build(spec: ModelSpec) -> Built:
     """Check the stage's tensors and the variant's parameters, then load the checkpoint; raises ModelError."""
-    task = TASKS[spec.family.partition("/")[2]]
-    check_tensors(task, spec)
+    declared, task = HF_FAMILIES[spec.family], TASKS[spec.family.partition("/")[2]]
+    check_tensors(declared.inputs, declared.outputs, spec, declared.optional)
     parameters = read_parameters(task.parameters, spec)
     return Built(task(Checkpoint.open(spec), parameters), "stored")

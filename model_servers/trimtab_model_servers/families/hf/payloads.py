@@ -1,14 +1,13 @@
 """Payloads: rows of BYTES tensors as texts and images, and answers as BYTES. A bad row is its caller's fault."""
 
+import io
 from collections.abc import Iterable
-from functools import cache
 
 import numpy as np
 from PIL import Image as Pillow
 
 from trimtab_model_servers.chat.image_decoder import decode_image, process_budget, read_image
 from trimtab_model_servers.errors import InvalidRow, RefusalError
-from trimtab_pipelines.synthetic_inputs import draw_bytes
 from trimtab_protocol.tensors import Array, bytes_array
 
 PIXEL_BYTES = 16
@@ -52,6 +51,13 @@ def counts(answers: Iterable[int]) -> Array:
     return np.fromiter(answers, np.int64)
 
 
-@cache
-def example_image() -> bytes:
-    return bytes(draw_bytes("image", (1,), np.random.default_rng(0))[0])
+def encode_images(images: Iterable[Pillow.Image]) -> Array:
+    """PNG files, without loss; compressed little, since they go to the next stage."""
+    files = [_png(image) for image in images]
+    return bytes_array(files, (len(files),))
+
+
+def _png(image: Pillow.Image) -> bytes:
+    file = io.BytesIO()
+    image.save(file, "PNG", compress_level=1)
+    return file.getvalue()

@@ -3,7 +3,7 @@
 A long context is read in overlapping windows, as published evaluations of SQuAD do.
 """
 
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 from pydantic import Field
@@ -11,7 +11,9 @@ from pydantic import Field
 from trimtab_model_servers.errors import InvalidRow
 from trimtab_model_servers.families.hf.checkpoint import Checkpoint, TextParameters
 from trimtab_model_servers.families.hf.payloads import decode_texts, encode_texts
-from trimtab_model_servers.families.hf.text import MAX_TOKEN_BYTES, Declared, Tensors, TextTask
+from trimtab_model_servers.families.hf.task import Tensors
+from trimtab_model_servers.families.hf.text import MAX_TOKEN_BYTES, TextTask
+from trimtab_pipelines.families import MAX_QUESTION_TOKENS
 from trimtab_pipelines.operating_point import OperatingPoint
 
 CONTEXT = 1
@@ -24,7 +26,7 @@ class AnsweringParameters(TextParameters):
     """Settings of question answering."""
 
     max_answer_tokens: int = Field(default=15, ge=1, le=512, description="Maximum tokens of an answer")
-    max_question_tokens: int = Field(default=64, ge=1, le=512, description="Maximum tokens of a question")
+    max_question_tokens: int = Field(default=MAX_QUESTION_TOKENS, ge=1, le=512, description="Tokens of a question")
     window: int = Field(default=384, ge=32, le=8192, description="Tokens of the question and a part of the context")
     overlap: int = Field(default=128, ge=0, le=4096, description="Tokens that adjacent parts of a context share")
 
@@ -33,23 +35,21 @@ class QuestionAnswering(TextTask):
     """The likeliest answer in each context, with its probability and its characters in the context."""
 
     auto_class = "AutoModelForQuestionAnswering"
-    inputs: ClassVar[Declared] = {"question": ("BYTES", ()), "context": ("BYTES", ())}
-    outputs: ClassVar[Declared] = {
-        "answer": ("BYTES", ()),
-        "score": ("FP32", ()),
-        "start": ("INT64", ()),
-        "end": ("INT64", ()),
-    }
     parameters = AnsweringParameters
 
     def __init__(self, checkpoint: Checkpoint, parameters: AnsweringParameters) -> None:
         super().__init__(checkpoint, parameters)
         self._settings = parameters
         self._window = min(parameters.window, self.max_tokens)
+        self._room = self._window - self.tokenizer.num_special_tokens_to_add(pair=True)
+        self._max_question_tokens = min(parameters.max_question_tokens, self._room // 2)
+
+    def limit(self, name: str) -> float:
+        return self._max_question_tokens if name == "question" else MAX_WINDOWS * self._window / 2
 
     def infer(self, inputs: Tensors, point: OperatingPoint) -> Tensors:
         del point  # a single operating point
-        questions = decode_texts("question", inputs["question"], MAX_TOKEN_BYTES * self._settings.max_question_tokens)
+        questions = decode_texts("question", inputs["question"], MAX_TOKEN_BYTES * self._max_question_tokens)
         contexts = decode_texts("context", inputs["context"], MAX_TOKEN_BYTES * MAX_WINDOWS * self._window)
         encoded = self._windows(questions, contexts)
         logits = self.model(**{name: encoded[name].to(self.model.device) for name in self.tokenizer.model_input_names})
@@ -63,14 +63,14 @@ class QuestionAnswering(TextTask):
     def _windows(self, questions: list[str], contexts: list[str]) -> Any:
         """Question and part of a context in each window, padded; InvalidRow if a question or context is too long."""
         lengths = [len(ids) for ids in self.tokenizer(questions, add_special_tokens=False)["input_ids"]]
-        if max(lengths) > self._settings.max_question_tokens:
-            raise InvalidRow(f"a question has {max(lengths)} tokens; send at most {self._settings.max_question_tokens}")
+        if max(lengths) > self._max_question_tokens:
+            raise InvalidRow(f"a question has {max(lengths)} tokens; send at most {self._max_question_tokens}")
         encoded = self.tokenizer(
             questions,
             contexts,
             truncation="only_second",
             max_length=self._window,
-            stride=min(self._settings.overlap, (self._window - max(lengths)) // 2),
+            stride=min(self._settings.overlap, (self._room - max(lengths)) // 2),
             return_overflowing_tokens=True,
             return_offsets_mapping=True,
             padding=True,

@@ -1,16 +1,16 @@
 """Speech recognition: the text that is spoken in an audio file, by CTC or by an encoder-decoder model."""
 
 from collections.abc import Iterable, Sequence
-from typing import ClassVar
 
 import torch
 from pydantic import Field
 
-from trimtab_model_servers.families.hf.audio_files import decode_audio, example_audio
+from trimtab_model_servers.families.hf.audio_files import MIN_SECONDS, decode_audio
 from trimtab_model_servers.families.hf.checkpoint import Checkpoint, TaskParameters
 from trimtab_model_servers.families.hf.payloads import encode_texts
-from trimtab_model_servers.families.hf.text import Declared, Tensors
+from trimtab_model_servers.families.hf.task import Task, Tensors
 from trimtab_model_servers.families.transformers_package import TRANSFORMERS
+from trimtab_pipelines.families import MAX_SECONDS
 from trimtab_pipelines.operating_point import OperatingPoint
 from trimtab_protocol.tensors import Array
 
@@ -18,32 +18,31 @@ from trimtab_protocol.tensors import Array
 class SpeechParameters(TaskParameters):
     """Settings of speech recognition."""
 
-    max_seconds: float = Field(default=30.0, gt=0, le=600, description="Longest audio file")
+    max_seconds: float = Field(default=MAX_SECONDS, ge=MIN_SECONDS, le=600, description="Longest audio file")
 
 
-class SpeechRecognition:
+class SpeechRecognition(Task):
     """The text of each audio file, as transformers' pipeline of this task decodes it."""
 
-    inputs: ClassVar[Declared] = {"audio": ("BYTES", ())}
-    outputs: ClassVar[Declared] = {"text": ("BYTES", ())}
+    medium = "audio"
     parameters = SpeechParameters
 
     def __init__(self, checkpoint: Checkpoint, parameters: SpeechParameters) -> None:
         self._is_ctc = any(name.endswith("ForCTC") for name in checkpoint.config.architectures or ())
-        auto_class = "AutoModelForCTC" if self._is_ctc else "AutoModelForSpeechSeq2Seq"
-        self.model = checkpoint.model(auto_class, parameters.precision)
+        self.auto_class = "AutoModelForCTC" if self._is_ctc else "AutoModelForSpeechSeq2Seq"
+        super().__init__(checkpoint, parameters)
         self._extractor, self._tokenizer = checkpoint.feature_extractor(), checkpoint.tokenizer()
         self._max_seconds = parameters.max_seconds
         self._pipeline = TRANSFORMERS.AutomaticSpeechRecognitionPipeline(
             model=self.model, tokenizer=self._tokenizer, feature_extractor=self._extractor, device=-1
         )
 
-    def example(self, name: str) -> bytes:
+    def limit(self, name: str) -> float:
         del name
-        return example_audio()
+        return self._max_seconds
 
     def move_to(self, device: torch.device) -> None:
-        self.model.to(device)
+        super().move_to(device)
         self._pipeline.device = device
 
     def infer(self, inputs: Tensors, point: OperatingPoint) -> Tensors:

@@ -13,45 +13,38 @@ from pydantic import Field
 from trimtab_model_servers.errors import InvalidRow
 from trimtab_model_servers.families.hf.checkpoint import Checkpoint, TextParameters
 from trimtab_model_servers.families.hf.payloads import counts, decode_texts, encode_texts
+from trimtab_model_servers.families.hf.task import Task, Tensors, best_labels, embeddings, probabilities
 from trimtab_model_servers.families.transformers_package import TRANSFORMERS
 from trimtab_pipelines.operating_point import OperatingPoint
 from trimtab_protocol.tensors import Array
 
 MAX_TOKEN_BYTES = 64
 """A text with more bytes per token of the limit is refused before it is tokenized."""
-EXAMPLE_TEXT = "The pilot answered calmly, and the plane landed on the river a few minutes later."
-Tensors = dict[str, Any]
-Declared = dict[str, tuple[str, tuple[int, ...]]]
 
 
-class TextTask:
+class TextTask(Task):
     """A model that reads one text per row."""
 
-    auto_class: ClassVar[str]
-    inputs: ClassVar[Declared] = {"text": ("BYTES", ())}
-    outputs: ClassVar[Declared]
+    medium = "text"
     parameters: ClassVar[type[TextParameters]] = TextParameters
 
     def __init__(self, checkpoint: Checkpoint, parameters: Any) -> None:
         self.tokenizer = checkpoint.tokenizer()
         self.max_tokens = checkpoint.max_tokens(self.tokenizer, parameters)
         self.truncate = bool(parameters.truncate)
-        self.model = checkpoint.model(self.auto_class, parameters.precision)
+        super().__init__(checkpoint, parameters)
 
-    def move_to(self, device: torch.device) -> None:
-        self.model.to(device)
-
-    def example(self, name: str) -> bytes:
+    def limit(self, name: str) -> float:
         del name
-        return EXAMPLE_TEXT.encode()
+        return self.max_tokens
 
     def read(self, rows: Array) -> list[str]:
         return decode_texts("text", rows, MAX_TOKEN_BYTES * self.max_tokens)
 
-    def encode(self, texts: Sequence[str]) -> Any:
+    def encode(self, texts: Sequence[str], **further: bool) -> Any:
         """Token ids and masks [rows, longest] on the model's device; InvalidRow if a text is too long."""
         limit = {"truncation": True, "max_length": self.max_tokens} if self.truncate else {}
-        encoded = self.tokenizer(list(texts), padding=True, return_tensors="pt", **limit)
+        encoded = self.tokenizer(list(texts), padding=True, return_tensors="pt", **limit, **further)
         if (longest := int(encoded["attention_mask"].sum(dim=1).max())) > self.max_tokens:
             raise InvalidRow(f"a text has {longest} tokens; send at most {self.max_tokens}")
         return encoded.to(self.model.device)
@@ -61,40 +54,17 @@ class TextClassification(TextTask):
     """The likeliest label of each text, with its probability."""
 
     auto_class = "AutoModelForSequenceClassification"
-    outputs: ClassVar[Declared] = {"label": ("BYTES", ()), "score": ("FP32", ())}
 
     def infer(self, inputs: Tensors, point: OperatingPoint) -> Tensors:
         del point  # a single operating point
         logits = self.model(**self.encode(self.read(inputs["text"]))).logits.float()
-        return best_labels(self.model.config, probabilities(self.model.config, logits))
-
-
-def probabilities(config: Any, logits: torch.Tensor) -> torch.Tensor:
-    """Scores [rows, labels]: sigmoid if labels do not exclude each other, the logits of a regression, else softmax."""
-    if config.problem_type == "regression":
-        return logits
-    if config.problem_type == "multi_label_classification" or config.num_labels == 1:
-        return logits.sigmoid()
-    return logits.softmax(dim=-1)
-
-
-def best_labels(config: Any, scores: torch.Tensor) -> Tensors:
-    score, label = scores.max(dim=-1)
-    return {"label": encode_texts(config.id2label[index] for index in label.tolist()), "score": score}
+        return best_labels(self.model.config.id2label, probabilities(self.model.config, logits))
 
 
 class TokenClassification(TextTask):
     """The entities of each text, of adjacent tokens with the same label: transformers' `simple` aggregation."""
 
     auto_class = "AutoModelForTokenClassification"
-    outputs: ClassVar[Declared] = {
-        "entities": ("INT64", ()),
-        "label": ("BYTES", ()),
-        "word": ("BYTES", ()),
-        "score": ("FP32", ()),
-        "start": ("INT64", ()),
-        "end": ("INT64", ()),
-    }
 
     def __init__(self, checkpoint: Checkpoint, parameters: Any) -> None:
         super().__init__(checkpoint, parameters)
@@ -102,18 +72,22 @@ class TokenClassification(TextTask):
             model=self.model, tokenizer=self.tokenizer, aggregation_strategy="simple", device=-1
         )
 
-    def move_to(self, device: torch.device) -> None:
-        super().move_to(device)
-        self._pipeline.device = device
-
     def infer(self, inputs: Tensors, point: OperatingPoint) -> Tensors:
         del point  # a single operating point
         texts = self.read(inputs["text"])
-        self.encode(texts)  # refuses what is too long
-        found = self._pipeline(texts, batch_size=len(texts))
-        entities = [entity for row in found for entity in row]
+        encoded = self.encode(texts, return_special_tokens_mask=True, return_offsets_mapping=True)
+        described = {name: encoded.pop(name).cpu() for name in ("special_tokens_mask", "offset_mapping")}
+        described |= {"logits": self.model(**encoded).logits.float().cpu(), "input_ids": encoded["input_ids"].cpu()}
+        rows = [
+            self._pipeline.postprocess(
+                [{"sentence": text} | {name: tensor[row : row + 1] for name, tensor in described.items()}],
+                **self._pipeline._postprocess_params,  # noqa: SLF001 - the aggregation
+            )
+            for row, text in enumerate(texts)
+        ]
+        entities = [entity for row in rows for entity in row]
         return {
-            "entities": counts(map(len, found)),
+            "entities": counts(map(len, rows)),
             "label": encode_texts(entity["entity_group"] for entity in entities),
             "word": encode_texts(entity["word"] for entity in entities),
             "score": torch.tensor([float(entity["score"]) for entity in entities], dtype=torch.float32),
@@ -134,7 +108,6 @@ class TextToText(TextTask):
     """Text generated from a text by an encoder-decoder model: summarization and translation."""
 
     auto_class = "AutoModelForSeq2SeqLM"
-    outputs: ClassVar[Declared] = {"text": ("BYTES", ())}
     parameters = GenerationParameters
 
     def __init__(self, checkpoint: Checkpoint, parameters: GenerationParameters) -> None:
@@ -145,9 +118,39 @@ class TextToText(TextTask):
 
     def infer(self, inputs: Tensors, point: OperatingPoint) -> Tensors:
         del point  # a single operating point
-        texts = [self._prefix + text for text in self.read(inputs["text"])]
-        generated = self.model.generate(**self.encode(texts), do_sample=False, **self._settings)
-        return {"text": encode_texts(self.tokenizer.batch_decode(generated, skip_special_tokens=True))}
+        return {"text": encode_texts(self.generate(self.read(inputs["text"])))}
+
+    def generate(self, texts: Sequence[str]) -> list[str]:
+        encoded = self.encode([self._prefix + text for text in texts])
+        generated = self.model.generate(**encoded, do_sample=False, **self._settings)
+        decoded: list[str] = self.tokenizer.batch_decode(generated, skip_special_tokens=True)
+        return decoded
+
+
+class TranslationParameters(GenerationParameters):
+    """Settings of translation."""
+
+    language: str = Field(default="", max_length=64, description="Only texts whose `language` is this are translated")
+
+
+class Translation(TextToText):
+    """Translations; texts that an earlier stage found to be of another language are returned as they are."""
+
+    parameters = TranslationParameters
+
+    def __init__(self, checkpoint: Checkpoint, parameters: TranslationParameters) -> None:
+        super().__init__(checkpoint, parameters)
+        self._language = parameters.language.encode()
+
+    def infer(self, inputs: Tensors, point: OperatingPoint) -> Tensors:
+        del point  # a single operating point
+        texts = self.read(inputs["text"])
+        languages = inputs["language"] if self._language and "language" in inputs else [self._language] * len(texts)
+        foreign = [row for row, language in enumerate(languages) if language == self._language]
+        if foreign:
+            for row, translation in zip(foreign, self.generate([texts[row] for row in foreign]), strict=True):
+                texts[row] = translation
+        return {"text": encode_texts(texts)}
 
 
 class EmbeddingParameters(TextParameters):
@@ -161,7 +164,6 @@ class TextEmbedding(TextTask):
     """An embedding of each text."""
 
     auto_class = "AutoModel"
-    outputs: ClassVar[Declared] = {"embedding": ("FP32", (-1,))}
     parameters = EmbeddingParameters
 
     def __init__(self, checkpoint: Checkpoint, parameters: EmbeddingParameters) -> None:
@@ -172,8 +174,7 @@ class TextEmbedding(TextTask):
         del point  # a single operating point
         encoded = self.encode(self.read(inputs["text"]))
         states = self.model(**encoded).last_hidden_state.float()
-        pooled = pool(states, encoded["attention_mask"], self._pooling)
-        return {"embedding": torch.nn.functional.normalize(pooled, dim=-1) if self._normalize else pooled}
+        return embeddings(pool(states, encoded["attention_mask"], self._pooling), normalize=self._normalize)
 
 
 def pool(states: torch.Tensor, mask: torch.Tensor, pooling: str) -> torch.Tensor:

@@ -1,0 +1,56 @@
+"""Base class of the tasks, and answers that several tasks give."""
+
+from collections.abc import Mapping
+from math import inf
+from typing import Any, ClassVar
+
+import numpy as np
+import torch
+
+from trimtab_model_servers.families.hf.checkpoint import Checkpoint, TaskParameters
+from trimtab_model_servers.families.hf.payloads import encode_texts
+from trimtab_pipelines.families import Medium
+from trimtab_pipelines.synthetic_inputs import default_law
+
+Tensors = dict[str, Any]
+
+
+class Task:
+    """A model of one task that reads values of one medium."""
+
+    medium: ClassVar[Medium]
+    auto_class: str
+    parameters: ClassVar[type[TaskParameters]] = TaskParameters
+
+    def __init__(self, checkpoint: Checkpoint, parameters: Any) -> None:
+        self.model = checkpoint.model(self.auto_class, parameters.precision)
+
+    def limit(self, name: str) -> float:
+        """Tokens or seconds of the longest value of an input."""
+        del name
+        return inf
+
+    def example(self, name: str) -> bytes:
+        return default_law(self.medium, self.limit(name)).draw_value(np.random.default_rng(0))
+
+    def move_to(self, device: torch.device) -> None:
+        self.model.to(device)
+
+
+def best_labels(labels: Mapping[int, str], scores: torch.Tensor) -> Tensors:
+    """The label with the highest score of each row [rows, labels], and the score."""
+    score, label = scores.max(dim=-1)
+    return {"label": encode_texts(labels[index] for index in label.tolist()), "score": score}
+
+
+def probabilities(config: Any, logits: torch.Tensor) -> torch.Tensor:
+    """Scores [rows, labels]: sigmoid if labels do not exclude each other, the logits of a regression, else softmax."""
+    if config.problem_type == "regression":
+        return logits
+    if config.problem_type == "multi_label_classification" or config.num_labels == 1:
+        return logits.sigmoid()
+    return logits.softmax(dim=-1)
+
+
+def embeddings(states: torch.Tensor, *, normalize: bool) -> Tensors:
+    return {"embedding": torch.nn.functional.normalize(states, dim=-1) if normalize else states}

@@ -1,0 +1,140 @@
+"""Families `hf/TASK`: the tensors and the medium of each task, known without torch, and filled into documents.
+
+A stage of such a family may omit `inputs`, which are then read from the request, and `outputs`. A pipeline may omit
+`inputs` that these families read, and `outputs`, which are then those of the stages that no other stage reads.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from math import inf
+from typing import Any, Literal
+
+from trimtab_pipelines.tensors import Datatype, StageOutput, TensorSpec
+
+Medium = Literal["text", "image", "audio"]
+Outputs = Mapping[str, tuple[Datatype, tuple[int, ...]]]
+
+
+@dataclass(frozen=True, slots=True)
+class Limit:
+    """Tokens or seconds of the longest value of an input: the parameter of a variant that states them."""
+
+    parameter: str
+    default: float
+
+
+@dataclass(frozen=True, slots=True)
+class TaskTensors:
+    """Tensors of a task; each input is a BYTES value per row, of one medium."""
+
+    medium: Medium
+    inputs: tuple[TensorSpec, ...]
+    outputs: tuple[StageOutput, ...]
+    optional: frozenset[str]
+    """Inputs that a stage may have, and outputs that it has only if they are read."""
+
+    @classmethod
+    def of(
+        cls, medium: Medium, inputs: Sequence[str], outputs: Outputs, counted_by: str | None = None, optional: str = ""
+    ) -> "TaskTensors":
+        return cls(
+            medium,
+            tuple(TensorSpec(name=name, datatype="BYTES") for name in inputs),
+            tuple(
+                StageOutput(
+                    name=name, datatype=datatype, shape=shape, counted_by=None if name == counted_by else counted_by
+                )
+                for name, (datatype, shape) in outputs.items()
+            ),
+            frozenset({optional}),
+        )
+
+
+MAX_QUESTION_TOKENS, MAX_SECONDS = 64, 30.0
+LIMITS: Mapping[str, Limit] = {
+    "text": Limit("max_tokens", inf),
+    "question": Limit("max_question_tokens", MAX_QUESTION_TOKENS),
+    "audio": Limit("max_seconds", MAX_SECONDS),
+}
+"""Limits by the input's name; a checkpoint has a limit of tokens of its own."""
+_TEXT: Outputs = {"text": ("BYTES", ())}
+_LABEL: Outputs = {"label": ("BYTES", ()), "score": ("FP32", ())}
+_SPAN: Outputs = {"score": ("FP32", ()), "start": ("INT64", ()), "end": ("INT64", ())}
+_EMBEDDING: Outputs = {"embedding": ("FP32", (-1,))}
+_ENTITIES: Outputs = {"entities": ("INT64", ()), "label": ("BYTES", ()), "word": ("BYTES", ()), **_SPAN}
+_OBJECTS: Outputs = {"objects": ("INT64", ()), **_LABEL, "box": ("FP32", (4,)), "crop": ("BYTES", ())}
+HF_FAMILIES: Mapping[str, TaskTensors] = {
+    "hf/text-classification": TaskTensors.of("text", ["text"], _LABEL),
+    "hf/token-classification": TaskTensors.of("text", ["text"], _ENTITIES, "entities"),
+    "hf/question-answering": TaskTensors.of("text", ["question", "context"], {"answer": ("BYTES", ()), **_SPAN}),
+    "hf/summarization": TaskTensors.of("text", ["text"], _TEXT),
+    "hf/translation": TaskTensors.of("text", ["text", "language"], _TEXT, optional="language"),
+    "hf/text-embedding": TaskTensors.of("text", ["text"], _EMBEDDING),
+    "hf/speech-recognition": TaskTensors.of("audio", ["audio"], _TEXT),
+    "hf/image-classification": TaskTensors.of("image", ["image"], _LABEL),
+    "hf/object-detection": TaskTensors.of("image", ["image"], _OBJECTS, "objects", optional="crop"),
+    "hf/zero-shot-image-classification": TaskTensors.of("image", ["image"], _LABEL),
+    "hf/image-embedding": TaskTensors.of("image", ["image"], _EMBEDDING),
+}
+Document = Mapping[str, Any]
+
+
+def fill_tensors(spec: Document) -> Document:
+    """A pipeline's specification, as in a document, with the tensors that it omits; unchanged if it is malformed."""
+    try:
+        references = {read["from"] for reader in (spec, *spec["stages"]) for read in _reads(reader)}
+        stages = [_fill_stage(stage, references) for stage in spec["stages"]]
+        filled = {"inputs": _request_inputs(stages), "outputs": _results(stages)}
+    except (TypeError, LookupError, AttributeError):  # its fields are checked afterwards
+        return spec
+    return {**{name: tensors for name, tensors in filled.items() if tensors}, **spec, "stages": stages}
+
+
+def _reads(reader: Document) -> Sequence[Document]:
+    """Inputs of a stage, or outputs of a pipeline."""
+    reads: Sequence[Document] = reader.get("outputs" if "stages" in reader else "inputs", [])
+    return reads
+
+
+def _tensors(stage: Document) -> TaskTensors | None:
+    """The tensors that all families of a stage declare; None if they differ or declare none."""
+    declared = [HF_FAMILIES.get(variant.get("family")) for variant in stage["variants"]]
+    return declared[0] if all(tensors == declared[0] for tensors in declared) else None
+
+
+def _fill_stage(stage: Document, references: set[str]) -> Document:
+    declared = _tensors(stage)
+    if declared is None:
+        return stage
+    required = [tensor.name for tensor in declared.inputs if tensor.name not in declared.optional]
+    inputs = [{"name": name, "from": f"request.inputs.{name}"} for name in required]
+    outputs = [
+        output.model_dump(exclude_defaults=True)
+        for output in declared.outputs
+        if output.name not in declared.optional or f"{stage['name']}.outputs.{output.name}" in references
+    ]
+    return {"inputs": inputs, "outputs": outputs, **stage}
+
+
+def _request_inputs(stages: Sequence[Document]) -> list[Document]:
+    """The request's inputs that stages with declared tensors read."""
+    found: dict[str, Document] = {}
+    for stage in stages:
+        declared = _tensors(stage)
+        by_name = {tensor.name: tensor for tensor in declared.inputs} if declared else {}
+        for read in stage["inputs"]:
+            owner, _, name = read["from"].partition(".inputs.")
+            if owner == "request" and read["name"] in by_name:
+                found.setdefault(name, {"name": name, "datatype": by_name[read["name"]].datatype})
+    return [*found.values()]
+
+
+def _results(stages: Sequence[Document]) -> list[Document]:
+    """All outputs of the stages that no stage reads."""
+    read = {each["from"].partition(".")[0] for stage in stages for each in stage["inputs"]}
+    last = [stage for stage in stages if stage["name"] not in read]
+    return [
+        {"name": output["name"], "from": f"{stage['name']}.outputs.{output['name']}"}
+        for stage in last
+        for output in stage["outputs"]
+    ]

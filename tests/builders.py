@@ -49,6 +49,7 @@ def a_pipeline_document(stages: Sequence[dict[str, Any]] | int = 1, **changes: A
         "stages": listed,
         "slo": {"latency": "500ms"},
         "budget": {"cores": "8"},
+        "schedulingPolicy": "EarliestDeadlineFirst",
     } | changes
     return {
         "apiVersion": "trimtab.dev/v1alpha1",

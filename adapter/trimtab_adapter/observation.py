@@ -19,8 +19,8 @@ from trimtab_pipelines.router_state import (
     RegisteredAccuracy,
     RouterLoad,
     RouterState,
-    StageState,
     StateModel,
+    VariantState,
 )
 from trimtab_predictor.context import MEMORY_SECONDS
 from trimtab_predictor.load_history import ObservationError
@@ -140,9 +140,11 @@ def read_state(content: object) -> State:
             rows[name] = _within(stage.rows_per_request, f"{where}.rows_per_request", 0.0, MAX_ROWS)
         if stage.prompt_tokens is not None:
             tokens[name] = _within(stage.prompt_tokens, f"{where}.prompt_tokens", 0.0, MAX_PROMPT_TOKENS)
-        if stage.service_ratio is not None and stage.variant:
-            ratios[name, stage.variant] = _within(stage.service_ratio, f"{where}.service_ratio", 0.0, math.inf)
-        accuracies |= _drifted(name, stage, where)
+        for running, learned in {stage.variant: stage, **stage.other_variants}.items():
+            within = where if learned is stage else f"{where}.other_variants.{running}"
+            if learned.service_ratio is not None and running:
+                ratios[name, running] = _within(learned.service_ratio, f"{within}.service_ratio", 0.0, math.inf)
+            accuracies |= {(name, running, *key): now for key, now in _drifted(learned, within).items()}
         for variant, by_point in stage.registered_accuracies.items():
             for point, by_task in by_point.items():
                 field = f"{where}.registered_accuracies.{variant}.{point}"
@@ -163,14 +165,15 @@ def read_state(content: object) -> State:
     return State(rows, ratios, document.served, accuracies, registered_accuracies, tokens, rejected, cpu_seconds)
 
 
-def _drifted(name: str, stage: StageState, where: str) -> dict[AccuracyKey, float]:
+def _drifted(learned: VariantState, where: str) -> dict[tuple[str, str], float]:
+    """Observed accuracies of a variant by operating point and task."""
     drifted = {}
-    for point, accuracy in stage.drifted_accuracies.items():
-        drifted[name, stage.variant, point, ""] = _within(accuracy, f"{where}.drifted_accuracies.{point}", 0.0, 1.0)
-    for point, by_task in stage.drifted_by_task.items():
+    for point, accuracy in learned.drifted_accuracies.items():
+        drifted[point, ""] = _within(accuracy, f"{where}.drifted_accuracies.{point}", 0.0, 1.0)
+    for point, by_task in learned.drifted_by_task.items():
         for task, accuracy in by_task.items():
             field = f"{where}.drifted_by_task.{point}.{task}"
-            drifted[name, stage.variant, point, task] = _within(accuracy, field, 0.0, 1.0)
+            drifted[point, task] = _within(accuracy, field, 0.0, 1.0)
     return drifted
 
 

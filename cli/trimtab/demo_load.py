@@ -40,8 +40,11 @@ class DemoLoad:
 def changing_load(pipeline: InferencePipeline, profiles: Mapping[str, ModelProfile]) -> DemoLoad:
     """Find the range: at the low rate the initial variants suffice, at the high rate those of no stage do.
 
+    Plans are those of one variant at a time, so that a policy that mixes variants meets the same load.
     If no load makes every stage change, the high rate is close to the highest feasible rate.
     """
+    spec = pipeline.spec.model_copy(update={"scheduling_policy": "EarliestDeadlineFirst"})
+    pipeline = pipeline.model_copy(update={"spec": spec})
     loads = np.geomspace(MIN_RPS, MAX_RPS, STEPS)
     initial = _variants(_plan(pipeline, profiles, float(loads[0])))
     initial_until, high, feasible_until = float(loads[0]), 0.0, float(loads[0])

@@ -78,6 +78,10 @@ class StagePlan(Model):
     """Planned queueing and service time of the stage."""
     planned_escalation: EscalationPlan | None = Field(default=None, exclude_if=lambda escalation: escalation is None)
     """The escalation with which capacity and accuracy were planned, if any."""
+    mixed_accuracy: Fraction | None = Field(default=None, exclude_if=lambda accuracy: accuracy is None)
+    """Expected accuracy of all rows, if the replicas have time to serve only a part of them at the planned point, with
+    its escalation, and a lighter point serves the others.
+    """
     shadow_price: float = Field(default=0.0, ge=0, exclude_if=is_empty)
     """Shadow price of replica time: expected correct responses per replica second, from the profile."""
     shadow_price_at_rps: float = Field(default=0.0, ge=0, exclude_if=is_empty)
@@ -105,6 +109,9 @@ class StagePlan(Model):
 
     @property
     def expected_accuracy(self) -> float:
+        """Expected accuracy of all rows at the planned load."""
+        if self.mixed_accuracy is not None:
+            return self.mixed_accuracy
         return self.accuracy if self.planned_escalation is None else self.planned_escalation.accuracy
 
     @property

@@ -88,24 +88,31 @@ class RegisteredAccuracy(StateModel):
         return cls(**judged.model_dump(by_alias=False, include=set(cls.model_fields)))
 
 
-class StageState(StateModel):
-    """State of a stage."""
+class VariantState(StateModel):
+    """Learned figures of a variant."""
+
+    service_ratio: Finite | None = None
+    """Observed over predicted service time."""
+    drifted_accuracies: dict[str, Finite] = {}
+    """Observed accuracy of each operating point whose accuracy has drifted from the profiled one."""
+    drifted_by_task: dict[str, dict[str, Finite]] = {}
+    """The same by operating point and task; other tasks drift along with their point."""
+
+
+class StageState(VariantState):
+    """State of a stage, and the learned figures of the variant that it runs."""
 
     variant: str = ""
     batch_size: int = 1
     operating_point: str = ""
     ready_replicas: Count = 0
     queue_rows: Count = 0
-    service_ratio: Finite | None = None
-    """Observed over predicted service time."""
+    other_variants: dict[str, VariantState] = {}
+    """Learned figures of the other variants that served rows."""
     rows_per_request: Finite | None = None
     """Fan-out of the last minute; None before the first request."""
     prompt_tokens: Finite | None = None
     """Mean predicted prompt tokens of the last minute; None if unknown."""
-    drifted_accuracies: dict[str, Finite] = {}
-    """Observed accuracy of each operating point whose accuracy has drifted from the profiled one."""
-    drifted_by_task: dict[str, dict[str, Finite]] = {}
-    """The same by operating point and task; other tasks drift along with their point."""
     registered_accuracies: dict[str, dict[str, dict[str, RegisteredAccuracy]]] = {}
     """Accuracy on registered tasks, by variant, operating point and task."""
     endpoints: dict[str, EndpointState] = {}

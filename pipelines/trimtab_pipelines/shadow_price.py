@@ -49,13 +49,14 @@ def observed_shadow_price(stage: StagePlan, service_ratio: float) -> float:
 
 def row_options(stage: StagePlan) -> list[tuple[float, float]]:
     """(seconds of a row in full batches, accuracy) of each option, including escalations."""
-    seconds = {p.name: p.service_seconds.get(stage.batch_size, 0.0) / stage.batch_size for p in stage.points}
-    options = [(seconds[point.name], point.accuracy) for point in stage.points]
-    escalations = ((point.name, escalation) for point in stage.points for escalation in point.escalations)
+    size, points = stage.batch_size, {point.key(stage.variant): point for point in stage.points}
+    seconds = {key: point.service_seconds.get(size, 0.0) / size for key, point in points.items()}
+    options = [(seconds[key], point.accuracy) for key, point in points.items()]
+    escalations = ((key, escalation) for key, point in points.items() for escalation in point.escalations)
     options += [
-        (seconds[first] + escalation.share * seconds[escalation.to], escalation.accuracy)
+        (seconds[first] + escalation.share * again, escalation.accuracy)
         for first, escalation in escalations
-        if seconds[first] > 0 and seconds.get(escalation.to, 0.0) > 0
+        if seconds[first] > 0 and (again := seconds.get(escalation.target(first[0]), 0.0)) > 0
     ]
     return options
 

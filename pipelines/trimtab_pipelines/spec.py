@@ -205,11 +205,12 @@ class InferencePipelineSpec(Model):
     """When queued requests are dropped. Predicted: when the predicted finish misses the deadline. Expired: when the
     deadline has passed. Never: requests are not dropped.
     """
-    scheduling_policy: SchedulingPolicy = "EarliestDeadlineFirst"
-    """How batches are formed. EarliestDeadlineFirst: the most urgent rows at the planned operating point. SlackFit: the
-    largest batch at the most accurate point that its most urgent row has time for. ModalityMix: the first batch of the
-    best plan for the whole queue, which may split a request's rows over points. TokenAdaptive: the same by utility
-    times accuracy, with batches that mix tasks.
+    scheduling_policy: SchedulingPolicy | None = None
+    """How batches are formed. If absent, TokenAdaptive for a pipeline with a stage whose replicas host several
+    variants, else EarliestDeadlineFirst. EarliestDeadlineFirst: the most urgent rows at the planned operating point.
+    SlackFit: the largest batch at the most accurate point that its most urgent row has time for. ModalityMix: the first
+    batch of the best plan for the whole queue, which may split a request's rows over points. TokenAdaptive: the same by
+    utility times accuracy, with batches that mix tasks.
     """
     queue: Queue = Queue()
     chat: ChatSettings | None = Field(default=None, exclude_if=lambda chat: chat is None)
@@ -230,8 +231,18 @@ class InferencePipelineSpec(Model):
     """
 
     @property
+    def policy_name(self) -> str:
+        """The scheduling policy in effect."""
+        return self.scheduling_policy or self.default_policy
+
+    @cached_property
+    def default_policy(self) -> str:
+        mixes = any(stage.mixes_variants for stage in self.stages) and not any(s.serves_chats for s in self.stages)
+        return "TokenAdaptive" if mixes else "EarliestDeadlineFirst"
+
+    @property
     def policy_traits(self) -> PolicyTraits:
-        return policy_traits(self.scheduling_policy)
+        return policy_traits(self.policy_name)
 
     @cached_property
     def chat_settings(self) -> ChatSettings | None:

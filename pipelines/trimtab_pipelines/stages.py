@@ -113,9 +113,22 @@ class Stage(Model):
         return variant.resources, nodes, variant.secret_name
 
     def hosted_with(self, variant: str) -> tuple[Variant, ...]:
-        """Variants that a replica of this one loads, itself included; KeyError lists the known variants."""
-        key = self.hosting_key(self.variant(variant))
+        """Variants that may serve batches beside this one, itself included, because the same replica loads them.
+
+        Of a stage that serves chats or reads tasks, only itself: a chat stays in the engine of its variant, and
+        variants may have different tasks. KeyError lists the known variants.
+        """
+        own = self.variant(variant)
+        if self.serves_chats or any(read.name == TASK_INPUT for read in self.inputs):
+            return (own,)
+        key = self.hosting_key(own)
         return tuple(other for other in self.variants if self.hosting_key(other) == key)
+
+    @property
+    def mixes_variants(self) -> bool:
+        """Whether batches may be served by several variants: a replica hosts them, and no pin selects one."""
+        free = self.pin.variant is None and self.pin.operating_point is None
+        return free and any(len(self.hosted_with(variant.name)) > 1 for variant in self.variants)
 
     @property
     def encodes(self) -> bool:

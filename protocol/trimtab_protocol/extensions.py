@@ -135,9 +135,9 @@ def parse_number(parameter: object) -> float | None:
 class StageParameters(NamedTuple):
     """Names of the response parameters of one stage.
 
-    Operating points, confidences and pending escalations are reported by row, separated by commas, only if rows ran at
-    several points, the model reports confidence, or an escalation did not complete. The task is reported if the request
-    named one.
+    Variants, operating points, confidences and pending escalations are reported by row, separated by commas, only if
+    rows ran on several variants, at several points, the model reports confidence, or an escalation did not complete.
+    The task is reported if the request named one.
     """
 
     variant: str
@@ -145,6 +145,7 @@ class StageParameters(NamedTuple):
     batch_size: str
     queue_seconds: str
     service_seconds: str
+    variants: str
     operating_points: str
     confidences: str
     escalation_pending: str

@@ -73,7 +73,7 @@ class Router:
         self._clock = clock or EventLoopClock()
         self._http = create_transports(self._graph, self.limits, tls) if transports is None else {}
         self._table_builder = ThreadPoolExecutor(1, "prepare")
-        self._policy = policy or POLICIES[pipeline.spec.scheduling_policy]
+        self._policy = policy or POLICIES[pipeline.spec.policy_name]
         self._executor = create_executor(
             self._graph,
             pipeline.spec,
@@ -258,7 +258,8 @@ class Router:
         """Precompute the policy's tables for the current plan in a thread, so that decisions do not wait."""
         if self._policy.prepare is not None and not self.admission.draining:
             model, variant = scheduler.latency_model, scheduler.plan.variant
-            self._table_builder.submit(self._policy.prepare(model.points(variant), model.max_batch_rows(variant)))
+            points = model.points(variant, ready=frozenset(other.name for other in model.stage.variants))
+            self._table_builder.submit(self._policy.prepare(points, model.max_batch_rows(variant)))
 
     def wait_for_tables(self) -> None:
         self._table_builder.submit(int).result()

@@ -110,7 +110,7 @@ async def _served(scenario):
         clock.call_at(at, partial(replica_set.follow, plan))
     for failure in environment.failures:
         clock.call_at(failure.at_seconds, partial(replica_set.lose_one, failure.stage))
-    await clock.run(scenario.duration_seconds + 2.0 * pipeline.spec.slo.latency_seconds + GRACE_SECONDS)
+    await clock.run(scenario.duration_seconds + 2.0 * pipeline.spec.slo.latency_seconds + 10.0 * GRACE_SECONDS)
     return dispatches, ends
 
 
@@ -166,7 +166,8 @@ def escalate_a_third(view):
         if not points:
             drops.append(head)
             continue
-        again = EscalationRule(0.33, view.points[0].name, accuracy=0.85) if points[0] is not view.points[0] else None
+        best = view.points[0]
+        again = EscalationRule(0.33, best.name, accuracy=0.85, variant=best.variant) if points[0] is not best else None
         candidates = view.candidates(head, points[0])
         return Dispatch(points[0], candidates.first(min(view.max_batch_rows, candidates.rows)), drops, again)
     return WaitUntil(drops=drops)
@@ -176,7 +177,7 @@ def a_random_scenario(seed):
     rng = np.random.default_rng(seed)
     stages = int(rng.integers(1, 4))
     pipeline = a_random_pipeline(rng, stages)
-    profiles = {stage.name: a_random_profile(rng, stage.name) for stage in pipeline.spec.stages}
+    profiles = {stage.name: a_random_profile(rng, stage) for stage in pipeline.spec.stages}
     plans = [a_random_plan(rng, pipeline, generation) for generation in range(1, 2 + int(rng.integers(0, 3)))]
     seconds = 3.0
     arrivals = rng.uniform(0, seconds, int(rng.integers(20, 400)))
@@ -232,19 +233,27 @@ def a_random_profile(rng, stage):
     light, quick, middling = rng.uniform([0.001, 0.0005], [0.004, 0.003], (3, 2))
     default = rng.uniform(0.003, 0.015, 2)
     heavy = {"default": default, "middling": middling + quick, "quick": quick}
-    points = [a_point_profile("heavy", constant, linear, 2.0, name) for name, (constant, linear) in heavy.items()]
-    return a_profile(stage, [a_point_profile("light", *light), *points])
+    cores = stage.variant("heavy").resources.cpu
+    points = [a_point_profile("heavy", constant, linear, cores, name) for name, (constant, linear) in heavy.items()]
+    return a_profile(stage.name, [a_point_profile("light", *light), *points])
 
 
 def a_random_pipeline(rng, stages):
-    chain, senses = a_chain(stages), rng.random() < 0.4
+    """A pipeline of two variants a stage, which two in five pipelines host together."""
+    chain, senses, shared = a_chain(stages), rng.random() < 0.4, rng.random() < 0.4
+    cores, most_rows = ("1", 16) if shared else ("2", 4)
     for stage in chain:
         reads = READS if senses and stage is chain[0] else {}
         points = [{"name": n, "accuracy": a, "modalities": reads.get(n, [])} for n, a in ACCURACIES.items()]
         stage["variants"] = [
             a_variant("light", accuracy=0.8, resources={"cpu": "1"}, maxBatchSize=16, tasks=TASKS),
             a_variant(
-                "heavy", accuracy=0.9, resources={"cpu": "2"}, maxBatchSize=4, operatingPoints=points, tasks=TASKS
+                "heavy",
+                accuracy=0.9,
+                resources={"cpu": cores},
+                maxBatchSize=most_rows,
+                operatingPoints=points,
+                tasks=TASKS,
             ),
         ]
     names = "xz" if senses else "x"
@@ -270,17 +279,26 @@ def a_random_pipeline(rng, stages):
 
 def a_random_plan(rng, pipeline, generation):
     variant = str(rng.choice(["light", "heavy"]))
+    stage = pipeline.spec.stages[-1]
+    shared = len(stage.hosted_with(variant)) > 1
     seconds = {1: 0.005, 4: 0.012} if rng.random() < 0.7 else {}
-    points = [
+    points: list[dict[str, Any]] = [
         {"name": name, "accuracy": accuracy, "serviceSeconds": {1: 0.012 * accuracy**5, 4: 0.024 * accuracy**5}}
         for name, accuracy in ACCURACIES.items()
     ]
+    if shared:
+        look = {"to": "default", "variant": "heavy", "confidenceBelow": 0.4, "share": 0.3, "accuracy": 0.88}
+        looks: dict[str, Any] = {"escalations": [look] if stage.confidence else []}
+        light: dict[str, Any] = {"name": "default", "accuracy": 0.75, "serviceSeconds": {1: 0.003, 4: 0.006}} | looks
+        points = [*[point | {"variant": "heavy"} for point in points[:2]], light, points[2] | {"variant": "heavy"}]
+        points = [{"variant": "light"} | point for point in points]
     planned = int(rng.integers(len(points)))
-    of_points = {
+    variant = points[planned].get("variant", variant)
+    of_points: dict[str, Any] = {
         "operatingPoint": points[planned]["name"],
-        "accuracy": points[planned]["accuracy"],
         "upgrades": points[:planned],
         "fallbacks": points[planned + 1 :],
+        **{name: points[planned][name] for name in ("accuracy", "escalations") if name in points[planned]},
     }
     return a_plan(
         pipeline,
@@ -288,10 +306,10 @@ def a_random_plan(rng, pipeline, generation):
         variant=variant,
         batchSize=int(rng.choice([1, 4, 8])),
         replicas=int(rng.integers(1, 3)),
-        cores=2 if variant == "heavy" else 1,
+        cores=pipeline.spec.stages[0].variant(variant).resources.cpu,
         serviceSeconds=seconds,
         shadowPrice=float(rng.choice([0.0, 20.0])),
-        **(of_points if variant == "heavy" else {}),
+        **(of_points if shared or variant == "heavy" else {}),
     )
 
 
@@ -306,19 +324,27 @@ def test_router_and_simulator_dispatch_the_same_batches(seed):
 
 
 def test_scenarios_cover_every_outcome_and_fault():
-    ends, lost, changed, again, wishing, lacking = set(), 0, 0, 0, 0, 0
+    ends, lost, changed, again, wishing, lacking, mixed, crossed = set(), 0, 0, 0, 0, 0, 0, 0
     points: dict[str, set[str]] = {}
     for seed in range(60):
         scenario = a_random_scenario(seed)
         dispatches, found = simulated(scenario)
         ends |= set(found)
-        decides = "" if scenario.policy else scenario.pipeline.spec.scheduling_policy
+        decides = "" if scenario.policy else scenario.pipeline.spec.policy_name
         points.setdefault(decides, set()).update(dispatch[4] for dispatch in dispatches)
         lost += len(scenario.environment.failures)
         changed += len(scenario.changes)
         wishing += bool(scenario.options)
         lacking += any(scenario.missing_inputs)
         row_slices = {(member, dispatch[1]) for dispatch in dispatches for member in dispatch[5]}
+        variants: dict[Any, set[str]] = {}
+        for dispatch in dispatches:
+            for member in dispatch[5]:
+                variants.setdefault((dispatch[1], member), set()).add(dispatch[3])
+        crossed += any(len(served_by) > 1 for served_by in variants.values())
+        changed_at = min((at for at, _ in scenario.changes), default=scenario.duration_seconds)
+        first = {dispatch[3] for dispatch in dispatches if dispatch[1] == "stage-0" and dispatch[0] < changed_at}
+        mixed += len(first) > 1
         again += scenario.policy is not None and len(row_slices) < sum(len(dispatch[5]) for dispatch in dispatches)
 
     assert ends >= {OK, LATE, DROPPED, REFUSED}
@@ -326,4 +352,5 @@ def test_scenarios_cover_every_outcome_and_fault():
     assert min(map(len, points.values())) > 1
     assert min(lost, changed) > 30
     assert min(wishing, again, lacking) > 5
+    assert min(mixed, crossed) > 3, "batches of two hosted variants, and rows that escalate from one to the other"
     assert simulated(replace(scenario, seed=1)) != simulated(scenario)

@@ -48,7 +48,7 @@ def serve(watch, rng, rows, accuracy, best_accuracy, boast=0.0):
             right, best_right = rng.random() < chance, rng.random() < best_chance
             agrees = bool(right and best_right) or bool(not right and not best_right and rng.random() < 0.1)
             watch.observe(BEST, "", np.array([best_chance]), NOW)
-            watch.observe_shadow(KEY, "avt", "", confidence, best_chance, agrees=agrees)
+            watch.observe_shadow(KEY, BEST, "", confidence, best_chance, agrees=agrees)
 
 
 @pytest.mark.parametrize("seed", range(5))
@@ -102,7 +102,7 @@ def escalate_rows(watch, rng, rows, lost):
     for _ in range(rows):
         before = float(np.clip(rng.normal(0.5, 0.1), 0, 1))
         after = float(np.clip(before + rng.normal(0.2 - lost, 0.15), 0, 1))
-        watch.observe_escalated(BEST, "", np.array([after]), AccuracyBaseline("at", np.array([before]), 0.2), NOW)
+        watch.observe_escalated(BEST, "", np.array([after]), AccuracyBaseline(KEY, np.array([before]), 0.2), NOW)
 
 
 @pytest.mark.parametrize("seed", range(5))
@@ -158,7 +158,7 @@ def test_shadow_rows_are_read_relative_to_profiled_confidence(agreed_of_ten):
     watch = a_watch([{"name": "at", **measured(0.7, 0.95)}, {"name": "avt", **measured(0.95, 0.99)}])
     for row in range(400):
         watch.observe(KEY, "", np.array([0.95]), NOW)
-        watch.observe_shadow(KEY, "avt", "", 0.95, 0.99, agrees=row % 10 < agreed_of_ten)
+        watch.observe_shadow(KEY, BEST, "", 0.95, 0.99, agrees=row % 10 < agreed_of_ten)
 
     right = {7: {}, 2: {ALL: pytest.approx(0.45, abs=0.03)}}
     assert watch.drifted_accuracies(NOW) == right[agreed_of_ten], "two thirds of what 400 comparisons tell"

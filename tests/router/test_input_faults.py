@@ -144,7 +144,7 @@ def test_recovered_input_is_trusted_after_observation(town):
 
 def test_escalation_only_point_reports_its_input_too(town):
     town.serve("video-text", 400)
-    look = AccuracyBaseline("video-text", np.array([0.5]), 0.2)
+    look = AccuracyBaseline(("late", "video-text"), np.array([0.5]), 0.2)
     for _ in range(200):
         town.watch.observe_escalated(("late", "all"), "", np.array([0.4]), look, town.now)
     assert town.believed("all") < 0.7, "of the rows that were doubted"

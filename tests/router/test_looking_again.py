@@ -40,7 +40,12 @@ def quick_first(view):
         company = view.candidates(head, point)
         by_task = BY_TASK if head.request.options.task not in {"", *MEASURED} else {}
         look = EscalationRule(
-            0.5, "default", accuracy=0.8, share=MEASURED.get(head.request.options.task), by_task=by_task
+            0.5,
+            "default",
+            accuracy=0.8,
+            share=MEASURED.get(head.request.options.task),
+            by_task=by_task,
+            variant=point.variant,
         )
         again = look if point.name == "quick" else None
         return Dispatch(point, company.first(min(view.max_batch_rows, company.rows)), drops, again)
@@ -233,7 +238,9 @@ def test_each_task_escalates_by_its_own_threshold(top, task, doubted, accuracies
     again = [row_slice for batch in top.sent[1:] for row_slice in batch.row_slices]
     assert [row for row_slice in again for row in range(row_slice.start, row_slice.stop)] == doubted
     if doubted:
-        assert all(row_slice.escalation == EscalationRule(0.85, "default", 0.85, 0.5) for row_slice in again)
+        assert all(
+            row_slice.escalation == EscalationRule(0.85, "default", 0.85, 0.5, variant="small") for row_slice in again
+        )
         top.clock.run(100.0)
     assert {round(row_slice.accuracy, 4) for row_slice in work.owner.served} == accuracies
 

@@ -92,7 +92,7 @@ def test_only_the_profiled_point_escalates():
     found = job_options(OptionCache(view), group_jobs(OptionCache(view), 20)[0], mixed=True)
     assert found is not None
     options = [line for option in range(found.indices.size) for line, _ in found.serving_options(option)]
-    assert [(line.point, line.escalation) for line in options] == [("all", None)]
+    assert [(line.point, line.escalation) for line in options] == [(("", "all"), None)]
     assert found.values == pytest.approx([0.7847 - 0.33])
     assert [point.name for point in view.points if point.suits(doubted)] == ["all"]
     leaving = dispatched(view)

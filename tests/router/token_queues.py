@@ -46,7 +46,7 @@ def a_view(
     for work in works:
         queue.push(RowSlice(work, 0, work.rows))
     return SchedulerView(
-        now, queue, points, 32, 0.0, "Predicted", arrivals_rps=lambda: arrivals_rps, loaded_point=loaded
+        now, queue, points, 32, 0.0, "Predicted", arrivals_rps=lambda: arrivals_rps, loaded_point=("", loaded)
     )
 
 

@@ -8,6 +8,7 @@ from numpy.typing import NDArray
 
 from trimtab_pipelines.plan import PipelinePlan
 from trimtab_pipelines.request_outcome import LATE, OK, RequestOutcome
+from trimtab_router.scheduling.service_time import Key
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,8 +53,8 @@ class SimulationResult:
     duration_seconds: float
     unescalated: NDArray[np.bool_]
     """[N], whether a planned escalation of some rows did not run in time."""
-    rows_by_point: Mapping[str, Mapping[str, int]]
-    """By stage: rows served at each operating point."""
+    rows_by_point: Mapping[str, Mapping[Key, int]]
+    """By stage: rows served at each operating point of each variant."""
     escalated_rows: Mapping[str, int]
     """By stage: escalated rows."""
 

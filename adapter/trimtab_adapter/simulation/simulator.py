@@ -218,7 +218,7 @@ class Simulator:
                 transport.stage,
                 plan=scenario.plan.spec.stage(name),
                 settings=QueueSettings(spec.queue.max_rows, spec.drop_policy, GRACE_SECONDS),
-                policy=scenario.policy or POLICIES[spec.scheduling_policy],
+                policy=scenario.policy or POLICIES[spec.policy_name],
                 clock=self.events,
                 transport=transport,
                 stats=self.batches[name],

@@ -69,13 +69,13 @@ class BatchTally(StatsSink):
     def __init__(self) -> None:
         self.served_batches = 0
         self.rows = 0
-        self.rows_by_point: Counter[str] = Counter()
+        self.rows_by_point: Counter[Key] = Counter()
         self.escalated_rows = 0
 
     def observe_batch(self, key: Key, rows: int, seconds: float, ratio: float) -> None:  # noqa: ARG002 - of a tally
         self.served_batches += 1
         self.rows += rows
-        self.rows_by_point[key[1]] += rows
+        self.rows_by_point[key] += rows
 
     def count_escalated_rows(self, rows: int) -> None:
         self.escalated_rows += rows

@@ -47,7 +47,7 @@ def _choose_model(view: SchedulerView) -> Point:
     fastest = min(view.points, key=lambda point: point.seconds(view.max_batch_rows))
     with_room = (point for point in better_first if _capacity_rps(view, point) >= INFAAS_HEADROOM * load_rps)
     best = next(with_room, fastest)
-    loaded = next((point for point in view.points if point.name == view.loaded_point), None)
+    loaded = next((point for point in view.points if point.key == view.loaded_point), None)
     if loaded is None or _capacity_rps(view, loaded) < load_rps or best.accuracy > loaded.accuracy:
         return best
     return loaded

@@ -48,6 +48,8 @@ def response_parameters(
 
 def _row_by_row(keys: StageParameters, results: Sequence[ServedRows]) -> dict[str, str]:
     parameters: dict[str, str] = {}
+    if len({rows.variant for rows in results}) > 1:
+        parameters[keys.variants] = _repeat((rows.variant, rows.rows) for rows in results)
     if len({rows.operating_point for rows in results}) > 1:
         parameters[keys.operating_points] = _repeat((rows.operating_point, rows.rows) for rows in results)
     if all(rows.confidences is not None for rows in results):

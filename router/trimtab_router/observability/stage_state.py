@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 
-from trimtab_pipelines.router_state import EndpointState, RegisteredAccuracy, StageState
+from trimtab_pipelines.router_state import EndpointState, RegisteredAccuracy, StageState, VariantState
 from trimtab_router.observability.request_accounting import RequestAccounting
 from trimtab_router.scheduling.replica_slots import ReplicaSlots
 from trimtab_router.scheduling.stage_scheduler import StageScheduler
@@ -29,24 +29,19 @@ def _stage_state(
     unauthenticated: Mapping[str, str],
     now: float,
 ) -> StageState:
-    drifted: dict[str, float] = {}
-    by_task: dict[str, dict[str, float]] = {}
-    for (variant, point, task), accuracy in scheduler.accuracy_monitor.drifted_accuracies(now).items():
-        if variant == scheduler.variant and task:
-            by_task.setdefault(point, {})[task] = accuracy
-        elif variant == scheduler.variant:
-            drifted[point] = accuracy
+    drifted = scheduler.accuracy_monitor.drifted_accuracies(now)
+    ratios = scheduler.latency_model.other_service_ratios()
+    others = sorted({*ratios, *(variant for variant, *_ in drifted)} - {scheduler.variant})
     return StageState(
+        **dict(_variant_state(drifted, scheduler.variant, scheduler.latency_model.service_ratio)),
+        other_variants={name: _variant_state(drifted, name, ratios.get(name)) for name in others},
         variant=scheduler.variant,
         batch_size=scheduler.plan.batch_size,
         operating_point=scheduler.plan.operating_point,
         ready_replicas=scheduler.ready_replicas,
         queue_rows=scheduler.queue.rows,
-        service_ratio=scheduler.latency_model.service_ratio,
         rows_per_request=rows_per_request,
         prompt_tokens=prompt_tokens,
-        drifted_accuracies=drifted,
-        drifted_by_task=by_task,
         registered_accuracies={
             variant: {
                 point: {task: RegisteredAccuracy.of(accuracy) for task, accuracy in by_task.items()}
@@ -63,6 +58,19 @@ def _stage_state(
             for slot in scheduler.replicas
         },
     )
+
+
+def _variant_state(
+    drifted: Mapping[tuple[str, str, str], float], variant: str, service_ratio: float | None
+) -> VariantState:
+    overall: dict[str, float] = {}
+    by_task: dict[str, dict[str, float]] = {}
+    for (owner, point, task), accuracy in drifted.items():
+        if owner == variant and task:
+            by_task.setdefault(point, {})[task] = accuracy
+        elif owner == variant:
+            overall[point] = accuracy
+    return VariantState(service_ratio=service_ratio, drifted_accuracies=overall, drifted_by_task=by_task)
 
 
 def _ejection(replica: ReplicaSlots) -> str:

@@ -197,7 +197,7 @@ class _Measured:
 class AccuracyBaseline:
     """The first pass of escalated rows, with which their second is compared."""
 
-    point: str
+    point: Key
     confidences: Array
     """Shape [rows]."""
     expected_gain: float
@@ -252,7 +252,7 @@ class AccuracyMonitor:
     def observe_escalated(
         self, key: Key, task: str, confidences: Array, before: AccuracyBaseline, now: float, *, weight: float = 1.0
     ) -> None:
-        both = (self._measured_of(key, task), self._measured_of((key[0], before.point), task))
+        both = (self._measured_of(key, task), self._measured_of(before.point, task))
         values, first_confidences = (np.asarray(array, dtype=np.float64) for array in (confidences, before.confidences))
         valid = _valid(values) & _valid(first_confidences)
         if not valid.any() or not all(accuracy is not None and accuracy.calibrated for accuracy in both):
@@ -263,10 +263,10 @@ class AccuracyMonitor:
             observations.confidence.forget(weight * int(valid.sum()))
 
     def observe_shadow(
-        self, key: Key, best_point: str, task: str, confidence: float, best_confidence: float, *, agrees: bool
+        self, key: Key, best_point: Key, task: str, confidence: float, best_confidence: float, *, agrees: bool
     ) -> None:
         """Add a row that also ran at the best point, whose response is the better estimate of the correct one."""
-        own, best = self._measured_of(key, task), self._measured_of((key[0], best_point), task)
+        own, best = self._measured_of(key, task), self._measured_of(best_point, task)
         if own is None or best is None or not (0.0 <= confidence <= 1.0 and 0.0 <= best_confidence <= 1.0):
             return
         claimed = confidence - own.confidence + own.accuracy

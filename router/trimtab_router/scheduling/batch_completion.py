@@ -129,7 +129,7 @@ class BatchCompletion:
         if (
             row_slice.escalation is not None
             and row_slice.escalation.accuracy is not None
-            and row_slice.escalation.to == point.name
+            and row_slice.escalation.target == (batch.variant, point.name)
         ):
             return row_slice.escalation.accuracy
         task = row_slice.request.options.task

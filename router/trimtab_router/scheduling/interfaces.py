@@ -107,9 +107,7 @@ class Dispatcher(Protocol):
 
     def view(self, variant: str, now: float, replica: ReplicaSlots | None = None) -> SchedulerView: ...
 
-    def dispatch(
-        self, replica: ReplicaSlots, variant: str, dispatch: Dispatch, now: float, *, early: bool = False
-    ) -> None: ...
+    def dispatch(self, replica: ReplicaSlots, dispatch: Dispatch, now: float, *, early: bool = False) -> None: ...
 
 
 class Feature:

@@ -1,6 +1,6 @@
 """Latency model of one stage: predicted service times under the plan, downstream stages included."""
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from math import exp, inf, log
@@ -47,7 +47,9 @@ class LatencyModel:
         self._concurrent_rows = concurrent_rows
         self._residence_seconds = 0.0
         self._residences = Winsorizer()
-        self._points: dict[tuple[str, int], tuple[Point, ...]] = {}
+        self._points: dict[tuple[str, int, frozenset[str]], tuple[Point, ...]] = {}
+        self._ready: frozenset[str] = frozenset()
+        self.other_variants: frozenset[str] = frozenset()  # whose points the plan lists beside its own variant's
         self._registered: dict[str, dict[str, Mapping[str, Accuracy]]] = {}
         self._reregistered: set[tuple[str, str]] = set()  # tasks that the plan may confuse with older ones
         self._basis: AccuracyBasis = "Expected"
@@ -72,8 +74,12 @@ class LatencyModel:
         self._points, self._max_batch_rows, self._shadow_prices = {}, {}, {}
         self._reregistered = set()
         self.forget_predictions()
+        self.other_variants = frozenset(point.variant for point in plan.points if point.variant) - {plan.variant}
         for point in plan.points:
-            self.service_times.set_profile((plan.variant, point.name), point.service_seconds)
+            self.service_times.set_profile(point.key(plan.variant), point.service_seconds)
+
+    def set_ready_variants(self, ready_by_replica: Iterable[frozenset[str]]) -> None:
+        self._ready = frozenset().union(*ready_by_replica)
 
     def register_task(
         self, variant: str, task: str, accuracies: Mapping[str, Accuracy], basis: AccuracyBasis = "Expected"
@@ -108,11 +114,18 @@ class LatencyModel:
                     accuracies_by_point.setdefault(variant, {}).setdefault(point, {})[task] = accuracy
         return accuracies_by_point
 
-    def points(self, variant: str, concurrent: int = 0) -> tuple[Point, ...]:
-        """Return a variant's points, preferred first, timed for a replica that prefills `concurrent` other prompts."""
-        points = self._points.get((variant, concurrent))
+    def points(self, variant: str, concurrent: int = 0, ready: frozenset[str] | None = None) -> tuple[Point, ...]:
+        """Return the points for a replica that runs a variant and prefills `concurrent` other prompts, preferred first.
+
+        The points of other variants are those that are `ready`, or that any replica offers if it is None.
+        """
+        others = self.other_variants
+        if others:
+            others &= self._ready if ready is None else ready
+        key = variant, concurrent, others
+        points = self._points.get(key)
         if points is None:
-            points = self._points[variant, concurrent] = tuple(self._allowed_points(variant, concurrent))
+            points = self._points[key] = tuple(self._allowed_points(variant, concurrent, others | {variant}))
         return points
 
     def max_batch_rows(self, variant: str) -> int:
@@ -131,34 +144,34 @@ class LatencyModel:
         self._residence_seconds += weight * (self._residences.clip(seconds) - self._residence_seconds)
         self.forget_predictions()
 
-    def _allowed_points(self, variant: str, concurrent: int) -> list[Point]:
+    def _allowed_points(self, variant: str, concurrent: int, ready: frozenset[str]) -> list[Point]:
         """Return the points; if one excludes an input, those that read all inputs list them."""
-        points, inputs = list(self._list_points(variant, concurrent)), self.stage.inputs
+        points, inputs = list(self._list_points(variant, concurrent, ready)), self.stage.inputs
         every = frozenset(given.name for given in inputs)
-        declared = (point.batch_inputs(inputs) for point in self.stage.variant(variant).points)
+        declared = (point.batch_inputs(inputs) for name in ready for point in self.stage.variant(name).points)
         if {point.inputs for point in points} | set(declared) <= {None, every}:
             return points
         return [replace(point, inputs=every) if point.inputs is None else point for point in points]
 
-    def _list_points(self, variant: str, concurrent: int) -> Iterator[Point]:
-        declared = self.stage.variant(variant)
-        if variant != self.plan.variant:
-            listed: tuple[PointPlan, ...] = (unmeasured_point_plan(declared.points[0]),)
-        else:
-            listed = self._known_points()
-        for planned in listed:
-            own = [dict(again) for again in planned.escalations if not again.variant]
-            point = declared.point(planned.name)
+    def _list_points(self, variant: str, concurrent: int, ready: frozenset[str]) -> Iterator[Point]:
+        listed = {key: point for point in self._known_points() if (key := point.key(self.plan.variant))[0] in ready}
+        if not any(owner == variant for owner, _ in listed):
+            unmeasured = unmeasured_point_plan(self.stage.variant(variant).points[0])
+            listed = {(variant, unmeasured.name): unmeasured}
+        for key, planned in listed.items():
+            point = self.stage.variant(key[0]).point(planned.name)
             if planned.inputs:
                 point = point.model_copy(update={"modalities": planned.inputs})
+            escalations = ((look, look.target(key[0])[0]) for look in planned.escalations)
             yield Point(
                 planned.name,
                 planned.accuracy,
-                partial(self.service_times.predict, (variant, planned.name), concurrent=concurrent),
+                partial(self.service_times.predict, key, concurrent=concurrent),
                 point.batch_inputs(self.stage.inputs),
-                self._accuracies(variant, planned),
-                profiled=self.service_times.profiled((variant, planned.name), self.max_batch_rows(variant)),
-                escalations=tuple(Escalation(**{k: v for k, v in again.items() if k != "variant"}) for again in own),
+                self._accuracies(key[0], planned),
+                profiled=self.service_times.profiled(key, self.max_batch_rows(variant)),
+                escalations=tuple(Escalation(**dict(look) | {"variant": owner}) for look, owner in escalations),
+                variant=key[0],
             )
 
     def _accuracies(self, variant: str, point: PointPlan) -> dict[str, float]:
@@ -187,7 +200,7 @@ class LatencyModel:
         return max(self._accuracy_from(point, task, given) for point in self.points(self.variant))
 
     def _accuracy_from(self, point: Point, task: str, given: Collection[str]) -> float:
-        less = self.stage.point_for_inputs(self.variant, point.name, given)
+        less = self.stage.point_for_inputs(point.variant, point.name, given)
         return point.accuracy_for(task) if less is None else less.measured_accuracy(task).value
 
     def tasks(self) -> frozenset[str]:
@@ -285,6 +298,14 @@ class LatencyModel:
     def service_ratio(self) -> float:
         return self.service_times.ratio(self.key(self.variant))
 
+    def other_service_ratios(self) -> dict[str, float]:
+        """Return observed over profiled seconds of the other variants that served rows, at their preferred points."""
+        found: dict[str, float] = {}
+        for point in self.points(self.variant):
+            if point.variant != self.variant and self.service_times.observed(point.key):
+                found.setdefault(point.variant, self.service_times.ratio(point.key))
+        return found
+
     def compute_seconds(self, batch: Batch) -> float:
         return self._compute_times.expect(batch.key, batch.rows)
 
@@ -317,7 +338,7 @@ class LatencyModel:
         return seconds, self.service_times.ratio(key)
 
     def relax(self, variant: str) -> None:
-        self.service_times.relax([(variant, point.name) for point in self.points(variant)])
+        self.service_times.relax([point.key for point in self.points(variant)])
         self.forget_predictions()
         for stage in self._downstream:
             stage.relax(stage.variant)

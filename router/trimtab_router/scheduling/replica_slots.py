@@ -166,8 +166,8 @@ class ReplicaSlots:
     """The batch that it computes."""
     prefetched: Batch | None = None
     """The batch that waits at the replica."""
-    last_point: str = ""
-    """Operating point of its last batch."""
+    last_point: Key = ("", "")
+    """Of its last batch."""
     capacity: int = 0
     """Concurrent rows of a generation stage; else 0."""
     partial_prefill: frozenset[str] = NOTHING
@@ -239,7 +239,7 @@ class ReplicaSlots:
         if batch.early_prefill:
             self.awaiting_images.add(batch)
         self.inflight += 1
-        self.last_used, self.last_point = use, batch.point.name
+        self.last_used, self.last_point = use, batch.key
         self.accepts_prefetch = False
         self._update_free()
 

@@ -76,7 +76,7 @@ class EarlyPrefill(Feature):
         decision = dispatcher.policy.decide(replace(dispatcher.view(variant, now, replica), waiting=queue))
         self.remove(queue.pop().request)
         if isinstance(decision, Dispatch):
-            dispatcher.dispatch(replica, variant, decision, now, early=True)
+            dispatcher.dispatch(replica, decision, now, early=True)
 
 
 def scheduler_class(stage: Stage) -> type[StageScheduler]:

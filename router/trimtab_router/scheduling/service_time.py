@@ -107,6 +107,10 @@ class ServiceTimes:
         estimate = self._estimates.get(key)
         return estimate.ratio if estimate else 1.0
 
+    def observed(self, key: Key) -> bool:
+        estimate = self._estimates.get(key)
+        return estimate is not None and estimate.observations > 0
+
     @property
     def stage_ratio(self) -> float:
         """Observed over profiled seconds of recent batches at all points; 1 before the first."""

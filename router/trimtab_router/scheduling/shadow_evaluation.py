@@ -9,7 +9,6 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from trimtab_pipelines.stages import Stage
-from trimtab_pipelines.variants import Variant
 from trimtab_protocol.chat.internal_wire import Chunk, LastChunk
 from trimtab_protocol.tensors import Array
 from trimtab_router.refusal import Refusal
@@ -17,7 +16,7 @@ from trimtab_router.scheduling.accuracy_monitor import AccuracyBaseline, Accurac
 from trimtab_router.scheduling.interfaces import Dispatcher, Feature
 from trimtab_router.scheduling.latency_model import LatencyModel
 from trimtab_router.scheduling.policies.interface import Dispatch, Point
-from trimtab_router.scheduling.replica_slots import Batch, BatchOutcome, Completed
+from trimtab_router.scheduling.replica_slots import Batch, BatchOutcome, Completed, ReplicaSlots
 from trimtab_router.scheduling.service_time import Key
 from trimtab_router.scheduling.stage_request import RowSlice, ServedRows, StageRequest
 from trimtab_router.scheduling.winsorizer import Winsorizer
@@ -49,13 +48,11 @@ class ShadowSample:
         label, confidence_output = comparable_output(self._stage), self._stage.confidence
         if label is None or confidence_output is None:
             return
-        best = (served[0].variant, served[0].operating_point)
+        best: Key = (served[0].variant, served[0].operating_point)
         self._accuracy_monitor.observe(best, self._task, outputs[confidence_output], self._now)
         agrees = bool(np.array_equal(outputs[label][0], self._row[label][0]))
         confidence, best_confidence = float(self._row[confidence_output][0]), float(outputs[confidence_output][0])
-        self._accuracy_monitor.observe_shadow(
-            self._key, best[1], self._task, confidence, best_confidence, agrees=agrees
-        )
+        self._accuracy_monitor.observe_shadow(self._key, best, self._task, confidence, best_confidence, agrees=agrees)
 
     def on_refused(self, refusal: Refusal) -> None: ...
 
@@ -81,19 +78,19 @@ class ShadowEvaluation(Feature):
         confidence = self._stage.confidence
         if confidence is None or not isinstance(outcome, Completed) or outcome.point != batch.point.name:
             return
-        variant, best = self._stage.variant(batch.variant), self._best_point(batch.variant)
+        best = self._best_point(batch.variant, batch.replica)
         for row_slice, outputs in zip(batch.row_slices, outcome.outputs, strict=True):
             if row_slice.request.closed or isinstance(row_slice.request.owner, ShadowSample):
                 continue
             task, weight = row_slice.request.options.task, self._row_weight(row_slice)
             if row_slice.provisional_response is not None:
-                if (first_response := _baseline(variant, batch.point.name, row_slice)) is not None:
+                if (first_response := _baseline(self._stage, batch.key, row_slice)) is not None:
                     self._accuracy_monitor.observe_escalated(
                         batch.key, task, outputs[confidence], first_response, now, weight=weight
                     )
                 continue
             self._accuracy_monitor.observe(batch.key, task, outputs[confidence], now, weight=weight)
-            if self._label is None or best.name == batch.point.name or not self._is_comparable(batch, best, task):
+            if self._label is None or best.key == batch.key or not self._is_comparable(batch, best, task):
                 continue
             self._share_due += SHARE * weight * row_slice.rows
             if self._share_due >= 1.0 and (best.inputs is None or best.inputs <= row_slice.request.inputs.keys()):
@@ -114,14 +111,15 @@ class ShadowEvaluation(Feature):
         row_slices = self._next_batch(now, self._latency_model.max_batch_rows(dispatcher.variant))
         if row_slices:
             variant = dispatcher.replica_selection.variant_for(replica, dispatcher.variant) or dispatcher.variant
-            dispatcher.dispatch(replica, variant, Dispatch(self._best_point(variant), row_slices), now)
+            dispatcher.dispatch(replica, Dispatch(self._best_point(variant, replica), row_slices), now)
 
-    def _best_point(self, variant: str) -> Point:
-        return max(self._latency_model.points(variant), key=lambda point: point.accuracy)
+    def _best_point(self, variant: str, replica: ReplicaSlots) -> Point:
+        points = self._latency_model.points(variant, ready=replica.ready_variants)
+        return max(points, key=lambda point: point.accuracy)
 
     def _is_comparable(self, batch: Batch, best: Point, task: str) -> bool:
         return self._accuracy_monitor.has_baseline(batch.key, task) and self._accuracy_monitor.has_baseline(
-            (batch.variant, best.name), task
+            best.key, task
         )
 
     def _add_sample(self, batch: Batch, row_slice: RowSlice, outputs: Mapping[str, Array], now: float) -> None:
@@ -148,22 +146,22 @@ class ShadowEvaluation(Feature):
         return row_slices
 
 
-def _baseline(variant: Variant, point: str, row_slice: RowSlice) -> AccuracyBaseline | None:
+def _baseline(stage: Stage, point: Key, row_slice: RowSlice) -> AccuracyBaseline | None:
     """Return the first pass of escalated rows; None if the document has no profiled gain of the escalation."""
     first_response, rule, task = row_slice.provisional_response, row_slice.escalation, row_slice.request.options.task
-    if first_response is None or first_response.confidences is None or rule is None or rule.to != point:
+    if first_response is None or first_response.confidences is None or rule is None or rule.target != point:
         return None
-    first = variant.point(first_response.operating_point)
+    first = stage.variant(first_response.variant).point(first_response.operating_point)
     for escalation in first.escalations:
         outputs = escalation.by_task.get(task) if escalation.by_task else escalation
         if (
-            escalation.to == point
+            escalation.target(first_response.variant) == point
             and outputs is not None
             and outputs.confidence_below == rule.confidence_below
             and outputs.share
         ):
             won = (outputs.accuracy - first.measured_accuracy(task if escalation.by_task else "").value) / outputs.share
-            return AccuracyBaseline(first.name, first_response.confidences, won)
+            return AccuracyBaseline((first_response.variant, first.name), first_response.confidences, won)
     return None
 
 

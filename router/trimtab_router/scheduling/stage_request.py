@@ -90,15 +90,22 @@ class EscalationRule:
     """Profiled share of rows below the threshold; None if unknown."""
     by_task: Mapping[str, TaskEscalation] = field(default_factory=dict, hash=False)
     """Rules of single tasks. If there are any, rows of other tasks are not escalated."""
+    variant: str = ""
+    """Variant of the point `to`."""
+
+    @property
+    def target(self) -> tuple[str, str]:
+        """Variant and point that serve the escalated rows."""
+        return self.variant, self.to
 
     def for_task(self, task: str) -> "EscalationRule":
         if not self.by_task:
             return self
         own = self.by_task.get(task)
         return (
-            EscalationRule(0.0, self.to)
+            EscalationRule(0.0, self.to, variant=self.variant)
             if own is None
-            else EscalationRule(own.confidence_below, self.to, own.accuracy, own.share)
+            else EscalationRule(own.confidence_below, self.to, own.accuracy, own.share, variant=self.variant)
         )
 
     def low_confidence_accuracy(self, first: float) -> float:

@@ -174,6 +174,7 @@ class StageScheduler:
         self.ready_replicas = sum(bool(replica.ready_variants) for replica in self.replicas)
         self.outliers.set_replicas(self.replicas)
         before = self.variant
+        self.latency_model.set_ready_variants(replica.ready_variants for replica in self.replicas)
         self.latency_model.variant = self.replica_selection.effective_variant(self.replicas, self.plan.variant, before)
         self.latency_model.forget_predictions()
         self._status = None
@@ -299,9 +300,15 @@ class StageScheduler:
                 feature.on_idle(self, now)
 
     def _candidates(self) -> Sequence[ReplicaSlots]:
-        """Return the replicas that may serve the head of the queue: a retried slice goes to another replica."""
-        head = self.queue.head()
-        return self.replicas if head is None or not head.failed_on else self.outliers.candidates(head.failed_on)
+        """Return the replicas that may serve the head of the queue: a retried slice goes to another replica.
+
+        While some replicas still load variants, those with all of them go first, since they can serve any row.
+        """
+        head, model = self.queue.head(), self.latency_model
+        replicas = self.replicas if head is None or not head.failed_on else self.outliers.candidates(head.failed_on)
+        if not model.other_variants:
+            return replicas
+        return [slot for slot in replicas if slot.free and model.other_variants <= slot.ready_variants] or replicas
 
     def _has_full_batch(self) -> bool:
         head = self.queue.head()
@@ -313,7 +320,11 @@ class StageScheduler:
         return SchedulerView(
             now=now,
             waiting=self.queue,
-            points=self.latency_model.points(variant, prefills if self.policy.prepare is None else 0),
+            points=self.latency_model.points(
+                variant,
+                prefills if self.policy.prepare is None else 0,
+                None if replica is None else replica.ready_variants,
+            ),
             max_batch_rows=self.max_batch_rows(variant),
             later_seconds=self.latency_model.later_seconds(),
             drop_policy=self._drop_policy,
@@ -322,7 +333,7 @@ class StageScheduler:
             mixes_points=self.policy.mixes_points,
             shadow_price=self.latency_model.shadow_price,
             arrivals_rps=partial(self._arrival_rate.rps, now),
-            loaded_point="" if replica is None else replica.last_point,
+            loaded_point=("", "") if replica is None else replica.last_point,
         )
 
     def max_batch_rows(self, variant: str) -> int:
@@ -334,10 +345,12 @@ class StageScheduler:
     def _dispatch_next(self, replica: ReplicaSlots, now: float) -> bool:
         variant = self.replica_selection.variant_for(replica, self.variant) or self.variant
         view = self.view(variant, now, replica)
-        self._expiry.drop_unreachable(view)
-        decision = self._decide(view)
+        offers_all = self.latency_model.other_variants <= replica.ready_variants
+        whole = None if offers_all else self.view(self.variant, now)
+        self._expiry.drop_unreachable(whole or view)
+        decision = self._decide(view, whole)
         if isinstance(decision, Dispatch):
-            self.dispatch(replica, variant, decision, now)
+            self.dispatch(replica, decision, now)
             return True
         if not self.queue.rows and not replica.inflight:
             self.latency_model.relax(variant)
@@ -345,10 +358,16 @@ class StageScheduler:
             self._clock.call_at(decision.time, self.wake)
         return False
 
-    def _decide(self, view: SchedulerView) -> Dispatch | WaitUntil:
-        """Ask the policy, and drop the slices it names, until it dispatches or waits."""
+    def _decide(self, view: SchedulerView, whole: SchedulerView | None) -> Dispatch | WaitUntil:
+        """Ask the policy, and drop the slices it names, until it dispatches or waits.
+
+        `whole`: the view of the stage if the replica lacks points of other replicas, which may serve these slices.
+        """
         while True:
             decision = self.policy.decide(view)
+            if whole is not None and decision.drops:
+                drops = [row_slice for row_slice in decision.drops if not whole.points_for(row_slice)]
+                decision = replace(decision, drops=drops) if drops or isinstance(decision, Dispatch) else WaitUntil()
             dispatched = decision.row_slices if isinstance(decision, Dispatch) else ()
             self.queue.remove((*decision.drops, *dispatched))
             for row_slice in decision.drops:
@@ -356,9 +375,7 @@ class StageScheduler:
             if isinstance(decision, Dispatch) or not decision.drops or decision.time > view.now:
                 return decision
 
-    def dispatch(
-        self, replica: ReplicaSlots, variant: str, dispatch: Dispatch, now: float, *, early: bool = False
-    ) -> None:
+    def dispatch(self, replica: ReplicaSlots, dispatch: Dispatch, now: float, *, early: bool = False) -> None:
         """Send the rows of a decision that are still needed to a replica; `early`: before all images are encoded."""
         row_slices = self.rows_to_send([row_slice for row_slice in dispatch.row_slices if not row_slice.request.closed])
         rows = sum([row_slice.rows for row_slice in row_slices])
@@ -366,7 +383,7 @@ class StageScheduler:
             return
         batch = Batch(
             replica=replica,
-            variant=variant,
+            variant=dispatch.point.variant,
             point=dispatch.point,
             row_slices=row_slices,
             rows=rows,

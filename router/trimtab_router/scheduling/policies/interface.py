@@ -47,7 +47,7 @@ class Escalation(EscalationRule):
 
 @dataclass(frozen=True, slots=True)
 class Point:
-    """An operating point that the plan allows."""
+    """An operating point that the plan allows, of the planned variant or of another one that the replica hosts."""
 
     name: str
     accuracy: float
@@ -62,6 +62,12 @@ class Point:
     """Planned service times of batches of 1, 2, … rows; empty if the plan has none."""
     escalations: tuple[Escalation, ...] = ()
     """Profiled escalations of rows served first at this point."""
+    variant: str = ""
+
+    @property
+    def key(self) -> tuple[str, str]:
+        """Variant and name, which identify the point."""
+        return self.variant, self.name
 
     def accuracy_for(self, task: str) -> float:
         """Return the expected accuracy of rows of a task, or of all rows if the request names none."""
@@ -76,7 +82,7 @@ class Point:
         """Whether it reaches the floor of these rows and improves on their provisional response."""
         provisional, escalation = row_slice.provisional_response, row_slice.escalation
         if provisional is not None and escalation is not None and escalation.accuracy is not None:
-            return self.name == escalation.to  # no other point was profiled on escalated rows
+            return self.key == escalation.target  # no other point was profiled on escalated rows
         if provisional is not None and self.accuracy_for(row_slice.request.options.task) <= provisional.accuracy:
             return False
         return self.reaches(row_slice.request)
@@ -107,8 +113,8 @@ class SchedulerView:
     """Whether rows of one request may run at several points, so that no single point has to reach the floor."""
     arrivals_rps: Callable[[], float] = float
     """Recent arrival rate in rows per second."""
-    loaded_point: str = ""
-    """The operating point that the free replica ran last; empty if it has run none."""
+    loaded_point: tuple[str, str] = ("", "")
+    """Variant and operating point that the free replica ran last; empty if it has run none."""
 
     def points_for(self, row_slice: RowSlice) -> Sequence[Point]:
         """Return the points that may serve a slice, preferred first; none if no point reaches its floor.

@@ -136,7 +136,7 @@ def _group_key(option_cache: OptionCache, row_slice: RowSlice) -> Hashable | Non
         level = point_options.level(floor)
         if not point_options.goes_with_others(row_slice.rows, floor):
             return None
-    return request.signature, request.options.task, escalation.to if escalation else None, level
+    return request.signature, request.options.task, escalation.target if escalation else None, level
 
 
 def job_options(
@@ -187,7 +187,7 @@ def _improving_options(group: JobGroup, split_table: SplitTable, splits: ScaledS
     """
     accuracy, escalation = splits.accuracy, group.head.escalation
     if escalation is not None and escalation.accuracy is not None:
-        point = next((index for index, cost in enumerate(split_table.costs) if cost.name == escalation.to), -2)
+        point = next((index for index, cost in enumerate(split_table.costs) if cost.key == escalation.target), -2)
         accuracy = np.where(splits.sole_point == point, escalation.accuracy, 0.0)
     fit = ((accuracy >= group.floor - UNIT / 2) & (accuracy > group.provisional_accuracy)).nonzero()[0]
     if not fit.size:

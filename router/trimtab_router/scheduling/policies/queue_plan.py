@@ -187,7 +187,7 @@ def dispatch_first_batch(
     """Dispatch the first step's batch, filled for `spare` seconds with later rows that are served in the same way."""
     first = planned[steps[0].first_job].chosen(steps[0])
     serving_option, rows = first.options.serving_options(steps[0].option)[0]
-    point = next(point for point in view.points if point.name == serving_option.point)
+    point = next(point for point in view.points if point.key == serving_option.point)
     size = first.options.first_batch_rows(serving_option, rows)
     row_slices = first_rows(first.group.slices, size)
     if spare > 0 and size < view.max_batch_rows and not first.group.head.alone:

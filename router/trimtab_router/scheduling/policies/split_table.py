@@ -26,13 +26,14 @@ from trimtab_pipelines.row_splits import (
 )
 from trimtab_pipelines.scheduling_policies import MAX_SPLIT_ROWS
 from trimtab_router.scheduling.policies.interface import Escalation, Point
+from trimtab_router.scheduling.service_time import Key
 
 
 @dataclass(frozen=True, slots=True)
 class ServingOption:
     """A way to serve rows: all at `point`; with an escalation, its low-confidence rows again at `escalation.to`."""
 
-    point: str
+    point: Key
     accuracy: float
     """Expected over all rows, after the escalation."""
     point_index: int
@@ -49,16 +50,21 @@ class PointCost:
     accuracy: float
     seconds: tuple[float, ...]
     escalations: tuple[Escalation, ...]
+    variant: str
+
+    @property
+    def key(self) -> Key:
+        return self.variant, self.name
 
 
 def serving_options(points: Sequence[Point | PointCost]) -> list[ServingOption]:
-    indices = {point.name: index for index, point in enumerate(points)}
-    options = [ServingOption(point.name, point.accuracy, index) for index, point in enumerate(points)]
+    indices = {point.key: index for index, point in enumerate(points)}
+    options = [ServingOption(point.key, point.accuracy, index) for index, point in enumerate(points)]
     return options + [
-        ServingOption(point.name, escalation.accuracy, index, escalation, indices[escalation.to])
+        ServingOption(point.key, escalation.accuracy, index, escalation, indices[escalation.target])
         for index, point in enumerate(points)
         for escalation in point.escalations
-        if escalation.to in indices
+        if escalation.target in indices
     ]
 
 
@@ -172,9 +178,9 @@ class SplitTable:
     def _split_option(self, option: ServingOption) -> SplitOption:
         seconds, escalation = self.batches[option.point_index].seconds, option.escalation
         if escalation is None:
-            return SplitOption(option.point, option.accuracy, seconds)
+            return SplitOption("/".join(option.point), option.accuracy, seconds)
         again = escalation_seconds(self.batches[option.escalation_index], escalation, np.arange(len(seconds)))
-        name = f"{option.point}>{escalation.to}@{escalation.share:.3f}"
+        name = f"{'/'.join(option.point)}>{'/'.join(escalation.target)}@{escalation.share:.3f}"
         return SplitOption(name, option.accuracy, tuple((np.array(seconds) + again).tolist()))
 
 
@@ -184,7 +190,7 @@ def _select_options(
     """Return the options worth their seconds, those of escalated rows last, and the number of the others."""
     by_name = {split_option.name: (option, split_option) for option, split_option in options}
     names = [option.name for option in undominated_options([split_option for _, split_option in by_name.values()])]
-    targets = {option.escalation.to for option, _ in options if option.escalation is not None}
+    targets = {"/".join(option.escalation.target) for option, _ in options if option.escalation is not None}
     selected = [by_name[name] for name in (*names, *sorted(targets.difference(names)))]
     return [option for option, _ in selected], [split_option for _, split_option in selected], len(names)
 
@@ -221,7 +227,7 @@ def _cached_table(costs: tuple[PointCost, ...]) -> SplitTable:
 
 def _costs(point: Point, task: str, most_rows: int) -> PointCost:
     accuracy = round(point.accuracy_for(task) / UNIT) * UNIT
-    return PointCost(point.name, accuracy, profiled(point, most_rows), _escalations_of(point, task))
+    return PointCost(point.name, accuracy, profiled(point, most_rows), _escalations_of(point, task), point.variant)
 
 
 def _escalations_of(point: Point, task: str) -> tuple[Escalation, ...]:

@@ -119,7 +119,7 @@ def _allowed_values(token_options: TokenOptions, batch: CandidateBatch, values: 
         return np.where(fit, values, -inf)
     fit &= np.array([option.escalation is None for option in options])
     if row_slice.escalation is not None and row_slice.escalation.accuracy is not None:
-        is_target = np.array([option.point == row_slice.escalation.to for option in options])
+        is_target = np.array([option.point == row_slice.escalation.target for option in options])
         values = np.where(is_target, sum(batch.weights.values()) * row_slice.escalation.accuracy, values)
     return np.where(fit, values - batch.provisional_value, -inf)
 

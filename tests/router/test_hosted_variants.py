@@ -1,0 +1,115 @@
+"""Several variants in one replica: points by readiness, batches of both variants, and escalation between them."""
+
+import numpy as np
+import pytest
+
+from tests.builders import a_variant
+from tests.router.test_looking_again import DOUBTED, OUTPUTS, SURE
+from tests.router.test_stage_scheduler import SchedulerScenario
+from trimtab_router.request import RequestOptions
+from trimtab_router.scheduling.replica_slots import Completed
+
+LOOK = {"to": "default", "variant": "large", "confidenceBelow": 0.5, "share": 0.5, "accuracy": 0.95}
+LARGE = {"name": "default", "variant": "large", "accuracy": 0.9, "serviceSeconds": {1: 1.0, 8: 4.0}}
+SMALL, BOTH = frozenset({"small"}), frozenset({"small", "large"})
+
+
+class Hosting(SchedulerScenario):
+    """A stage that plans a small variant, which takes a tenth of the seconds, and may run a large one."""
+
+    def __init__(self, policy="TokenAdaptive", ready=(BOTH,), looks=(LOOK,)):
+        variants = [a_variant("small", accuracy=0.8), a_variant("large", accuracy=0.9)]
+        stage = {"outputs": OUTPUTS, "confidence": "sure", "variants": variants}
+        plan = {"accuracy": 0.8, "serviceSeconds": {1: 0.1, 8: 0.4}, "escalations": list(looks), "upgrades": [LARGE]}
+        super().__init__(policy, slots=len(ready), stage=stage, **plan)
+        for slot, variants_ready in zip(self.slots, ready, strict=True):
+            slot.set_ready_variants(variants_ready)
+        self.scheduler.refresh_replicas()
+
+    def ask(self, rows=1, seconds=100.0, floor=0.0):
+        work = self.take(rows, self.clock.now + seconds, options=RequestOptions(accuracy_floor=floor))
+        work.accuracy_floor = floor
+        self.settle()
+        return work
+
+    def answer(self, batch, confidences):
+        y = np.full((batch.rows, 4), 1.0 if batch.variant == "large" else 0.0, np.float32)
+        sure = np.array(confidences, np.float32)
+        self.scheduler.on_batch_end(batch, Completed([{"y": y, "sure": sure}], batch.point.name))
+        self.settle()
+
+    @property
+    def keys(self):
+        return [batch.key for batch in self.sent]
+
+
+def test_points_are_those_of_the_ready_variants():
+    top = Hosting(ready=(SMALL, BOTH))
+    by_replica = [top.scheduler.view("small", 0.0, slot).points for slot in top.slots]
+    whole = top.scheduler.view("small", 0.0).points
+
+    assert [[point.key for point in points] for points in by_replica] == [
+        [("small", "default")],
+        [("large", "default"), ("small", "default")],
+    ]
+    assert whole is by_replica[1], "any replica offers both"
+
+
+def test_batch_runs_the_most_accurate_variant_in_time():
+    top = Hosting("SlackFit", looks=())
+    top.ask(seconds=50.0)
+    top.clock.run(1.0)
+    top.answer(top.sent[0], [SURE])
+    top.ask(seconds=0.6)
+
+    assert top.keys == [("large", "default"), ("small", "default")]
+
+
+def test_escalated_rows_run_on_the_other_variant():
+    top = Hosting("ModalityMix")
+    work = top.ask(rows=2, seconds=1.9)
+    assert top.keys == [("small", "default")]
+    top.clock.run(0.14)
+    top.answer(top.sent[0], [SURE, DOUBTED])
+
+    assert top.keys == [("small", "default"), ("large", "default")]
+    assert [(row_slice.start, row_slice.stop) for row_slice in top.sent[1].row_slices] == [(1, 2)]
+    top.clock.run(1.2)
+    top.answer(top.sent[1], [SURE])
+    assert work.owner.outputs["y"][:, 0].tolist() == [0.0, 1.0]
+    assert [part.variant for part in work.owner.served] == ["small", "large"]
+
+
+def test_late_second_pass_keeps_the_first_response():
+    top = Hosting("ModalityMix")
+    work = top.ask(rows=2, seconds=1.9)
+    top.clock.run(1.0)
+    top.answer(top.sent[0], [SURE, DOUBTED])
+    top.clock.run(2.0)
+
+    assert len(top.sent) == 1
+    assert work.owner.outputs["y"][:, 0].tolist() == [0.0, 0.0]
+    assert [part.escalation_pending for part in work.owner.served] == [False, True]
+
+
+@pytest.mark.parametrize("policy", ["EarliestDeadlineFirst", "TokenAdaptive", "SlackFit"])
+def test_row_waits_for_a_replica_with_its_variant(policy):
+    top = Hosting(policy, ready=(BOTH, SMALL), looks=())
+    first, second = top.ask(floor=0.85), top.ask(floor=0.85)
+
+    assert [(batch.replica.name, batch.key) for batch in top.sent] == [("slot-0", ("large", "default"))]
+    assert (first.owner.refusal, second.owner.refusal) == (None, None)
+    top.clock.run(1.0)
+    top.answer(top.sent[0], [SURE])
+    assert [(batch.replica.name, batch.key) for batch in top.sent[1:]] == [("slot-0", ("large", "default"))]
+
+
+def test_service_ratio_of_another_variant_is_reported():
+    top = Hosting("SlackFit", looks=())
+    top.ask()
+    top.clock.run(2.0)
+    top.answer(top.sent[0], [SURE])
+
+    ratios = top.scheduler.latency_model.other_service_ratios()
+    assert ratios.keys() == {"large"}
+    assert ratios["large"] > 1.0

@@ -2,15 +2,16 @@
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from math import ceil
+from math import ceil, inf
 
 from trimtab_adapter.planning.planning_problem import PlanningError, PlanningProblem, profiled_points, service_ratio
+from trimtab_adapter.solvers.program import TOLERANCE
 from trimtab_pipelines.escalation import EscalationPlan
 from trimtab_pipelines.model_spec import MAX_BODY_BYTES, max_rows
 from trimtab_pipelines.operating_point import OperatingPoint
 from trimtab_pipelines.plan import StagePlan
 from trimtab_pipelines.profile import PointProfile
-from trimtab_pipelines.spec import ServiceLevel
+from trimtab_pipelines.spec import InferencePipelineSpec, ServiceLevel
 from trimtab_pipelines.stages import Pin, Stage
 from trimtab_pipelines.variants import Variant
 
@@ -21,6 +22,8 @@ class _PointSpeed:
 
     profile: PointProfile
     service_ratio: float
+    max_rows: int
+    """Largest batch of its variant."""
 
     def replica_rps(self, batch_size: int) -> float:
         return self.profile.throughput_rps(batch_size) / self.service_ratio
@@ -68,13 +71,22 @@ class Candidate:
     point: OperatingPoint
     speed: _PointSpeed | _Cascade
     allowed_speeds: tuple[_PointSpeed, ...]
+    """Its own first."""
     max_rows: int
     """Largest batch."""
+    switchable: frozenset[str]
+    """Variants whose points may serve batches beside it."""
+    point_accuracy: float
     escalation: EscalationPlan | None = None
 
+    @property
+    def accuracy(self) -> float:
+        """Expected accuracy of all rows."""
+        return self.point_accuracy if self.escalation is None else self.escalation.accuracy
+
     def max_rps(self, batch_size: int) -> float:
-        """Rows per second of one replica at the fastest allowed operating point."""
-        return max(speed.replica_rps(batch_size) for speed in self.allowed_speeds)
+        """Rows per second of one replica at the fastest operating point that may run such batches."""
+        return max(speed.replica_rps(batch_size) for speed in self.allowed_speeds if speed.max_rows >= batch_size)
 
     def matches(self, plan: StagePlan) -> bool:
         return (self.variant.name, self.point.name, self.escalation) == (
@@ -93,23 +105,60 @@ def candidates(problem: PlanningProblem, stage: Stage, pin: Pin) -> Iterator[Can
             "request; make its tensors smaller"
         )
     profiled = profiled_points(problem, stage)
-    # The scheduling policy or a pin may allow the planned operating point only.
-    uses_others = problem.spec.policy_traits.uses_fallbacks and stage.pin.operating_point is None
-    for variant, point, profile in profiled:
+    speeds = {
+        (variant.name, point.name): _PointSpeed(
+            profile,
+            service_ratio(problem, stage, variant, profile),
+            variant.max_batch_size
+            if rows is None or variant.container is not None
+            else min(variant.max_batch_size, rows),
+        )
+        for variant, point, profile in profiled
+    }
+    basis, least_accuracy = problem.spec.objective.accuracy_basis, _carrying_accuracy(problem, stage)
+    accuracies = {(variant.name, point.name): point.measured_accuracy().on(basis) for variant, point, _ in profiled}
+    for variant, point, _ in profiled:
         if pin.variant in {None, variant.name} and pin.operating_point in {None, point.name}:
-            speed = _PointSpeed(profile, service_ratio(problem, stage, variant, profile))
-            row_limit = variant.max_batch_size
-            if rows is not None and variant.container is None:
-                row_limit = min(row_limit, rows)
-            others = {
-                other.operating_point: _PointSpeed(other, service_ratio(problem, stage, variant, other))
-                for owner, _, other in profiled
-                if uses_others and owner is variant
-            }
-            base = Candidate(variant, point, speed, (speed, *others.values()), row_limit)
+            key = variant.name, point.name
+            speed, hosted = speeds[key], switchable_variants(problem.spec, stage, variant)
+            others = {other: speeds[other] for other in speeds if other[0] in hosted and other != key}
+            carrying = (
+                other_speed
+                for other, other_speed in others.items()
+                if other[0] == variant.name or accuracies[other] >= least_accuracy
+            )
+            base = Candidate(variant, point, speed, (speed, *carrying), speed.max_rows, hosted, accuracies[key])
             yield base
-            escalations = point.planned_escalations(problem.spec.objective.accuracy_basis)
-            for escalation in escalations if problem.spec.policy_traits.escalates else ():
-                if not escalation.variant and escalation.to in others and escalation.share > 0:
-                    cascade = _Cascade(speed, others[escalation.to], escalation.share)
-                    yield replace(base, speed=cascade, escalation=escalation)
+            for escalation in point.planned_escalations(basis) if problem.spec.policy_traits.escalates else ():
+                target = others.get(escalation.target(variant.name))
+                if target is not None and escalation.share > 0:
+                    cascade = _Cascade(speed, target, escalation.share)
+                    row_limit = min(speed.max_rows, target.max_rows)
+                    yield replace(base, speed=cascade, escalation=escalation, max_rows=row_limit)
+
+
+def switchable_variants(spec: InferencePipelineSpec, stage: Stage, variant: Variant) -> frozenset[str]:
+    """Variants whose points may serve batches if a variant is planned; empty if only the planned point may.
+
+    The policy or a pin may allow fewer than the replica hosts.
+    """
+    if not spec.policy_traits.uses_fallbacks or stage.pin.operating_point is not None:
+        return frozenset()
+    if stage.pin.variant is not None:
+        return frozenset({variant.name})
+    return frozenset(other.name for other in stage.hosted_with(variant.name))
+
+
+def _carrying_accuracy(problem: PlanningProblem, stage: Stage) -> float:
+    """The accuracy from which another variant's point counts as capacity: it keeps the floor whatever others run."""
+    objective = problem.spec.objective
+    if objective.accuracy_floor is None:
+        return 0.0
+    if objective.accuracy_metric != "Product":
+        return inf
+    least = 1.0
+    for other in problem.spec.stages:
+        if other is not stage:
+            points = (point for variant in other.variants for point in variant.points)
+            least *= min(point.measured_accuracy().on(objective.accuracy_basis) for point in points)
+    return objective.accuracy_floor / max(least, TOLERANCE)

@@ -1,5 +1,6 @@
 """`decide`: the next plan from a pipeline, its profiles, a forecast, measurements and the current plan."""
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -18,7 +19,7 @@ from trimtab_adapter.planning.hysteresis import load_hold_reason, planning_load
 from trimtab_adapter.planning.planning_problem import PlanningProblem, prefill_profile
 from trimtab_adapter.planning.program_builder import capped_batch_sizes
 from trimtab_adapter.planning.relaxation import PlanSolution, relax, solve_or_relax
-from trimtab_adapter.solvers.program import Option
+from trimtab_adapter.solvers.program import TOLERANCE, Option
 from trimtab_adapter.solvers.time_limit import time_limit
 from trimtab_pipelines.plan import ForecastRecord, PipelinePlan, PipelinePlanSpec, StagePlan
 from trimtab_pipelines.profile import ModelProfile
@@ -116,11 +117,11 @@ def build_plan(
     current = problem.current
     choice = enlarge_batches(problem, solved.program, solved.solution.choice)
     by_name = {
-        stage.name: _stage_plan(problem, stage.name, option)
+        stage.name: _stage_plan(problem, stage.name, option, _least_accuracy(problem, choice, option))
         for stage, option in zip(solved.program.stages, choice, strict=True)
     }
     stages = tuple(by_name[stage.name][0] for stage in pipeline.spec.stages)
-    if pipeline.spec.scheduling_policy == "ModalityMix":  # the only policy that uses shadow prices
+    if pipeline.spec.policy_name == "ModalityMix":  # the only policy that uses shadow prices
         stages = tuple(with_shadow_price(stage, problem.stage_rps(stage.name)) for stage in stages)
     excluded = tuple(why for stage in pipeline.spec.stages for why in by_name[stage.name][1])
     before = 0 if current is None else current.spec.generation
@@ -163,16 +164,27 @@ def _cause(problem: PlanningProblem, forecast: ForecastRecord) -> str:
 
 
 def _comparable(stages: Sequence[StagePlan]) -> list[tuple[object, ...]]:
-    tasks = [{point.name: point.accuracy_by_task for point in s.points if point.accuracy_by_task} for s in stages]
+    tasks = [
+        {point.key(s.variant): point.accuracy_by_task for point in s.points if point.accuracy_by_task} for s in stages
+    ]
     return [(stage.name, describe_option(stage), stage.cores, by) for stage, by in zip(stages, tasks, strict=True)]
 
 
-def _stage_plan(problem: PlanningProblem, name: str, option: Option) -> tuple[StagePlan, tuple[str, ...]]:
+def _least_accuracy(problem: PlanningProblem, choice: Sequence[Option], option: Option) -> float:
+    """The accuracy with which a stage keeps the floor if the others have their planned accuracy; 0 without a floor."""
+    floor = problem.spec.objective.accuracy_floor
+    others = math.prod(other.accuracy for other in choice if other is not option)
+    return 0.0 if floor is None else floor / max(others, TOLERANCE)
+
+
+def _stage_plan(
+    problem: PlanningProblem, name: str, option: Option, least_accuracy: float
+) -> tuple[StagePlan, tuple[str, ...]]:
     """The plan of a stage, with the profile's uncorrected medians, and the points excluded from it with reasons."""
     stage = problem.spec.stage(name)
     variant = stage.variant(option.variant)
     sizes = sorted({size for size in (*stage.batch_sizes, 1) if size < option.batch_size} | {option.batch_size})
-    allowed = allowed_points(problem, stage, variant, option.operating_point, sizes)
+    allowed = allowed_points(problem, stage, option, sizes, least_accuracy)
     planned = allowed.planned
     prompt_tokens, prefill_seconds = prefill_profile(problem, stage, variant, variant.point(option.operating_point))
     plan = StagePlan(
@@ -190,6 +202,7 @@ def _stage_plan(problem: PlanningProblem, name: str, option: Option) -> tuple[St
         service_seconds=planned.service_seconds,
         escalations=planned.escalations,
         planned_escalation=option.planned_escalation,
+        mixed_accuracy=option.accuracy if option.mixed else None,
         prompt_tokens=prompt_tokens,
         prefill_seconds=prefill_seconds,
         throughput_rps=option.throughput_rps,

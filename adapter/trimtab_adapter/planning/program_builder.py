@@ -1,15 +1,17 @@
 """Program builder: turns a `PlanningProblem` into the options per stage and the integer program over them.
 
-Each stage has one option per variant, operating point and batch size, with the fewest replicas that carry the load.
+Each stage has one option per variant, operating point and batch size, with the fewest replicas that carry the load, and
+options with fewer replicas that serve a part of the rows at a lighter point (`mixes`).
 Options that are pinned away, out of bounds, not profiled, or larger than one request to a replica are left out. The
 option that runs now stays available even with more replicas than needed, and is the only one without a switching cost.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from trimtab_adapter.planning.candidate import Candidate, candidates
 from trimtab_adapter.planning.latency import backlog_seconds, planned_seconds, required_replicas
+from trimtab_adapter.planning.mixes import Mix, mixes
 from trimtab_adapter.planning.planning_problem import PlanningProblem
 from trimtab_adapter.solvers.program import Option, Program, StageOptions, objective_weights
 from trimtab_pipelines.accuracy import interpolated_value, stage_values
@@ -66,8 +68,10 @@ def _pin(stage: Stage, relaxed: Relaxation) -> Pin:
 
 
 def _options(problem: PlanningProblem, stage: Stage, relaxed: Relaxation) -> Iterator[Option]:
-    for candidate in candidates(problem, stage, _pin(stage, relaxed)):
+    found = list(candidates(problem, stage, _pin(stage, relaxed)))
+    for candidate in found:
         yield from _sizes(problem, stage, relaxed, candidate)
+    yield from _mixed_sizes(problem, stage, relaxed, found)
     if stage.name in problem.spec.encoders.values():
         yield _idle_option(problem, stage)
 
@@ -105,8 +109,7 @@ def _sizes(problem: PlanningProblem, stage: Stage, relaxed: Relaxation, candidat
     sustained_rps = problem.sustained_stage_rps(stage.name) * relaxed.fraction
     utilisation = problem.spec.adaptation.target_utilization
     for batch_size in batch_sizes(problem.spec, stage, pin):
-        in_time = candidate.allowed_speeds[0].generates_in_time(batch_size, problem.spec.slo)
-        if batch_size > candidate.max_rows or not in_time:
+        if not _fits(problem, candidate, batch_size):
             continue
         fewest = max(
             required_replicas(load_rps, candidate.max_rps(batch_size), utilisation),
@@ -121,6 +124,28 @@ def _sizes(problem: PlanningProblem, stage: Stage, relaxed: Relaxation, candidat
                 yield _option(problem, stage, candidate, batch_size, replicas, sustained_rps)
 
 
+def _mixed_sizes(
+    problem: PlanningProblem, stage: Stage, relaxed: Relaxation, found: Sequence[Candidate]
+) -> Iterator[Option]:
+    """Yield mixes, with fewer replicas than the heavier half alone needs."""
+    pin, running = _pin(stage, relaxed), problem.running(stage.name)
+    load_rps = problem.stage_rps(stage.name) * relaxed.fraction
+    sustained_rps = problem.sustained_stage_rps(stage.name) * relaxed.fraction
+    for batch_size in batch_sizes(problem.spec, stage, pin):
+        fitting = [candidate for candidate in found if _fits(problem, candidate, batch_size)]
+        for mix, replicas in mixes(problem, fitting, batch_size, sustained_rps, running.replicas if running else 0):
+            carrying_rps = mix.heavier.max_rps(batch_size)
+            fewest = required_replicas(load_rps, carrying_rps, problem.spec.adaptation.target_utilization)
+            in_bounds = max(fewest, stage.min_replicas) <= replicas <= stage.max_replicas
+            if in_bounds and pin.replicas in {None, replicas}:
+                yield _option(problem, stage, mix.heavier, batch_size, replicas, sustained_rps, mix=mix)
+
+
+def _fits(problem: PlanningProblem, candidate: Candidate, batch_size: int) -> bool:
+    in_time = candidate.allowed_speeds[0].generates_in_time(batch_size, problem.spec.slo)
+    return batch_size <= candidate.max_rows and in_time
+
+
 def batch_sizes(spec: InferencePipelineSpec, stage: Stage, pin: Pin) -> list[int]:
     """The batch sizes to choose from, ascending; none exceeds the scheduling policy's limit."""
     sizes = stage.batch_sizes if pin.batch_size is None else (pin.batch_size,)
@@ -130,7 +155,7 @@ def batch_sizes(spec: InferencePipelineSpec, stage: Stage, pin: Pin) -> list[int
 
 def capped_batch_sizes(spec: InferencePipelineSpec) -> tuple[str, ...]:
     return tuple(
-        f"{stage.name}: batches of at most {limit} rows instead of {largest}: the limit of {spec.scheduling_policy}"
+        f"{stage.name}: batches of at most {limit} rows instead of {largest}: the limit of {spec.policy_name}"
         for stage in spec.stages
         for largest in [max(stage.batch_sizes if stage.pin.batch_size is None else (stage.pin.batch_size,))]
         for limit in [_max_rows(spec, stage)]
@@ -144,18 +169,28 @@ def _max_rows(spec: InferencePipelineSpec, stage: Stage) -> int | None:
 
 
 def _option(
-    problem: PlanningProblem, stage: Stage, candidate: Candidate, batch_size: int, replicas: int, sustained_rps: float
+    problem: PlanningProblem,
+    stage: Stage,
+    candidate: Candidate,
+    batch_size: int,
+    replicas: int,
+    sustained_rps: float,
+    *,
+    mix: Mix | None = None,
 ) -> Option:
     variant, point, escalation = candidate.variant, candidate.point, candidate.escalation
     quantile = problem.spec.slo.quantile
-    carried_rps = replicas * candidate.speed.replica_rps(batch_size)
+    # A mix turns lighter as a backlog grows.
+    replica_rps = candidate.speed.replica_rps(batch_size) if mix is None else candidate.max_rps(batch_size)
+    service = candidate.speed.seconds(batch_size, quantile) if mix is None else mix.seconds(batch_size, quantile)
+    carried_rps = replicas * replica_rps
     backlog = backlog_seconds(sustained_rps, carried_rps, quantile, problem.rows(stage.name))
     objective, is_encoder = problem.spec.objective, stage.name in problem.spec.encoders.values()
-    if escalation is None:
-        accuracy = point.measured_accuracy().on(objective.accuracy_basis)
+    accuracy = candidate.accuracy if mix is None else mix.accuracy
+    if escalation is None and mix is None:
         value = stage_values(stage, objective)[variant.name, point.name]
     else:
-        accuracy, value = escalation.accuracy, interpolated_value(stage, objective, escalation.accuracy)
+        value = interpolated_value(stage, objective, accuracy)
     return Option(
         variant=variant.name,
         operating_point=point.name,
@@ -165,10 +200,11 @@ def _option(
         gpus=replicas * variant.resources.gpu,
         accuracy=accuracy,
         value=value,
-        latency_seconds=_latency_seconds(problem, stage, candidate, batch_size, replicas, backlog),
+        latency_seconds=_latency_seconds(problem, stage, service, replicas, backlog),
         throughput_rps=replicas * candidate.max_rps(batch_size),
         penalty=_penalty(problem, stage, candidate, batch_size, replicas),
         planned_escalation=escalation,
+        mixed=mix is not None,
         disaggregated=not variant.colocated if stage.chooses_encoder_placement else is_encoder or None,
     )
 
@@ -189,13 +225,9 @@ def _penalty(problem: PlanningProblem, stage: Stage, candidate: Candidate, batch
     return problem.spec.adaptation.switching_cost * gain_needed
 
 
-def _latency_seconds(
-    problem: PlanningProblem, stage: Stage, candidate: Candidate, batch_size: int, replicas: int, backlog: float
-) -> float:
+def _latency_seconds(problem: PlanningProblem, stage: Stage, service: float, replicas: int, backlog: float) -> float:
     """Planned latency of a row; a generation replica has a slot for each row, so it waits for no batch."""
-    quantile = problem.spec.slo.quantile
-    service = candidate.speed.seconds(batch_size, quantile)
     if stage.generates and problem.latency_target[0] == "slo.timeToFirstToken":
         return service + backlog
     transfer = stage.embedding_transfer_seconds if stage.encodes else 0.0
-    return planned_seconds(service, replicas, backlog, quantile) + transfer
+    return planned_seconds(service, replicas, backlog, problem.spec.slo.quantile) + transfer

@@ -37,6 +37,8 @@ class Option:
     """Switching cost, subtracted from the objective."""
     planned_escalation: EscalationPlan | None = None
     """Escalation of the low-confidence rows."""
+    mixed: bool = False
+    """Whether a part of the rows is served by a lighter point; accuracy and value are those of all rows."""
     disaggregated: bool | None = None
     """Whether it requires disaggregated encoders; None if it fits both placements."""
 

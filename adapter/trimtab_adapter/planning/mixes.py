@@ -1,0 +1,87 @@
+"""Mixes: rows shared by two candidates of a replica with several variants, if it lacks time for the heavier one.
+
+For a batch size, the best mixes lie on the upper hull of (seconds of a row, accuracy). A mix whose heavier half is
+given has the hull's neighbor below it as its lighter half.
+"""
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import groupby
+from math import ceil
+
+from trimtab_adapter.planning.candidate import Candidate
+from trimtab_adapter.planning.planning_problem import PlanningProblem
+from trimtab_pipelines.shadow_price import BUSY_SHARE
+
+MAX_COUNTS = 8
+"""Numbers of replicas that are offered for one mix."""
+
+
+@dataclass(frozen=True, slots=True)
+class Mix:
+    """Two candidates, and the share of rows that the heavier one serves."""
+
+    lighter: Candidate
+    heavier: Candidate
+    share: float
+
+    @property
+    def accuracy(self) -> float:
+        return self.lighter.accuracy + self.share * (self.heavier.accuracy - self.lighter.accuracy)
+
+    def seconds(self, batch_size: int, quantile: float) -> float:
+        """Service time of a full batch of the slower half."""
+        return max(half.speed.seconds(batch_size, quantile) for half in (self.lighter, self.heavier))
+
+
+def mixes(
+    problem: PlanningProblem, candidates: Sequence[Candidate], batch_size: int, sustained_rps: float, running: int
+) -> Iterator[tuple[Mix, int]]:
+    """Yield the best mixes of candidates with these batches, each with a number of replicas that serves all rows.
+
+    The number of `running` replicas is among them if it serves a mix.
+    Without an escalating policy there are none, and none with an accuracy floor, which every row then keeps.
+    """
+    spec = problem.spec
+    if not spec.policy_traits.escalates or spec.objective.accuracy_floor is not None or sustained_rps <= 0:
+        return
+    busy = min(BUSY_SHARE, spec.adaptation.target_utilization)
+    for hosted in _groups(candidates):
+        for lighter, heavier in _neighbors(hosted, batch_size):
+            row_seconds = [1.0 / half.speed.replica_rps(batch_size) for half in (lighter, heavier)]
+            fewest, all_heavier = (sustained_rps * seconds / busy for seconds in row_seconds)
+            counts = range(max(ceil(fewest - 1e-9), 1), ceil(all_heavier - 1e-9))
+            offered = {*counts[:: max(ceil(len(counts) / MAX_COUNTS), 1)], *({running} & {*counts})}
+            for replicas in sorted(offered):
+                seconds = busy * replicas / sustained_rps
+                share = (seconds - row_seconds[0]) / (row_seconds[1] - row_seconds[0])
+                yield Mix(lighter, heavier, share), replicas
+
+
+def _groups(candidates: Sequence[Candidate]) -> Iterator[list[Candidate]]:
+    """Candidates of several variants that one replica hosts."""
+    ordered = sorted(candidates, key=lambda candidate: sorted(candidate.switchable))
+    for switchable, hosted in groupby(ordered, key=lambda candidate: candidate.switchable):
+        if len(switchable) > 1:
+            yield list(hosted)
+
+
+def _neighbors(candidates: Iterable[Candidate], batch_size: int) -> Iterator[tuple[Candidate, Candidate]]:
+    """Each candidate of the hull of those no slower than it, with its neighbor below."""
+    fitting = (candidate for candidate in candidates if batch_size <= candidate.max_rows)
+    hull: list[tuple[float, Candidate]] = []
+    for seconds, candidate in sorted(
+        ((1.0 / candidate.speed.replica_rps(batch_size), candidate) for candidate in fitting),
+        key=lambda entry: (entry[0], -entry[1].accuracy),
+    ):
+        if hull and candidate.accuracy <= hull[-1][1].accuracy:
+            continue
+        while len(hull) > 1 and _slope(hull[-2], hull[-1]) <= _slope(hull[-2], (seconds, candidate)):
+            hull.pop()
+        if hull:
+            yield hull[-1][1], candidate
+        hull.append((seconds, candidate))
+
+
+def _slope(left: tuple[float, Candidate], right: tuple[float, Candidate]) -> float:
+    return (right[1].accuracy - left[1].accuracy) / max(right[0] - left[0], 1e-12)

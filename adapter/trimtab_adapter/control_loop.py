@@ -14,7 +14,7 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Protocol
 
-from trimtab_adapter.controller import Controller, Decided, Tick, outgrows_plan
+from trimtab_adapter.controller import LOAD_CHECK_SECONDS, Controller, Decided, Tick, outgrows_plan
 from trimtab_adapter.load_sources import LoadSource, StateSource
 from trimtab_adapter.observation import Load, State
 from trimtab_adapter.planning.decide import PlanningInputs, initial_inputs
@@ -28,8 +28,6 @@ from trimtab_predictor.load_history import ObservationError
 
 log = logging.getLogger(__name__)
 
-LOAD_CHECK_SECONDS = 0.5
-"""Interval at which the load is compared to the plan."""
 REST_FACTOR = 4.0
 """Rest after a decision, as a multiple of its CPU time."""
 

@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
-from trimtab_adapter.forecasting import forecast_record, not_below
+from trimtab_adapter.forecasting import forecast_record, not_below, not_below_rise
 from trimtab_adapter.observation import (
     LEAP,
     MAX_PROMPT_TOKENS,
@@ -29,6 +29,8 @@ from trimtab_pipelines.spec import Adaptation, InferencePipeline
 from trimtab_predictor.forecaster import Forecaster
 from trimtab_predictor.load_history import Fault
 
+LOAD_CHECK_SECONDS = 0.5
+"""Interval at which the load is compared to the plan."""
 Decided = Literal["changed", "kept", "held", "paused"]
 
 
@@ -107,6 +109,8 @@ class Controller:
         """The demand to plan for; raise ObservationError if no load was measured."""
         forecast = forecast_record(self._forecaster, load, adaptation)
         self._forecast_at = now_seconds
+        if outgrows_plan(current, load.newest_rps, adaptation.headroom):
+            forecast = not_below_rise(forecast, load.newest_rps, adaptation.horizon_seconds)
         return forecast if current is None else not_below(current.spec.forecast, forecast, load.missing)
 
     def planning_inputs(

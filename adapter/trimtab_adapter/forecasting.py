@@ -13,6 +13,7 @@ from numpy.typing import ArrayLike
 
 from trimtab_adapter.observation import MAX_RPS, Load
 from trimtab_adapter.planning.hysteresis import outgrows
+from trimtab_adapter.planning.latency import busiest_rps
 from trimtab_pipelines.plan import ForecastRecord
 from trimtab_pipelines.spec import Adaptation
 from trimtab_predictor.fallback_forecaster import FallbackForecaster, shipped_forecaster
@@ -130,6 +131,18 @@ def forecast_record(forecaster: Forecaster, load: Load, adaptation: Adaptation) 
         reason=forecast.reason,
         recent_error=forecast.recent_error,
     )
+
+
+def not_below_rise(forecast: ForecastRecord, newest_rps: float, horizon_seconds: float) -> ForecastRecord:
+    """The forecast of a load that outgrew its plan: at least the busiest second at the rate of the newest one.
+
+    Repeating the newest second would plan a rise several times, once for each busier second after it.
+    """
+    peak_rps = busiest_rps(newest_rps, horizon_seconds)
+    if forecast.peak_rps >= peak_rps:
+        return forecast
+    reason = f"{newest_rps:.4g} requests/s arrived in the newest second, more than planned for"
+    return forecast.model_copy(update={"peak_rps": peak_rps, "source": "reactive", "reason": reason})
 
 
 def not_below(planned: ForecastRecord | None, forecast: ForecastRecord, missing: str) -> ForecastRecord:

@@ -4,7 +4,7 @@ An impossible number must not become a plan: it raises, and the plan in force is
 """
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal, TypeVar
 
@@ -63,11 +63,13 @@ class Load:
     """Arrivals per second, oldest first, of the whole seconds before `now_seconds` (Unix time); NaN if not measured.
 
     `missing` names the routers whose arrivals are not included: the sum may be too low, so the plan is not reduced.
+    `sliding_rps`: arrivals within one second before `now_seconds`, which need not be whole; 0 if not measured.
     """
 
     now_seconds: float
     history_rps: tuple[float, ...]
     missing: str = ""
+    sliding_rps: float = 0.0
 
     @property
     def peak_rps(self) -> float:
@@ -81,9 +83,9 @@ class Load:
 
     @property
     def newest_rps(self) -> float:
-        """Arrivals in the newest second; 0 if not measured."""
+        """Arrivals in the newest whole second or in the second before `now_seconds`; 0 if not measured."""
         newest = self.history_rps[-1] if self.history_rps else 0.0
-        return newest if math.isfinite(newest) else 0.0
+        return max(newest, self.sliding_rps) if math.isfinite(newest) else self.sliding_rps
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,8 +124,15 @@ def read_load(content: object) -> Load:
         raise ObservationError("load.rps is empty; expected the arrivals of each of the last seconds", "Missing")
     now = _within(document.now, "load.now", 0.0, math.inf)
     rps = [_within(value, f"load.rps[{n}]", 0.0, MAX_RPS) for n, value in enumerate(document.rps)]
+    current = _within(document.current, "load.current", 0.0, MAX_RPS)
     first = next((n for n, value in enumerate(rps) if value > 0), 0)
-    return Load(now, tuple(rps[first:]))
+    return Load(now, tuple(rps[first:]), sliding_rps=sliding_rps(rps, current, now))
+
+
+def sliding_rps(rps: Sequence[float], current: float, now_seconds: float) -> float:
+    """Arrivals of the last second, from those of whole seconds and of the current one: the former counts by overlap."""
+    elapsed = now_seconds - math.floor(now_seconds)
+    return current + (1.0 - elapsed) * (rps[-1] if rps else 0.0)
 
 
 def read_state(content: object) -> State:

@@ -162,3 +162,5 @@ class RouterLoad(StateModel):
 
     now: Finite
     rps: Sequence[Finite]
+    current: Finite = 0.0
+    """Arrivals since the last whole second."""

@@ -244,7 +244,7 @@ class Router:
 
     def arrival_history(self, seconds: int) -> RouterLoad:
         now = time.time()
-        return RouterLoad(now=now, rps=self.arrivals.history(now, seconds))
+        return RouterLoad(now=now, rps=self.arrivals.history(now, seconds), current=self.arrivals.current(now))
 
     async def drain(self, timeout_seconds: float) -> None:
         self.admission.draining = True

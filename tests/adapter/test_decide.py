@@ -183,10 +183,16 @@ def test_up_at_once_down_only_after_the_hold():
     loads = [(980.0, 100.0), (990.0, 40.0)]
 
     assert planning_load(150.0, loads, 100.0, 1000.0, 20.0) == 150.0
+    assert planning_load(101.0, loads, 100.0, 1000.0, 20.0) == 101.0
     assert planning_load(10.0, loads, 100.0, 1000.0, 20.0) == 100.0
     assert planning_load(10.0, loads, 100.0, 1001.0, 20.0) == 40.0
     assert planning_load(10.0, [], 100.0, 1000.0, 20.0) == 10.0
     assert planning_load(0.0, [], None, 1000.0, 20.0) > 0
+
+
+def test_a_rise_within_half_the_headroom_keeps_the_plan():
+    assert planning_load(110.0, [], 100.0, 0.0, 20.0, headroom=0.2) == 100.0
+    assert planning_load(111.0, [], 100.0, 0.0, 20.0, headroom=0.2) == 111.0
 
 
 def test_a_drop_that_noise_explains_is_none():
@@ -288,9 +294,10 @@ def test_rows_of_unknown_size_and_containers_bound_nothing():
         (0.0, MIN_LOAD_RPS, 30.0, ""),
         (2.0, 30.0, 30.0, "a peak counts for 10 s; the forecast is 2 now"),
         (28.0, 30.0, 30.0, "the forecast of 28 is not clearly lower"),
+        (32.0, 30.0, 30.0, "the headroom carries the forecast of 32"),
     ],
 )
-def test_more_than_was_forecast_has_its_reason(forecast, load, planned, words):
+def test_another_load_than_was_forecast_has_its_reason(forecast, load, planned, words):
     assert load_hold_reason(forecast, load, planned, 10.0) == words
 
 

@@ -8,6 +8,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from tests.adapter.scenes import a_ladder, plan_for
+from trimtab_adapter.controller import Controller
 from trimtab_adapter.forecasting import CurrentForecaster, PlayedTrace, TrainedWeights, forecast_record, forecaster_for
 from trimtab_adapter.observation import Load
 from trimtab_pipelines.spec import Adaptation
@@ -63,6 +65,20 @@ def test_failed_or_impossible_forecast_is_replaced(peak_rps, reason):
     record = forecast_record(Fixed(), MINUTES, LSTM)
 
     assert (record.peak_rps, record.source, record.reason) == (10.0, "reactive", reason)
+
+
+def test_a_rise_is_planned_for_its_busiest_second():
+    """A steady load of 60 requests/s has seconds of 74; the newest one alone would be outgrown again."""
+    step = Load(1000.0, (*[20.0] * 300, 60.0))
+    controller = Controller(ReactiveForecaster())
+    planned = plan_for(a_ladder(), 30.0)
+
+    rise = controller.forecast(step, 1000.0, LSTM, planned)
+    steady = controller.forecast(step, 1000.0, LSTM, plan_for(a_ladder(), 60.0))
+
+    assert rise.peak_rps == pytest.approx(74.5, abs=0.1)
+    assert rise.reason == "60 requests/s arrived in the newest second, more than planned for"
+    assert steady.peak_rps == 60.0
 
 
 def test_a_load_of_which_nothing_was_measured_is_no_forecast():

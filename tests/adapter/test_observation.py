@@ -18,6 +18,12 @@ def test_seconds_before_the_first_arrival_are_not_history():
     assert read_load({"now": 5.0, "rps": [9] + [1] * 10}).peak_rps == 1.0
 
 
+def test_the_newest_second_need_not_be_a_whole_one():
+    assert read_load({"now": 5.25, "rps": [20], "current": 40}).newest_rps == 55.0
+    assert read_load({"now": 5.75, "rps": [20], "current": 9}).newest_rps == 20.0
+    assert read_load({"now": 5.75, "rps": [20]}).newest_rps == 20.0
+
+
 @pytest.mark.parametrize(
     ("content", "message"),
     [
@@ -28,6 +34,7 @@ def test_seconds_before_the_first_arrival_are_not_history():
         ({"now": 1.0, "rps": [1e12]}, "load.rps[0] is 1e+12; expected 0 to 1e+07"),
         ({"now": 1.0, "rps": [math.nan]}, "load.rps[0] is 'nan'; expected a finite number"),
         ({"now": 1.0, "rps": [True]}, "load.rps[0] is 'True'; expected a finite number"),
+        ({"now": 1.0, "rps": [1], "current": -1}, "load.current is -1; expected 0 to 1e+07"),
         ({"now": "soon", "rps": [1]}, "load.now is 'soon'; expected a finite number"),
     ],
 )

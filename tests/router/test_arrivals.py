@@ -17,6 +17,7 @@ def test_arrivals_by_second():
     for moment in (1000.1, 1000.9, 1001.5, 1003.2):
         counter.record(moment)
 
+    assert [counter.current(now) for now in (1003.9, 1004.0)] == [1, 0]
     assert counter.history(1004.0) == [2, 1, 0, 1]
     assert counter.peak(1004.0) == 2
     assert counter.peak(1011.5) == 1

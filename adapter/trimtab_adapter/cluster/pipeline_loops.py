@@ -25,8 +25,8 @@ from trimtab_adapter.cluster.config_source import (
 from trimtab_adapter.cluster.plan_publisher import ClusterPlanPublisher
 from trimtab_adapter.cluster.router_metrics_source import RouterMetricsSource, addresses
 from trimtab_adapter.cluster.status_writer import StatusWriter
-from trimtab_adapter.control_loop import LOAD_CHECK_SECONDS, ControlLoop, LoadSources
-from trimtab_adapter.controller import Tick
+from trimtab_adapter.control_loop import ControlLoop, LoadSources
+from trimtab_adapter.controller import LOAD_CHECK_SECONDS, Tick
 from trimtab_adapter.forecasting import CurrentForecaster, TrainedWeights
 from trimtab_adapter.load_sources import PrometheusSource
 from trimtab_adapter.metrics import AdapterMetrics

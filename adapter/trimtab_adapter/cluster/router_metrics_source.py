@@ -48,7 +48,8 @@ class RouterMetricsSource:
         recent = {url: load for url, load in self._last.items() if load.now_seconds > now_seconds - HISTORY_SECONDS}
         self._last = recent | loads
         merged = merge_loads(self._last.values(), now_seconds)
-        return Load(now_seconds, merged, f"no response from {', '.join(missing)}" if missing else "")
+        sliding_rps = math.fsum(answer.sliding_rps for answer in answers.values() if answer is not None)
+        return Load(now_seconds, merged, f"no response from {', '.join(missing)}" if missing else "", sliding_rps)
 
     async def state(self) -> State:
         """The merged state of all routers; raise ObservationError if none responds."""

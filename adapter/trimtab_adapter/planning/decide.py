@@ -73,8 +73,11 @@ def planning_problem(
     """The relaxed problem to solve, and the forecast with hysteresis applied."""
     current = inputs.current
     planned_rps = current.spec.forecast.peak_rps if current is not None and current.spec.forecast is not None else None
-    forecast_rps, hold_seconds = inputs.forecast.peak_rps, pipeline.spec.adaptation.scale_down_stabilization_seconds
-    load_rps = planning_load(forecast_rps, inputs.recent_rps, planned_rps, inputs.now_seconds, hold_seconds)
+    forecast_rps, adaptation = inputs.forecast.peak_rps, pipeline.spec.adaptation
+    hold_seconds = adaptation.scale_down_stabilization_seconds
+    load_rps = planning_load(
+        forecast_rps, inputs.recent_rps, planned_rps, inputs.now_seconds, hold_seconds, adaptation.headroom
+    )
     requested = with_registered_tasks(pipeline.spec, inputs.registered_accuracies)
     spec = apply_observed_accuracy(requested, inputs.accuracies)
     problem = PlanningProblem(

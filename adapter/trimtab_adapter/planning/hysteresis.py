@@ -1,8 +1,10 @@
-"""Hysteresis: the planned load rises at once and falls only after the peak has passed and the drop exceeds noise."""
+"""Hysteresis: the planned load rises once half the headroom is used; it falls once the peak and noise are passed."""
 
 import math
 from collections.abc import Iterable
 
+RISE_SHARE = 0.5
+"""Share of the headroom that forecasts may use before more is planned for."""
 MIN_DROP = 0.25
 """Smallest drop that is planned for, as a share of the planned load."""
 NOISE_WIDTHS = 2.5
@@ -19,21 +21,24 @@ def planning_load(
     planned_rps: float | None,
     now_seconds: float,
     hold_seconds: float,
+    headroom: float = 0.0,
 ) -> float:
     """The load to plan for, in requests per second.
 
     `recent_rps` are (time, forecast) of earlier decisions: the greatest within `hold_seconds` still counts.
-    `planned_rps` is the current plan's load; it stays until the load exceeds it or clearly drops.
+    `planned_rps` is the current plan's load; it stays until the load exceeds it by half the headroom or clearly drops.
     """
     recent_peaks = [load for at, load in recent_rps if now_seconds - hold_seconds <= at <= now_seconds]
     wanted = max([forecast_rps, MIN_LOAD_RPS, *recent_peaks])
-    if planned_rps is None or wanted > planned_rps:
+    if planned_rps is None or wanted > (1.0 + RISE_SHARE * headroom) * planned_rps:
         return wanted
     return planned_rps if wanted >= drop_threshold(planned_rps) else wanted
 
 
 def load_hold_reason(forecast_rps: float, load_rps: float, planned_rps: float | None, hold_seconds: float) -> str:
-    """The reason to plan for more than the forecast; empty if the forecast is planned for."""
+    """The reason to plan for another load than the forecast; empty if the forecast is planned for."""
+    if load_rps < forecast_rps:
+        return f"the headroom carries the forecast of {forecast_rps:.3g}"
     if load_rps <= max(forecast_rps, MIN_LOAD_RPS):
         return ""
     if planned_rps == load_rps and forecast_rps >= drop_threshold(load_rps):

@@ -49,8 +49,17 @@ def sustained_load_rps(peak_rps: float, seconds: float) -> float:
     peak. z is the mean of the greatest of that many normal variables (Blom 1958). If arrivals vary more, observed peaks
     and λ are higher.
     """
-    z = NormalDist().inv_cdf(max((seconds - 0.375) / (seconds + 0.25), 0.5))
+    z = _normal_maximum(seconds)
     return ((math.sqrt(z * z + 4.0 * peak_rps) - z) / 2.0) ** 2
+
+
+def busiest_rps(mean_rps: float, seconds: float) -> float:
+    """The arrivals in the busiest of `seconds` seconds of Poisson arrivals; the inverse of `sustained_load_rps`."""
+    return mean_rps + _normal_maximum(seconds) * math.sqrt(mean_rps)
+
+
+def _normal_maximum(count: float) -> float:
+    return NormalDist().inv_cdf(max((count - 0.375) / (count + 0.25), 0.5))
 
 
 def required_replicas(load_rps: float, replica_rps: float, utilisation: float) -> int:

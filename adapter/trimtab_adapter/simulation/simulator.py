@@ -11,9 +11,9 @@ from itertools import cycle
 import numpy as np
 from numpy.typing import NDArray
 
-from trimtab_adapter.controller import Controller, outgrows_plan
+from trimtab_adapter.controller import LOAD_CHECK_SECONDS, Controller, outgrows_plan
 from trimtab_adapter.forecasting import forecaster_for
-from trimtab_adapter.observation import Load, State
+from trimtab_adapter.observation import Load, State, sliding_rps
 from trimtab_adapter.planning.planning_problem import PlanningError
 from trimtab_adapter.simulation.environment import Environment
 from trimtab_adapter.simulation.event_queue import EventQueue
@@ -58,7 +58,6 @@ from trimtab_router.scheduling.stage_scheduler import QueueSettings, StageSchedu
 
 _REQUEST = InferRequest("", ())
 _SAMPLE_SECONDS = 1.0
-"""The router counts whole seconds, so a shorter interval shows nothing new."""
 _LONGEST_BACKLOG = 10.0
 """Multiple of the load's duration for which a backlog is still served."""
 _UNANSWERED = ("", "Backlog")
@@ -200,6 +199,7 @@ class Simulator:
         for failure in scenario.environment.failures:
             events.call_at(failure.at_seconds, partial(self.replica_set.lose_one, failure.stage))
         if scenario.controller is not None:
+            events.call_at(LOAD_CHECK_SECONDS, self._check_load)
             events.call_at(scenario.pipeline.spec.adaptation.interval_seconds, self._tick)
             self.due = scenario.pipeline.spec.adaptation.interval_seconds
         events.run(scenario.duration_seconds)
@@ -290,16 +290,25 @@ class Simulator:
         self.recent.count_outcome(self.events.now, end)
 
     def _sample(self, at_seconds: float) -> None:
-        """Record a sample each second; decide early if the load outgrew the plan."""
+        """Record a sample each second."""
         self._note(at_seconds)
         following = at_seconds + _SAMPLE_SECONDS
         if following <= self.scenario.duration_seconds:
             self.events.call_at(following, partial(self._sample, following))
-        if self.scenario.controller is None or self.events.now >= self.due - 1e-9:
-            return
-        newest = self.counter.history(self.events.now, 1)
-        if newest and outgrows_plan(self.plan, newest[-1], self.scenario.pipeline.spec.adaptation.headroom):
+
+    def _check_load(self) -> None:
+        """Decide early if the load outgrew the plan."""
+        now, headroom = self.events.now, self.scenario.pipeline.spec.adaptation.headroom
+        if now + LOAD_CHECK_SECONDS < self.scenario.duration_seconds:
+            self.events.call_at(now + LOAD_CHECK_SECONDS, self._check_load)
+        if now < self.due - 1e-9 and outgrows_plan(self.plan, self._load(1).newest_rps, headroom):
             self._decide()
+
+    def _load(self, seconds: int) -> Load:
+        now = self.events.now
+        counts = tuple(float(count) for count in self.counter.history(now, seconds))
+        sliding = sliding_rps(counts, self.counter.current(now), now)
+        return Load(self.scenario.origin_seconds + now, counts, sliding_rps=sliding)
 
     def _note(self, at_seconds: float) -> None:
         stages = {
@@ -317,11 +326,10 @@ class Simulator:
         scenario, now = self.scenario, self.events.now
         self.due = now + scenario.pipeline.spec.adaptation.interval_seconds
         self.events.call_at(self.due, self._tick)
-        controller, unix_seconds = scenario.controller, scenario.origin_seconds + now
+        controller = scenario.controller
         if controller is None:
             return
-        counts = self.counter.history(now, controller.lookback_seconds(unix_seconds))
-        load = Load(unix_seconds, tuple(float(count) for count in counts))
+        load = self._load(controller.lookback_seconds(scenario.origin_seconds + now))
         ratios = {(name, each.variant): each.latency_model.service_ratio for name, each in self.schedulers.items()}
         rows, tokens = self.rows.expected(now), self.tokens.expected(now)
         state = State(rows, ratios, self.recent.summary(now), prompt_tokens=tokens)

@@ -84,6 +84,10 @@ class ArrivalCounter:
     def history(self, now: float, seconds: int = HISTORY_SECONDS) -> list[int]:
         return self._arrivals.complete_seconds(now, seconds)
 
+    def current(self, now: float) -> int:
+        """Arrivals since the last whole second."""
+        return self._arrivals[now]
+
     def peak(self, now: float) -> int:
         """Most arrivals in one of the last ten whole seconds."""
         return max(self.history(now, PEAK_SECONDS), default=0)

@@ -7,7 +7,6 @@ from typing import Literal
 
 from trimtab_adapter.forecasting import forecast_record, not_below, not_below_rise
 from trimtab_adapter.observation import (
-    LEAP,
     MAX_PROMPT_TOKENS,
     MAX_ROUTER_CPU_SECONDS,
     MAX_ROWS,
@@ -89,9 +88,9 @@ class Controller:
 
     def update(self, state: State) -> None:
         for stage, rows in state.rows_per_request.items():
-            self._rows[stage] = limit_rate_of_change(self._rows.get(stage), rows, 0.0, MAX_ROWS, LEAP)
+            self._rows[stage] = limit_rate_of_change(self._rows.get(stage), rows, 0.0, MAX_ROWS)
         for stage, tokens in state.prompt_tokens.items():
-            self._tokens[stage] = limit_rate_of_change(self._tokens.get(stage), tokens, 0.0, MAX_PROMPT_TOKENS, LEAP)
+            self._tokens[stage] = limit_rate_of_change(self._tokens.get(stage), tokens, 0.0, MAX_PROMPT_TOKENS)
         for key, ratio in state.service_ratios.items():
             self._ratios[key] = limit_rate_of_change(self._ratios.get(key), ratio, *RATIO_RANGE)
         if state.router_cpu_seconds is not None:

@@ -40,7 +40,7 @@ WEIGHT = 0.3
 RISE = 0.1
 """Relative increase above which a measurement replaces the value in use."""
 LEAP = 0.5
-"""Relative increase above which a measurement of work replaces it at once."""
+"""Relative increase above which a measurement replaces it at once."""
 FALL = 0.25
 """Relative decrease below which it is replaced; wider, so that noise around one value does not change plans."""
 _Model = TypeVar("_Model", bound=StateModel)
@@ -235,16 +235,14 @@ def _summed(parts: list[RecentRequests]) -> RecentRequests:
     )
 
 
-def limit_rate_of_change(
-    before: Measured | None, measured: float, low: float, high: float, leap: float = math.inf
-) -> Measured:
+def limit_rate_of_change(before: Measured | None, measured: float, low: float, high: float) -> Measured:
     """Smooth a measurement: clamp and average it, and change the value in use only after a clear move.
 
-    An increase by more than `leap`, relative to the value in use, applies at once: new work needs capacity before an
-    average has moved, while a decrease can wait.
+    A leap of the value in use applies at once: more work and slower machines need capacity before an average has moved,
+    while a decrease can wait.
     """
     clamped = min(max(measured, low), high)
-    if before is None or clamped > (1.0 + leap) * before.used:
+    if before is None or clamped > (1.0 + LEAP) * before.used:
         return Measured(clamped, clamped)
     average = before.average + WEIGHT * (clamped - before.average)
     moved = average > (1.0 + RISE) * before.used or average < (1.0 - FALL) * before.used

@@ -92,7 +92,7 @@ class VariantState(StateModel):
     """Learned figures of a variant."""
 
     service_ratio: Finite | None = None
-    """Observed over predicted service time."""
+    """Observed over profiled service time of the variant's last seconds; None before its first batch."""
     drifted_accuracies: dict[str, Finite] = {}
     """Observed accuracy of each operating point whose accuracy has drifted from the profiled one."""
     drifted_by_task: dict[str, dict[str, Finite]] = {}

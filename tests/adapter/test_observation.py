@@ -6,7 +6,7 @@ import re
 import pytest
 
 from trimtab_adapter.controller import Controller
-from trimtab_adapter.observation import LEAP, Measured, State, limit_rate_of_change, read_load, read_state
+from trimtab_adapter.observation import Measured, State, limit_rate_of_change, read_load, read_state
 from trimtab_pipelines.plan import ForecastRecord
 from trimtab_predictor.forecaster import ReactiveForecaster
 from trimtab_predictor.load_history import ObservationError
@@ -86,8 +86,8 @@ def test_what_was_not_measured_yet_is_left_out():
     ids=["noise", "a little more", "much more", "more than is believed", "less"],
 )
 def test_much_more_work_is_used_at_once_and_less_only_by_and_by(measured, used):
-    assert limit_rate_of_change(Measured(1.0, 1.0), measured, 0.0, 4.0, LEAP).used == pytest.approx(used)
-    assert limit_rate_of_change(None, measured, 0.0, 4.0, LEAP).used == min(measured, 4.0)
+    assert limit_rate_of_change(Measured(1.0, 1.0), measured, 0.0, 4.0).used == pytest.approx(used)
+    assert limit_rate_of_change(None, measured, 0.0, 4.0).used == min(measured, 4.0)
 
 
 def a_forecast(peak_rps: float) -> ForecastRecord:

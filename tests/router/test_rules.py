@@ -59,18 +59,32 @@ def test_concurrency_counts_up_to_the_profiled_size():
     assert predicted == pytest.approx([0.020, 0.040, 0.080, 0.080], rel=0.05)
 
 
-def test_stage_ratio_weighs_points_by_their_seconds():
+def test_recent_ratio_weighs_points_by_their_seconds():
     times = ServiceTimes()
     times.set_profile(KEY, {1: 0.010})
     times.set_profile(("small", "half"), {1: 0.001})
-    assert times.stage_ratio == 1.0
+    assert times.recent_ratio("small") is None
     for _ in range(200):
         times.observe(KEY, 1, 0.020)
         times.observe(("small", "half"), 1, 0.001)
 
-    assert times.stage_ratio == pytest.approx(21 / 11, rel=0.02)
+    assert times.recent_ratio("small") == pytest.approx(21 / 11, rel=0.02)
     times.observe(KEY, 1, 5.0)  # a pause
-    assert times.stage_ratio < 1.2 * 21 / 11
+    assert times.recent_ratio("small") < 1.2 * 21 / 11
+    assert times.recent_ratio("large") is None
+
+
+def test_recent_ratio_is_of_seconds_not_of_batches():
+    times = ServiceTimes()
+    times.set_profile(KEY, {1: 0.010})
+    for batch in range(1000):  # of ten seconds, each a third or five thirds of the usual time
+        times.observe(KEY, 1, 0.010 * (1 / 3 if batch % 20 < 10 else 5 / 3), now=0.01 * batch)
+    assert times.recent_ratio("small") == pytest.approx(1.0, rel=0.02)
+    assert times.ratio(KEY) > 1.3
+
+    for batch in range(1000, 3000):  # a machine that is half as fast
+        times.observe(KEY, 1, 0.020, now=0.01 * batch)
+    assert times.recent_ratio("small") == pytest.approx(2.0, rel=0.1)
 
 
 @pytest.mark.parametrize("new", [("large", "default"), ("small", "half")])

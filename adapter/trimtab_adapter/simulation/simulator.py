@@ -330,7 +330,11 @@ class Simulator:
         if controller is None:
             return
         load = self._load(controller.lookback_seconds(scenario.origin_seconds + now))
-        ratios = {(name, each.variant): each.latency_model.service_ratio for name, each in self.schedulers.items()}
+        ratios = {
+            (name, each.variant): ratio
+            for name, each in self.schedulers.items()
+            if (ratio := each.latency_model.service_ratio) is not None
+        }
         rows, tokens = self.rows.expected(now), self.tokens.expected(now)
         state = State(rows, ratios, self.recent.summary(now), prompt_tokens=tokens)
         try:

@@ -288,23 +288,21 @@ class LatencyModel:
     @property
     def shadow_price(self) -> float:
         """Expected correct rows that a second of a replica is worth to later arrivals, at the service ratio."""
-        step = round(log(self.service_times.stage_ratio) / SHADOW_PRICE_STEP)
+        step = round(log(self.service_ratio or 1.0) / SHADOW_PRICE_STEP)
         price = self._shadow_prices.get(step)
         if price is None:
             price = self._shadow_prices[step] = observed_shadow_price(self.plan, exp(step * SHADOW_PRICE_STEP))
         return price
 
     @property
-    def service_ratio(self) -> float:
-        return self.service_times.ratio(self.key(self.variant))
+    def service_ratio(self) -> float | None:
+        """Observed over profiled seconds of the variant's recent batches; None before the first."""
+        return self.service_times.recent_ratio(self.variant)
 
     def other_service_ratios(self) -> dict[str, float]:
-        """Return observed over profiled seconds of the other variants that served rows, at their preferred points."""
-        found: dict[str, float] = {}
-        for point in self.points(self.variant):
-            if point.variant != self.variant and self.service_times.observed(point.key):
-                found.setdefault(point.variant, self.service_times.ratio(point.key))
-        return found
+        """Return observed over profiled seconds of the other variants that served rows."""
+        ratios = {other: self.service_times.recent_ratio(other) for other in self.other_variants - {self.variant}}
+        return {other: ratio for other, ratio in ratios.items() if ratio is not None}
 
     def compute_seconds(self, batch: Batch) -> float:
         return self._compute_times.expect(batch.key, batch.rows)
@@ -328,14 +326,14 @@ class LatencyModel:
         self.service_times.observe_wait(others)
         own = max(seconds - others, 0.0)
         usual = self._normalize_to_usual_prompt(batch, own) if self.plan.prefill_seconds else own
-        self.service_times.observe(key, batch.rows, usual, concurrent=batch.concurrent_prefills)
+        self.service_times.observe(key, batch.rows, usual, concurrent=batch.concurrent_prefills, now=now)
         self.forget_predictions()
         if answer.compute_seconds is not None:
             self._compute_times.observe(key, batch.rows, answer.compute_seconds)
             if batch.found_idle:
                 transfer_seconds = max(seconds - others - answer.compute_seconds, 0.0)
                 replica.transfer_seconds += WEIGHT * (transfer_seconds - replica.transfer_seconds)
-        return seconds, self.service_times.ratio(key)
+        return seconds, self.service_times.recent_ratio(key[0]) or 1.0
 
     def relax(self, variant: str) -> None:
         self.service_times.relax([point.key for point in self.points(variant)])

@@ -2,8 +2,9 @@
 
 A plan holds the profiled seconds of each batch size. The machine may be slower, faster or noisy, so a moving average
 tracks the ratio of observed to profiled seconds, and its spread, as TCP tracks its round trip. Without a profile, the
-observed seconds are averaged by batch size. The time that a batch waits at its replica for batches of other routers is
-tracked separately: it delays responses but says nothing about the machine's speed.
+observed seconds are averaged by batch size. Predictions follow the last few batches. Plans stand on the ratio over the
+last seconds: that of a few batches is mostly noise. The time that a batch waits at its replica for batches of other
+routers is tracked separately: it delays responses but says nothing about the machine's speed.
 """
 
 from bisect import bisect_left
@@ -19,9 +20,18 @@ RATIO_BOUNDS = (0.05, 50.0)
 RELAX_FACTOR = 0.95
 MIN_WAIT_SECONDS = 0.001  # shorter waits are jitter, not a batch of another router
 OUTLIER = 4.0  # observations beyond this multiple of the estimate are clipped: one pause must not drop a whole queue
-STAGE_WEIGHT = 0.02  # weight of the newest batch in the ratio of the whole stage, which must not follow single batches
+RECENT_SECONDS = 10.0  # in which a batch loses most of its weight in the recent ratio: two decisions of the adapter
 MIN_OBSERVATIONS = 3  # needed without a profile before rows are dropped in front of an idle replica
 MAX_IDLE_DROPS = 4  # drops at an idle replica until observations are doubted: some rows are late anyway
+
+
+@dataclass(slots=True)
+class _RecentRatio:
+    """Observed over profiled seconds of a variant's batches, which count less with age."""
+
+    observed_seconds: float = 0.0
+    profiled_seconds: float = 0.0
+    newest_at: float = 0.0
 
 
 @dataclass(slots=True)
@@ -33,6 +43,8 @@ class _Estimate:
     ratio: float = 1.0
     spread: float = 0.0
     winsorizer: Winsorizer = field(default_factory=Winsorizer)
+    recent: _RecentRatio = field(default_factory=_RecentRatio)
+    """Shared by the points of a variant."""
     idle_drops: int = 0
     """Drops in front of an idle replica since the last observation."""
     cached: dict[int, float] = field(default_factory=dict)
@@ -63,7 +75,7 @@ class ServiceTimes:
         self._estimates: dict[Key, _Estimate] = {}
         self._latest: _Estimate | None = None  # the profiled estimate that was observed last
         self._idle_drops = 0  # drops in front of an idle replica since then
-        self._profiled_seconds = self._observed_seconds = 0.0
+        self._recent: dict[str, _RecentRatio] = {}  # by variant, over its profiled points
         self._wait_seconds = 0.0
         self._wait_spread = 0.0
 
@@ -71,7 +83,7 @@ class ServiceTimes:
         """Set a point's profile. Its learned ratio stays, or is that of the last point: of the same, slow machine."""
         if not seconds_by_rows:
             return
-        estimate = self._estimates.setdefault(key, _Estimate())
+        estimate = self._estimates.get(key) or self._add(key)
         if not estimate.profiled:
             estimate.ratio, estimate.spread = self._latest.ratio if self._latest else 1.0, 0.0
         estimate.sizes = sorted(seconds_by_rows)
@@ -107,14 +119,10 @@ class ServiceTimes:
         estimate = self._estimates.get(key)
         return estimate.ratio if estimate else 1.0
 
-    def observed(self, key: Key) -> bool:
-        estimate = self._estimates.get(key)
-        return estimate is not None and estimate.observations > 0
-
-    @property
-    def stage_ratio(self) -> float:
-        """Observed over profiled seconds of recent batches at all points; 1 before the first."""
-        return self._observed_seconds / self._profiled_seconds if self._profiled_seconds else 1.0
+    def recent_ratio(self, variant: str) -> float | None:
+        """Return observed over profiled seconds of a variant's recent batches at all points; None before the first."""
+        recent = self._recent.get(variant)
+        return recent.observed_seconds / recent.profiled_seconds if recent and recent.profiled_seconds else None
 
     def relax(self, keys: Collection[Key]) -> None:
         """Lower the estimates that made the stage drop rows in front of an idle replica.
@@ -141,10 +149,10 @@ class ServiceTimes:
         self._wait_spread += WEIGHT * (abs(seconds - self._wait_seconds) - self._wait_spread)
         self._wait_seconds += WEIGHT * (seconds - self._wait_seconds)
 
-    def observe(self, key: Key, rows: int, seconds: float, *, concurrent: int = 0) -> None:
+    def observe(self, key: Key, rows: int, seconds: float, *, concurrent: int = 0, now: float = 0.0) -> None:
         estimate = self._estimates.get(key)
         if estimate is None:
-            estimate = self._estimates[key] = _Estimate()
+            estimate = self._add(key)
         estimate.observations += 1
         estimate.idle_drops = 0
         if not estimate.profiled:
@@ -163,10 +171,19 @@ class ServiceTimes:
         estimate.ratio = before + weight * off
         if estimate.profiled:
             self._latest, self._idle_drops = estimate, 0
-            self._profiled_seconds += STAGE_WEIGHT * (base - self._profiled_seconds)
-            self._observed_seconds += STAGE_WEIGHT * (bounded * base - self._observed_seconds)
+            recent = estimate.recent
+            elapsed_seconds = now - recent.newest_at
+            share = 1.0 - elapsed_seconds / RECENT_SECONDS if elapsed_seconds < RECENT_SECONDS else 0.0
+            recent.observed_seconds = share * recent.observed_seconds + bounded * base
+            recent.profiled_seconds = share * recent.profiled_seconds + base
+            recent.newest_at = now
             if len(self._estimates) > 1:
                 self._carry_over(estimate.ratio)
+
+    def _add(self, key: Key) -> _Estimate:
+        estimate = self._estimates[key] = _Estimate()
+        estimate.recent = self._recent.setdefault(key[0], estimate.recent)
+        return estimate
 
     def _carry_over(self, ratio: float) -> None:
         for estimate in self._estimates.values():

@@ -2,11 +2,12 @@
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Literal
 
 from trimtab_adapter.forecasting import forecast_record, not_below, not_below_rise
 from trimtab_adapter.observation import (
+    MAX_AGE,
     MAX_PROMPT_TOKENS,
     MAX_ROUTER_CPU_SECONDS,
     MAX_ROWS,
@@ -91,8 +92,11 @@ class Controller:
             self._rows[stage] = limit_rate_of_change(self._rows.get(stage), rows, 0.0, MAX_ROWS)
         for stage, tokens in state.prompt_tokens.items():
             self._tokens[stage] = limit_rate_of_change(self._tokens.get(stage), tokens, 0.0, MAX_PROMPT_TOKENS)
-        for key, ratio in state.service_ratios.items():
-            self._ratios[key] = limit_rate_of_change(self._ratios.get(key), ratio, *RATIO_RANGE)
+        older = {key: replace(ratio, age=ratio.age + 1) for key, ratio in self._ratios.items() if ratio.age < MAX_AGE}
+        self._ratios = older | {
+            key: limit_rate_of_change(self._ratios.get(key), ratio, *RATIO_RANGE)
+            for key, ratio in state.service_ratios.items()
+        }
         if state.router_cpu_seconds is not None:
             self._router_cpu = limit_rate_of_change(
                 self._router_cpu, state.router_cpu_seconds, 0.0, MAX_ROUTER_CPU_SECONDS

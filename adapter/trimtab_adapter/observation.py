@@ -39,6 +39,11 @@ WEIGHT = 0.3
 """Weight of the newest measurement in the moving average."""
 RISE = 0.1
 """Relative increase above which a measurement replaces the value in use."""
+MAX_AGE = 60
+"""Updates, five minutes or more, after which the ratio of a variant that no longer runs is forgotten.
+
+A variant that the machine was too slow for is tried again after that, which costs two changes.
+"""
 LEAP = 0.5
 """Relative increase above which a measurement replaces it at once."""
 FALL = 0.25
@@ -94,6 +99,8 @@ class Measured:
 
     average: float
     used: float
+    age: int = 0
+    """Updates since the last measurement."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,7 +3,6 @@
 Noise of service times is replayed from a run of the bundled pipeline on two busy cores.
 """
 
-import math
 from itertools import pairwise
 
 import numpy as np
@@ -32,9 +31,9 @@ SPEEDS_PERCENT = (
 def drifting_speed() -> MachineSpeed:
     """The recorded speeds, which also drift between 1 and a half, and back, within a minute."""
     seconds = [0.5 * step for step in range(4 * SECONDS)]
-    drift = [2.0 ** (0.5 * (math.cos(2.0 * math.pi * second / DRIFT_SECONDS) - 1.0)) for second in seconds]
+    drift = 2.0 ** (0.5 * (np.cos(2.0 * np.pi * np.array(seconds) / DRIFT_SECONDS) - 1.0))
     recorded = [float(percent) for percent in SPEEDS_PERCENT.split()]
-    return MachineSpeed(tuple(seconds), tuple(drift * np.resize(recorded, len(seconds)) / 100.0))
+    return MachineSpeed(tuple(seconds), tuple((drift * np.resize(recorded, len(seconds)) / 100.0).tolist()))
 
 
 def run(rate_rps: float, fixed: PipelinePlan | None = None) -> SimulationResult:

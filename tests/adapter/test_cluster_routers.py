@@ -71,6 +71,7 @@ def test_routers_that_end_are_asked_but_not_waited_for():
 async def test_every_router_is_asked_for_as_much_as_is_wanted():
     async with two_routers() as (early, late, source):
         early.load["rps"], late.load["rps"] = [3.0] * 5000, [4.0] * 5000
+        early.load["current"], late.load["current"] = 5.0, 6.0
         late.status = 503
         first = await source.load(NOW, MEMORY_SECONDS)
         late.status = 200
@@ -80,6 +81,7 @@ async def test_every_router_is_asked_for_as_much_as_is_wanted():
     assert first.history_rps == (3.0,) * 5000
     assert second.history_rps == (7.0,) * 600
     assert whole.history_rps == (7.0,) * 5000
+    assert (first.sliding_rps, second.sliding_rps) == (8.0, 18.0)
 
 
 async def test_a_router_that_does_not_answer_makes_the_sum_partial():

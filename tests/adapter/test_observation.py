@@ -6,7 +6,7 @@ import re
 import pytest
 
 from trimtab_adapter.controller import Controller
-from trimtab_adapter.observation import Measured, State, limit_rate_of_change, read_load, read_state
+from trimtab_adapter.observation import MAX_AGE, Measured, State, limit_rate_of_change, read_load, read_state
 from trimtab_pipelines.plan import ForecastRecord
 from trimtab_predictor.forecaster import ReactiveForecaster
 from trimtab_predictor.load_history import ObservationError
@@ -119,6 +119,17 @@ def test_measurements_are_damped_and_stay_where_none_comes():
 
     assert known.rows_per_request == {"read": 2.0, "locate": 0.0}  # too small a change to plan anew
     assert known.service_ratios == pytest.approx({("read", "small"): 4.0})
+
+
+def test_ratio_of_a_variant_that_no_longer_runs_is_forgotten():
+    state = Controller(ReactiveForecaster())
+    state.update(State(service_ratios={("read", "heavy"): 2.0}))
+    for _ in range(MAX_AGE):
+        state.update(State(service_ratios={("read", "light"): 1.0}))
+    assert situation_at(state, 0.0).service_ratios == {("read", "heavy"): 2.0, ("read", "light"): 1.0}
+
+    state.update(State(service_ratios={("read", "light"): 1.0}))
+    assert situation_at(state, 0.0).service_ratios == {("read", "light"): 1.0}
 
 
 def test_ten_times_the_work_is_planned_for_at_once():

@@ -16,7 +16,7 @@ from PIL import Image
 from tests.conformance.installed import PROGRAMS, install, run, run_script
 from tests.conformance.target import Target
 from tests.figures import Figures
-from trimtab_training.lmm_digits.batches import train_tokenizer
+from trimtab_model_servers.families.lmm_digits.tokenizer import load_default_tokenizer
 
 pytestmark = pytest.mark.conformance
 
@@ -84,7 +84,7 @@ def test_langchain_standard_tests(chat_target: Target, figures: Figures) -> None
 
 
 def test_aiperf(chat_target: Target, figures: Figures) -> None:
-    tokenizer = train_tokenizer().to_str()
+    tokenizer = load_default_tokenizer().to_str()
     report = run_script("aiperf_client.py", "aiperf", chat_target, tokenizer=tokenizer)
     first, between = report["time_to_first_token"], report["inter_token_latency"]
     figures.add(

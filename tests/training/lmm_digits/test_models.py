@@ -12,15 +12,15 @@ from tests.transformers_generate import answer, generate_inputs
 from trimtab_model_servers.errors import ModelError
 from trimtab_model_servers.families.lmm_digits import models
 from trimtab_model_servers.families.lmm_digits.models import ARCHITECTURES, END_ID, IMAGE_ID
-from trimtab_model_servers.families.lmm_digits.tokenizer import read_tokenizer
+from trimtab_model_servers.families.lmm_digits.tokenizer import load_default_tokenizer, read_tokenizer
 from trimtab_training.lmm_digits import evaluate, train
-from trimtab_training.lmm_digits.batches import Batch, Questioner, character_ids, train_tokenizer
+from trimtab_training.lmm_digits.batches import Batch, Questioner, character_ids
 from trimtab_training.lmm_digits.page_generator import CellPageSource
 from trimtab_training.lmm_digits.questions import Kind
 from trimtab_training.lmm_digits.train import AnswerTraining
 from trimtab_training.trainer import Schedule
 
-TOKENIZER = train_tokenizer()
+TOKENIZER = load_default_tokenizer()
 EXERCISES = [
     exercise
     for kind in (Kind.READ_PAGE, Kind.COUNT, Kind.SUM)

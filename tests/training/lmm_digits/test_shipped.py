@@ -11,7 +11,7 @@ from trimtab_model_servers.families.lmm_digits.models import ARCHITECTURES
 from trimtab_model_servers.families.lmm_digits.tokenizer import read_tokenizer
 from trimtab_training.lmm_digits import evaluate
 from trimtab_training.lmm_digits.page_generator import CellPageSource
-from trimtab_training.lmm_digits.questions import Kind
+from trimtab_training.lmm_digits.questions import Kind, Question
 
 FOLDER = Path(__file__).parents[3] / "pipelines" / "lmm-digits"
 MEASURED = json.loads((FOLDER / "accuracy.json").read_text())["variants"]
@@ -37,6 +37,19 @@ def test_weights_reach_the_measured_accuracy(architecture):
     report = evaluate.measure(loaded.model, architecture, loaded.tokenizer, by_kind, lambda _: None)
 
     assert report["accuracy"] >= MEASURED[architecture]["accuracy"] - 0.08
+
+
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
+def test_every_sum_in_every_wording_is_right(architecture):
+    loaded = models.load(FOLDER / "weights" / f"{architecture}.safetensors")
+    wordings = ("{}+{}=", "What is {}+{}?", "What is {} + {}?", "What is {} plus {}?")
+    sums = [(wording, first, second) for wording in wordings for first in range(10) for second in range(10)]
+    exercises = [evaluate.Exercise(Question(Kind.SUM, w.format(a, b), str(a + b)), ()) for w, a, b in sums]
+
+    answers = evaluate.answer_all(loaded.model, architecture, loaded.tokenizer, exercises)
+
+    wrong = {e.question.text: text for e, text in zip(exercises, answers, strict=True) if text != e.question.answer}
+    assert wrong == {}
 
 
 @pytest.mark.parametrize("architecture", ARCHITECTURES)

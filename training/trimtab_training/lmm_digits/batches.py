@@ -1,22 +1,21 @@
-"""Training batches: tokenized questions about real pages (their features) or about twins, and their tokenizer.
+"""Training batches: tokenized questions about real pages (their features) or about twins.
 
 A twin replaces a page's tokens by the embeddings of its cells' characters. Twins cost nothing to draw, and the tower is
 aligned to the same characters.
 """
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Final
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+from tokenizers import Tokenizer
 from torch import Tensor
 
 from trimtab_model_servers.families.lmm_digits import CELLS, CELLS_A_SIDE
 from trimtab_model_servers.families.lmm_digits.models import END_ID, PAD_ID, PAGE_TOKENS, TOKENS_A_SIDE
-from trimtab_model_servers.families.lmm_digits.tokenizer import END, SPECIAL, VOCABULARY, prompt, special_id
+from trimtab_model_servers.families.lmm_digits.tokenizer import END, prompt, special_id
 from trimtab_training.lmm_digits.page_generator import EMPTY
 from trimtab_training.lmm_digits.questions import PAGES, Kind, Question, ask, fits
 
@@ -124,32 +123,6 @@ class Questioner:
             self._prompts[key] = prompt(self._tokenizer, question.text, pages, page_tokens=self._page_tokens)
         answer = self._tokenizer.encode(question.answer, add_special_tokens=False).ids
         return [*self._prompts[key], *answer, END_ID], question, cells, pool_indices
-
-
-def train_tokenizer() -> Tokenizer:
-    tokenizer = Tokenizer(models.BPE())
-    tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
-        [pre_tokenizers.Digits(individual_digits=True), pre_tokenizers.ByteLevel(add_prefix_space=False)]
-    )
-    tokenizer.decoder = decoders.ByteLevel()
-    trainer = trainers.BpeTrainer(
-        vocab_size=VOCABULARY,
-        special_tokens=list(SPECIAL),
-        initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()),
-        show_progress=False,
-    )
-    tokenizer.train_from_iterator(_wordings(), trainer)
-    tokenizer.encode_special_tokens = True  # a text "<|image|>" is spelled, not a placeholder
-    return tokenizer
-
-
-def _wordings() -> Iterator[str]:
-    random = np.random.default_rng(0)
-    for kind in Kind:
-        for _ in range(200):
-            pages = [tuple(int(cell) for cell in random.integers(EMPTY + 1, size=CELLS)) for _ in range(PAGES[kind][1])]
-            if fits(kind, pages) and all(set(cells) != {EMPTY} for cells in pages):
-                yield ask(kind, pages, random).text
 
 
 def character_ids(tokenizer: Tokenizer) -> Tensor:

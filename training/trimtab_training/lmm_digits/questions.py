@@ -112,7 +112,8 @@ def _build(kind: Kind, pages: Sequence[Cells], random: np.random.Generator) -> t
             wordings, answer = (f"Read page {page + 1}.", f"What does page {page + 1} say?"), format_cells(pages[page])
         case Kind.SUM:
             first, second = random.integers(10, size=2).tolist()
-            wordings, answer = (f"What is {first}+{second}?", f"{first}+{second}="), str(first + second)
+            sums = (f"{first}+{second}", f"{first} + {second}", f"{first} plus {second}")
+            wordings, answer = (f"{sums[0]}=", *(f"What is {each}?" for each in sums)), str(first + second)
     return wordings, answer
 
 

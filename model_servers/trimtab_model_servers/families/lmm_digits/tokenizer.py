@@ -20,7 +20,7 @@ _PATH: Final = Path(__file__).with_name("tokenizer.json")
 
 
 def load_default_tokenizer() -> Tokenizer:
-    """Load the tokenizer of models with random weights, written by `train_tokenizer` of the training package."""
+    """Load the tokenizer of new models."""
     return read_tokenizer(_PATH.read_text())
 
 

@@ -88,6 +88,7 @@ def _digits(cells: Cells) -> list[int]:
 
 def _build(kind: Kind, pages: Sequence[Cells], random: np.random.Generator) -> tuple[tuple[str, ...], str]:
     """Return the wordings of a question and its answer; half of the answers of PRESENT are yes."""
+    wordings: tuple[str, ...]
     match kind:
         case Kind.COUNT:
             wordings, answer = ("How many digits are there?", "Count the digits."), str(_count(pages[0]))

@@ -155,6 +155,8 @@ def test_pipeline_answers_as_transformers_chained(tmp_path: Path, name: str) -> 
     media = {"image": some_images, "audio": some_sounds}
     spec = load_pipeline(folder).spec
     rows = {tensor.name: media.get(tensor.name, some_texts)(ROWS, seed=len(tensor.name)) for tensor in spec.inputs}
+    if "question" in rows:
+        rows["question"] = [row[:24].decode(errors="ignore").encode() for row in rows["question"]]
     call = getattr(Chain(folder), name.replace("-", "_"))
     expected = [call(**{tensor: values[row] for tensor, values in rows.items()}) for row in range(ROWS)]
 

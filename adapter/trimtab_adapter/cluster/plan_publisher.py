@@ -11,7 +11,7 @@ from collections.abc import Awaitable, Callable
 from trimtab_adapter.cluster.config_source import PIPELINE, PLAN, ClusterCache
 from trimtab_adapter.controller import Tick, actionable_fields
 from trimtab_adapter.planning.explain import describe_option
-from trimtab_kubernetes import Cluster, ClusterError, Conflict
+from trimtab_kubernetes import Cluster, ClusterError, Conflict, Rejected
 from trimtab_kubernetes.objects import Key, Object, owner_reference
 from trimtab_pipelines.documents import DocumentError, accept_plan, parse_plan
 from trimtab_pipelines.kubernetes_names import (
@@ -78,10 +78,10 @@ class ClusterPlanPublisher:
         self._attempted.append(actionable_fields(plan))  # a write without a response may have succeeded
         try:
             applied = await self._apply(body, existing)
-            if not _same_stages(applied, body):
+            if applied is None or not _same_stages(applied, body):
                 # A field that another client applied stays in the object: only a new object removes it.
                 log.warning("%s: the plan has fields of another client; recreating it", self._key)
-                await self._cluster.delete(PLAN, *self._key, uid=applied["metadata"]["uid"])
+                await self._cluster.delete(PLAN, *self._key, uid=(applied or existing or body)["metadata"]["uid"])
                 applied = await self._cluster.apply(body, manager=ADAPTER_MANAGER)
         except ClusterError as error:
             number = plan.spec.generation
@@ -93,13 +93,20 @@ class ClusterPlanPublisher:
         self._considered = applied
         self._cache.put(applied)
 
-    async def _apply(self, body: Object, existing: Object | None) -> Object:
-        """Apply over the plan this decision started from; Conflict if another client wrote one since."""
+    async def _apply(self, body: Object, existing: Object | None) -> Object | None:
+        """Apply over the plan this decision started from; Conflict if another client wrote one since.
+
+        None if the plan is invalid together with the fields of another client.
+        """
         while existing is not None:
             version = {key: existing["metadata"][key] for key in ("uid", "resourceVersion")}
             versioned = {**body, "metadata": body["metadata"] | version}
             try:
                 return await self._cluster.apply(versioned, manager=ADAPTER_MANAGER)
+            except Rejected:
+                if not _has_other_managers(await self._cluster.get(PLAN, *self._key)):
+                    raise
+                return None
             except Conflict:
                 latest = await self._cluster.get(PLAN, *self._key)
                 if latest is not None and identity(latest) != identity(existing):
@@ -168,6 +175,11 @@ def identity(found: Object) -> Identity:
 
 def _is_proposal(found: Object) -> bool:
     return ADVISORY_LABEL in found["metadata"].get("labels", {})
+
+
+def _has_other_managers(found: Object | None) -> bool:
+    fields = [] if found is None else found["metadata"].get("managedFields", [])
+    return any(each["manager"] != ADAPTER_MANAGER and "subresource" not in each for each in fields)
 
 
 def _same_stages(applied: Object, body: Object) -> bool:

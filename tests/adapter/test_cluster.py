@@ -25,9 +25,11 @@ from trimtab_adapter.controller import Tick
 from trimtab_adapter.forecasting import TrainedWeights
 from trimtab_adapter.metrics import AdapterMetrics
 from trimtab_adapter.planning.decide import initial_plan
+from trimtab_adapter.planning.latency import busiest_rps
 from trimtab_kubernetes import list_and_watch
 from trimtab_kubernetes.objects import Key, Object
 from trimtab_pipelines.kubernetes_names import ADAPTER_MANAGER, ADVISORY_LABEL, advisory_name
+from trimtab_pipelines.spec import Adaptation
 from trimtab_predictor.metrics_client import open_session
 
 PLAN, PIPELINE = "PipelinePlan", "InferencePipeline"
@@ -39,9 +41,13 @@ def having(path: Sequence[str], value: object) -> Callable[[Object], bool]:
 
 
 generation = partial(having, ("spec", "generation"))
-planned_for = partial(having, ("spec", "forecast", "peakRps"))
 forecasting = partial(having, ("status", "forecastRps"))
 held_by = partial(having, ("spec", "holderIdentity"))
+
+
+def planned_for_rise(rps: float) -> Callable[[Object], bool]:
+    """Whether a plan is for the busiest second of a load that rose to a rate; the horizon is the default's."""
+    return having(("spec", "forecast", "peakRps"), busiest_rps(rps, Adaptation().horizon_seconds))
 
 
 def owned_by(uid: str):
@@ -77,7 +83,7 @@ async def test_a_pipeline_is_planned_watched_and_reported(cluster, namespace, ku
         router.offer(400.0)
         await routed(cluster, namespace, "sample", router)
         await seen(cluster, PLAN, namespace, "sample", generation(2))
-        found = await seen(cluster, PIPELINE, namespace, "sample", forecasting("400"))
+        found = await seen(cluster, PIPELINE, namespace, "sample", forecasting("440"))
         async with httpx.AsyncClient() as client:
             healthy = await client.get(adapter.health)
             metrics = (await client.get(adapter.metrics)).text
@@ -109,7 +115,7 @@ async def test_what_users_do_to_plans(cluster, namespace, kubeconfig):
         mine = {key: plan[key] for key in ("apiVersion", "kind", "spec")}
         mine["metadata"] = {"name": "sample", "namespace": namespace}
 
-        await seen(cluster, PLAN, namespace, "sample", planned_for(5))
+        await seen(cluster, PLAN, namespace, "sample", planned_for_rise(5))
         broken = {**mine, "spec": {**mine["spec"], "stages": [{**mine["spec"]["stages"][0], "variant": "nothing"}]}}
         await cluster.apply(broken, manager="user")
         mended = await seen(cluster, PLAN, namespace, "sample", lambda p: "nothing" not in variants(p))
@@ -122,7 +128,7 @@ async def test_what_users_do_to_plans(cluster, namespace, kubeconfig):
         await cluster.apply(by_hand, manager="user")
         await wait_for_metrics(adapter, router, lambda metrics: planned_generation(metrics) >= 41)
         router.offer(400.0)
-        changed = await seen(cluster, PLAN, namespace, "sample", planned_for(400))
+        changed = await seen(cluster, PLAN, namespace, "sample", planned_for_rise(400))
         assert changed["spec"]["generation"] >= 42
 
         await cluster.delete(PIPELINE, namespace, "sample")
@@ -130,7 +136,7 @@ async def test_what_users_do_to_plans(cluster, namespace, kubeconfig):
         anew = await cluster.get(PIPELINE, namespace, "sample")
         assert anew is not None
         await seen(cluster, PLAN, namespace, "sample", owned_by(anew["metadata"]["uid"]))
-        await seen(cluster, PIPELINE, namespace, "sample", forecasting("400"))
+        await seen(cluster, PIPELINE, namespace, "sample", forecasting("440"))
 
         await cluster.delete(PIPELINE, namespace, "sample")
         async with httpx.AsyncClient() as client, asyncio.timeout(20):
@@ -236,7 +242,7 @@ async def test_it_plans_within_what_found_room(cluster, namespace, kubeconfig):
     async with FakeRouter().serve(host="0.0.0.0") as router, an_adapter(kubeconfig, namespace):
         router.offer(150.0)
         await routed(cluster, namespace, "sample", router)
-        whole = await seen(cluster, PLAN, namespace, "sample", planned_for(150))
+        whole = await seen(cluster, PLAN, namespace, "sample", planned_for_rise(150))
         room = {"cores": "2", "since": "2026-01-01T00:00:00Z"}
         status = {k: v for k, v in a_body(pipeline).items() if k != "spec"} | {"status": {"schedulable": room}}
         await cluster.apply(status, manager="trimtab-operator", subresource="status")
@@ -261,7 +267,7 @@ async def test_one_of_two_adapters_plans_and_the_other_takes_over(cluster, names
         async with an_adapter(kubeconfig, namespace, name="third"):
             router.offer(400.0)
             await seen(cluster, "Lease", namespace, "trimtab-adapter", held_by("third"))
-            await seen(cluster, PLAN, namespace, "sample", planned_for(400))
+            await seen(cluster, PLAN, namespace, "sample", planned_for_rise(400))
 
 
 def planned_generation(metrics: str) -> float:
@@ -288,7 +294,7 @@ async def test_adapter_runs_through_an_api_server_outage(cluster, namespace, kub
         await relay.open()
         await routed(cluster, namespace, "sample", router)
         async with an_adapter(through, namespace) as adapter, httpx.AsyncClient() as client:
-            before = await seen(cluster, PLAN, namespace, "sample", planned_for(5))
+            before = await seen(cluster, PLAN, namespace, "sample", planned_for_rise(5))
             await relay.close()
             router.offer(400.0)
             await wait_for_metrics(adapter, router, lambda metrics: planned_generation(metrics) == 2.0)
@@ -297,7 +303,7 @@ async def test_adapter_runs_through_an_api_server_outage(cluster, namespace, kub
             assert still is not None
             assert still["spec"]["generation"] == before["spec"]["generation"]
             await relay.open()
-            after = await seen(cluster, PLAN, namespace, "sample", planned_for(400))
+            after = await seen(cluster, PLAN, namespace, "sample", planned_for_rise(400))
             assert after["spec"]["generation"] == before["spec"]["generation"] + 1
-            found = await seen(cluster, PIPELINE, namespace, "sample", forecasting("400"))
+            found = await seen(cluster, PIPELINE, namespace, "sample", forecasting("440"))
             assert found["status"]["history"][0]["generation"] == after["spec"]["generation"]

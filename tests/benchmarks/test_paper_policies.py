@@ -1,5 +1,6 @@
 """Baseline policies of the papers: each decides as its paper says, and is registered beside the product's."""
 
+import json
 import subprocess
 import sys
 from contextlib import nullcontext
@@ -127,7 +128,7 @@ def test_registered_policy_is_valid_but_not_in_the_schema(name):
     spec = a_pipeline(schedulingPolicy=name).spec
 
     assert spec.policy_traits.uses_fallbacks is POLICIES[name].uses_fallbacks
-    assert name not in InferencePipelineSpec.model_json_schema()["properties"]["schedulingPolicy"]["enum"]
+    assert f'"{name}"' not in json.dumps(InferencePipelineSpec.model_json_schema()["properties"]["schedulingPolicy"])
 
 
 def test_product_policies_cannot_be_replaced():

@@ -1,7 +1,12 @@
 """Runtimes of MLServer as variants: scikit-learn's, and a user's own; the errors of those that cannot serve."""
 
+import asyncio
+import os
 import sys
+from collections.abc import Awaitable, Callable, Iterator
+from concurrent.futures import ProcessPoolExecutor
 from importlib import import_module
+from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +24,7 @@ from trimtab_pipelines.model_spec import model_spec
 from trimtab_protocol import InferRequest, Tensor
 from trimtab_protocol.tensors import bytes_array
 
+Ask = Callable[[Any, Any], Awaitable[dict[str, Any]]]
 SKLEARN = "mlserver_sklearn.SKLearnModel"
 SOURCE = """
 from mlserver import MLModel
@@ -61,11 +67,58 @@ number = 3
 """
 
 
-@pytest.fixture(autouse=True)
-def acme(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.fixture(scope="module")
+def process() -> Iterator[ProcessPoolExecutor]:
+    """A process that imports MLServer; its messages clash with those of tritonclient, which other tests import."""
+    with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as pool:
+        yield pool
+
+
+@pytest.fixture
+def ask(process: ProcessPoolExecutor, tmp_path: Path) -> Ask:
     (tmp_path / "acme_runtimes.py").write_text(SOURCE)
-    monkeypatch.syspath_prepend(tmp_path)
+
+    async def ask(spec: Any, array: Any) -> dict[str, Any]:
+        answer = await asyncio.wrap_future(process.submit(infer, str(tmp_path), dict(os.environ), spec, array))
+        if isinstance(answer, Failure):
+            raise answer
+        return answer
+
+    return ask
+
+
+class Failure(Exception):
+    """An error of the other process: its message, class and HTTP status."""
+
+    def __init__(self, message: str, kind: str, status: int | None) -> None:
+        super().__init__(message, kind, status)
+        self.message, self.kind, self.status = message, kind, status
+
+    def __str__(self) -> str:
+        return self.message
+
+
+def infer(folder: str, environment: dict[str, str], spec: Any, array: Any) -> dict[str, Any] | Failure:
+    """Load a model and compute one batch; `folder` has the user's own runtimes."""
+    os.environ.update(environment)
     sys.modules.pop("acme_runtimes", None)
+    sys.path.insert(0, folder)
+    try:
+        return asyncio.run(_infer(spec, array))
+    except (ModelError, RefusalError) as error:
+        return Failure(str(error), type(error).__name__, getattr(error, "status_code", None))
+    finally:
+        sys.path.remove(folder)
+
+
+async def _infer(spec: Any, array: Any) -> dict[str, Any]:
+    worker = BatchWorker()
+    try:
+        model = await worker.run(lambda: load_model(spec))
+        response = await model.infer(InferRequest(spec.name, (Tensor.of("x", array),)), worker)
+    finally:
+        worker.close()
+    return {output.name: output.array for output in response.outputs}
 
 
 def a_classifier(folder: Path) -> tuple[Any, Path]:
@@ -85,15 +138,7 @@ def a_sklearn_spec(weights: str, **changes: Any) -> Any:
     return a_spec(**{"family": SKLEARN, "storageUri": weights, "outputs": outputs, "maxBatchSize": 64} | changes)
 
 
-async def ask(spec: Any, array: Any, name: str = "x") -> dict[str, Any]:
-    worker = BatchWorker()
-    model = await worker.run(lambda: load_model(spec))
-    response = await model.infer(InferRequest(spec.name, (Tensor.of(name, array),)), worker)
-    worker.close()
-    return {output.name: output.array for output in response.outputs}
-
-
-async def test_scikit_learn_model_answers_as_itself(tmp_path: Path) -> None:
+async def test_scikit_learn_model_answers_as_itself(ask: Ask, tmp_path: Path) -> None:
     model, file = a_classifier(tmp_path)
     rows = np.random.default_rng(1).normal(size=(40, 4)).astype(np.float32)
     for weights in (file, tmp_path):  # the file, or the folder that has it
@@ -103,24 +148,24 @@ async def test_scikit_learn_model_answers_as_itself(tmp_path: Path) -> None:
         assert answers["predict_proba"].dtype == np.float32
 
 
-async def test_runtime_reads_weights_of_an_object_store(tmp_path: Path, store: ObjectStore) -> None:
+async def test_runtime_reads_weights_of_an_object_store(ask: Ask, tmp_path: Path, store: ObjectStore) -> None:
     model, file = a_classifier(tmp_path)
     address = store.put("models", "model.joblib", file.read_bytes())
     rows = np.ones((2, 4), np.float32)
     assert (await ask(a_sklearn_spec(address), rows))["predict"].tolist() == model.predict(rows).tolist()
 
 
-async def test_own_runtime_reads_and_returns_texts() -> None:
+async def test_own_runtime_reads_and_returns_texts(ask: Ask) -> None:
     texts = {"inputs": [{"name": "x", "datatype": "BYTES"}], "outputs": [{"name": "y", "datatype": "BYTES"}]}
     spec = a_spec(family="acme_runtimes.Upper", parameters={"suffix": "!"}, **texts)
     assert (await ask(spec, bytes_array([b"a", "é".encode()], (2,))))["y"].tolist() == [b"A!", "É!".encode()]
     for text, status, reason in ((b"bad", 400, "a text is bad"), (b"broken", 500, "no such thing")):
-        with pytest.raises(RefusalError, match=reason) as refused:
+        with pytest.raises(Failure, match=reason) as refused:
             await ask(spec, bytes_array([text], (1,)))
-        assert refused.value.status_code == status
+        assert refused.value.status == status
 
 
-async def test_runtime_reads_a_data_frame() -> None:
+async def test_runtime_reads_a_data_frame(ask: Ask) -> None:
     changes = {"inputs": [{"name": "x", "datatype": "FP32"}], "outputs": [{"name": "y", "datatype": "FP32"}]}
     spec = a_spec(family="acme_runtimes.Frame", parameters={"content_type": "pd"}, **changes)
     assert (await ask(spec, np.array([1.0, 2.0], np.float32)))["y"].tolist() == [1.0, 2.0]
@@ -149,10 +194,13 @@ async def test_runtime_reads_a_data_frame() -> None:
         ),
     ],
 )
-def test_unusable_runtime_is_reported_by_name(tmp_path: Path, changes: dict[str, Any], complaint: str) -> None:
+async def test_unusable_runtime_is_reported_by_name(
+    ask: Ask, tmp_path: Path, changes: dict[str, Any], complaint: str
+) -> None:
     file = a_classifier(tmp_path)[1]
-    with pytest.raises(ModelError, match=complaint) as refused:
-        load_model(a_sklearn_spec(str(file), **changes))
+    with pytest.raises(Failure, match=complaint) as refused:
+        await ask(a_sklearn_spec(str(file), **changes), np.ones((1, 4), np.float32))
+    assert refused.value.kind == "ModelError"
     assert "\n" not in str(refused.value)
 
 

@@ -291,7 +291,10 @@ class Stage(Model):
                     )
 
     def _require_valid_escalations(self) -> None:
-        """An escalation requires a confidence output and another operating point that the same replica hosts."""
+        """An escalation requires a confidence output and another operating point of the stage.
+
+        It is evidence, which stays valid if replicas stop hosting both variants; plans then leave it out.
+        """
         for variant in self.variants:
             for point in variant.points:
                 where = f"stage {self.name}: operating point {point.name} of variant {variant.name}"
@@ -302,13 +305,11 @@ class Stage(Model):
 
     def _require_target(self, where: str, first: tuple[str, str], escalation: Escalation) -> None:
         target, own = escalation.target(first[0]), first[0]
-        hosted = {other.name: other for other in self.hosted_with(own)}
-        if target[0] not in hosted:
-            others = ", ".join(hosted.keys() - {own}) or "none"
-            raise ValueError(
-                f"{where} escalates to variant {target[0]!r}; the variants that the same replica hosts are: {others}"
-            )
-        known = {point.name for point in hosted[target[0]].points} - {first[1] if target[0] == own else ""}
+        variants = {variant.name: variant for variant in self.variants}
+        if target[0] not in variants:
+            others = ", ".join(name for name in variants if name != own) or "none"
+            raise ValueError(f"{where} escalates to variant {target[0]!r}; the other variants are: {others}")
+        known = {point.name for point in variants[target[0]].points} - {first[1] if target[0] == own else ""}
         if target[1] not in known:
             whose = "" if target[0] == own else f" of variant {target[0]}"
             raise ValueError(

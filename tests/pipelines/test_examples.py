@@ -5,9 +5,11 @@ import re
 from pathlib import Path
 
 import pytest
+import yaml
 
-from trimtab_pipelines.documents import load_pipeline
+from trimtab_pipelines.documents import load_pipeline, parse
 from trimtab_pipelines.model_spec import resolve_uri
+from trimtab_pipelines.spec import InferencePipeline
 
 ROOT = Path(__file__).resolve().parents[2]
 EXAMPLES = sorted((ROOT / "pipelines").glob("*/pipeline.yaml"))
@@ -45,6 +47,17 @@ def test_example_accuracies_match_measurements(path):
 
 SHIPPED = re.findall(r"^COPY (\S+) /opt/trimtab/pipelines/(\S+)$", (ROOT / "Dockerfile").read_text(), re.MULTILINE)
 FILES = [file for folder, _ in SHIPPED for file in sorted((ROOT / folder).glob("*.yaml"))]
+
+
+def test_escalations_stay_valid_with_dedicated_replicas():
+    """A user who changes the placement keeps the evidence of what one replica hosted."""
+    document = yaml.safe_load((ROOT / "pipelines" / "digits" / "pipeline.yaml").read_text())
+    for stage in document["spec"]["stages"]:
+        stage["variantPlacement"] = "Dedicated"
+    pipeline = parse(InferencePipeline, document, "digits")
+
+    assert any(point.escalations for v in pipeline.spec.stages[1].variants for point in v.points)
+    assert pipeline.spec.policy_name == "EarliestDeadlineFirst"
 
 
 def test_image_contains_pipelines_with_local_weights():

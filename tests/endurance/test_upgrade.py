@@ -25,7 +25,7 @@ import yaml
 
 from tests.adapter.clusters import a_pipeline_of, condition, put, routed, seen
 from tests.adapter.scenes import FakeRouter
-from tests.adapter.test_cluster import planned_for
+from tests.adapter.test_cluster import having
 from tests.builders import a_pipeline, a_plan, a_point_profile, a_profile, a_stage, a_variant
 from tests.control_plane import define
 from tests.endurance.callers import BODY, PATH, RATE_RPS, Callers, sending
@@ -267,7 +267,7 @@ async def test_control_plane_of_each_version_accepts_the_other(
             definitions, operator, adapter = (versions[letter] for letter in step)
             await define(cluster, *definitions.definitions)
             await put(cluster, a_pipeline_of(namespace, budget={"cores": 16 + number}), profiled=not number)
-            load_rps = 5.0 + 3 * number
+            load_rps = 5.0 * 2**number  # each step outgrows the plan of the one before
             router.offer(load_rps)
             with ExitStack() as stack:
                 held = [str(stack.enter_context(held_port())) for _ in range(4)]
@@ -283,7 +283,8 @@ async def test_control_plane_of_each_version_accepts_the_other(
                 command += ["--health-port", held[2], "--metrics-port", held[3]]
                 environment = adapter.environment | variables | ports
                 stack.enter_context(running(command, tmp_path / f"adapter-{step}.log", tmp_path, environment))
-                await seen(cluster, "PipelinePlan", namespace, "sample", planned_for(load_rps))
+                decided = having(("spec", "forecast", "observedRps"), load_rps)
+                await seen(cluster, "PipelinePlan", namespace, "sample", decided)
                 found = await seen(cluster, "InferencePipeline", namespace, "sample", is_judged)
             reasons = {one["reason"] for one in found["status"]["conditions"]}
             figures.add(**{f"refusals_{number}_{step}": len(reasons & REFUSALS)})

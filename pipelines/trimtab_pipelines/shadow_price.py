@@ -11,9 +11,12 @@ yield fewer correct responses per second and use up the available seconds earlie
 
 from collections.abc import Sequence
 from itertools import pairwise
+from typing import Any, TypeVar
 
 from trimtab_pipelines.plan import StagePlan
 
+Corner = TypeVar("Corner", bound=tuple[Any, ...])
+"""Seconds and accuracy, and what has them."""
 BUSY_SHARE = 0.85
 """Usable share of a replica's seconds; the rest absorbs variation."""
 
@@ -64,13 +67,20 @@ def row_options(stage: StagePlan) -> list[tuple[float, float]]:
 def best_mixes(points: Sequence[tuple[float, float]]) -> list[tuple[float, float]]:
     """Best mixes of options: the corners of the upper hull of (seconds, accuracy), starting at serving no row."""
     hull = [(0.0, 0.0)]
-    for seconds, accuracy in sorted(points, key=lambda point: (point[0], -point[1])):
-        if seconds <= 0 or accuracy <= hull[-1][1]:
-            continue
-        while len(hull) > 1 and _slope(hull[-2], hull[-1]) <= _slope(hull[-2], (seconds, accuracy)):
-            hull.pop()
-        hull.append((seconds, accuracy))
+    for point in sorted(points, key=lambda point: (point[0], -point[1])):
+        if point[0] > 0:
+            extend_hull(hull, point)
     return hull
+
+
+def extend_hull(hull: list[Corner], corner: Corner) -> bool:
+    """Add a corner to the upper hull of those that take no more seconds; return whether it is more accurate."""
+    if hull and corner[1] <= hull[-1][1]:
+        return False
+    while len(hull) > 1 and _slope(hull[-2], hull[-1]) <= _slope(hull[-2], corner):
+        hull.pop()
+    hull.append(corner)
+    return True
 
 
 def best_mix(points: Sequence[tuple[float, float]], seconds: float) -> tuple[float, float]:
@@ -86,5 +96,5 @@ def best_mix(points: Sequence[tuple[float, float]], seconds: float) -> tuple[flo
     return curve[-1][1], 0.0
 
 
-def _slope(left: tuple[float, float], right: tuple[float, float]) -> float:
-    return (right[1] - left[1]) / (right[0] - left[0])
+def _slope(left: tuple[Any, ...], right: tuple[Any, ...]) -> float:
+    return float((right[1] - left[1]) / (right[0] - left[0]))

@@ -51,6 +51,11 @@ class _Cascade:
     second: _PointSpeed
     share: float
 
+    @property
+    def max_rows(self) -> int:
+        """Largest batch of both variants."""
+        return min(self.first.max_rows, self.second.max_rows)
+
     def replica_rps(self, batch_size: int) -> float:
         """Rows per second of one replica; escalated rows are gathered into full batches."""
         return 1.0 / (1.0 / self.first.replica_rps(batch_size) + self.share / self.second.replica_rps(batch_size))
@@ -72,8 +77,6 @@ class Candidate:
     speed: _PointSpeed | _Cascade
     allowed_speeds: tuple[_PointSpeed, ...]
     """Its own first."""
-    max_rows: int
-    """Largest batch."""
     switchable: frozenset[str]
     """Variants whose points may serve batches beside it."""
     point_accuracy: float
@@ -127,14 +130,13 @@ def candidates(problem: PlanningProblem, stage: Stage, pin: Pin) -> Iterator[Can
                 for other, other_speed in others.items()
                 if other[0] == variant.name or accuracies[other] >= least_accuracy
             )
-            base = Candidate(variant, point, speed, (speed, *carrying), speed.max_rows, hosted, accuracies[key])
+            base = Candidate(variant, point, speed, (speed, *carrying), hosted, accuracies[key])
             yield base
             for escalation in point.planned_escalations(basis) if problem.spec.policy_traits.escalates else ():
                 target = others.get(escalation.target(variant.name))
                 if target is not None and escalation.share > 0:
                     cascade = _Cascade(speed, target, escalation.share)
-                    row_limit = min(speed.max_rows, target.max_rows)
-                    yield replace(base, speed=cascade, escalation=escalation, max_rows=row_limit)
+                    yield replace(base, speed=cascade, escalation=escalation)
 
 
 def switchable_variants(spec: InferencePipelineSpec, stage: Stage, variant: Variant) -> frozenset[str]:

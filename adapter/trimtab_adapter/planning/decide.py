@@ -117,7 +117,7 @@ def build_plan(
     forecast: ForecastRecord,
     now_seconds: float,
 ) -> PipelinePlan:
-    current = problem.current
+    current, routers = problem.current, problem.routers
     choice = enlarge_batches(problem, solved.program, solved.solution.choice)
     by_name = {
         stage.name: _stage_plan(problem, stage.name, option, _least_accuracy(problem, choice, option))
@@ -129,9 +129,7 @@ def build_plan(
     excluded = tuple(why for stage in pipeline.spec.stages for why in by_name[stage.name][1])
     before = 0 if current is None else current.spec.generation
     changed = (
-        current is None
-        or current.spec.routers != problem.routers
-        or _comparable(current.spec.stages) != _comparable(stages)
+        current is None or current.spec.routers != routers or _comparable(current.spec.stages) != _comparable(stages)
     )
     spec = PipelinePlanSpec(
         pipeline=pipeline.name,
@@ -141,10 +139,10 @@ def build_plan(
         reason=solved.reason,
         planned_fraction=solved.fraction,
         stages=stages,
-        routers=problem.routers,
+        routers=routers,
         forecast=forecast,
         expected=expectation(problem, solved.program, choice, stages),
-        explanation=explain(solved, stages, problem.routers, current, _cause(problem, forecast)).model_copy(
+        explanation=explain(solved, stages, routers, current, _cause(problem, forecast)).model_copy(
             update={
                 "accuracy_basis": accuracy_basis_note(problem.spec, stages),
                 "excluded_points": excluded,

@@ -11,10 +11,12 @@ from math import ceil
 
 from trimtab_adapter.planning.candidate import Candidate
 from trimtab_adapter.planning.planning_problem import PlanningProblem
-from trimtab_pipelines.shadow_price import BUSY_SHARE
+from trimtab_pipelines.shadow_price import BUSY_SHARE, extend_hull
 
 MAX_COUNTS = 8
 """Numbers of replicas that are offered for one mix."""
+_Corner = tuple[float, float, Candidate]
+"""Seconds of a row, accuracy, and the candidate."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +39,7 @@ class Mix:
 def mixes(
     problem: PlanningProblem, candidates: Sequence[Candidate], batch_size: int, sustained_rps: float, running: int
 ) -> Iterator[tuple[Mix, int]]:
-    """Yield the best mixes of candidates with these batches, each with a number of replicas that serves all rows.
+    """Yield the best mixes of candidates that run such batches, each with a number of replicas that serves all rows.
 
     The number of `running` replicas is among them if it serves a mix.
     Without an escalating policy there are none, and none with an accuracy floor, which every row then keeps.
@@ -47,14 +49,13 @@ def mixes(
         return
     busy = min(BUSY_SHARE, spec.adaptation.target_utilization)
     for hosted in _groups(candidates):
-        for lighter, heavier in _neighbors(hosted, batch_size):
-            row_seconds = [1.0 / half.speed.replica_rps(batch_size) for half in (lighter, heavier)]
-            fewest, all_heavier = (sustained_rps * seconds / busy for seconds in row_seconds)
+        for (light_seconds, _, lighter), (heavy_seconds, _, heavier) in _neighbors(hosted, batch_size):
+            fewest, all_heavier = (sustained_rps * seconds / busy for seconds in (light_seconds, heavy_seconds))
             counts = range(max(ceil(fewest - 1e-9), 1), ceil(all_heavier - 1e-9))
             offered = {*counts[:: max(ceil(len(counts) / MAX_COUNTS), 1)], *({running} & {*counts})}
             for replicas in sorted(offered):
                 seconds = busy * replicas / sustained_rps
-                share = (seconds - row_seconds[0]) / (row_seconds[1] - row_seconds[0])
+                share = (seconds - light_seconds) / (heavy_seconds - light_seconds)
                 yield Mix(lighter, heavier, share), replicas
 
 
@@ -66,22 +67,12 @@ def _groups(candidates: Sequence[Candidate]) -> Iterator[list[Candidate]]:
             yield list(hosted)
 
 
-def _neighbors(candidates: Iterable[Candidate], batch_size: int) -> Iterator[tuple[Candidate, Candidate]]:
-    """Each candidate of the hull of those no slower than it, with its neighbor below."""
-    fitting = (candidate for candidate in candidates if batch_size <= candidate.max_rows)
-    hull: list[tuple[float, Candidate]] = []
-    for seconds, candidate in sorted(
-        ((1.0 / candidate.speed.replica_rps(batch_size), candidate) for candidate in fitting),
-        key=lambda entry: (entry[0], -entry[1].accuracy),
-    ):
-        if hull and candidate.accuracy <= hull[-1][1].accuracy:
-            continue
-        while len(hull) > 1 and _slope(hull[-2], hull[-1]) <= _slope(hull[-2], (seconds, candidate)):
-            hull.pop()
-        if hull:
-            yield hull[-1][1], candidate
-        hull.append((seconds, candidate))
-
-
-def _slope(left: tuple[float, Candidate], right: tuple[float, Candidate]) -> float:
-    return (right[1].accuracy - left[1].accuracy) / max(right[0] - left[0], 1e-12)
+def _neighbors(candidates: Iterable[Candidate], batch_size: int) -> Iterator[tuple[_Corner, _Corner]]:
+    """Yield each candidate of the hull of those no slower than it, after its neighbor below."""
+    corners = [
+        (1.0 / candidate.speed.replica_rps(batch_size), candidate.accuracy, candidate) for candidate in candidates
+    ]
+    hull: list[_Corner] = []
+    for corner in sorted(corners, key=lambda corner: (corner[0], -corner[1])):
+        if extend_hull(hull, corner) and len(hull) > 1:
+            yield hull[-2], hull[-1]

@@ -143,7 +143,7 @@ def _mixed_sizes(
 
 def _fits(problem: PlanningProblem, candidate: Candidate, batch_size: int) -> bool:
     in_time = candidate.allowed_speeds[0].generates_in_time(batch_size, problem.spec.slo)
-    return batch_size <= candidate.max_rows and in_time
+    return batch_size <= candidate.speed.max_rows and in_time
 
 
 def batch_sizes(spec: InferencePipelineSpec, stage: Stage, pin: Pin) -> list[int]:

@@ -78,11 +78,8 @@ class ClusterPlanPublisher:
         self._attempted.append(actionable_fields(plan))  # a write without a response may have succeeded
         try:
             applied = await self._apply(body, existing)
-            if applied is None or not _same_stages(applied, body):
-                # A field that another client applied stays in the object: only a new object removes it.
-                log.warning("%s: the plan has fields of another client; recreating it", self._key)
-                await self._cluster.delete(PLAN, *self._key, uid=(applied or existing or body)["metadata"]["uid"])
-                applied = await self._cluster.apply(body, manager=ADAPTER_MANAGER)
+            if not _same_stages(applied, body):
+                applied = await self._recreate(body, applied)
         except ClusterError as error:
             number = plan.spec.generation
             log.warning("plan %d of %s not written: %s; retrying at the next tick", number, self._key, error)
@@ -93,25 +90,29 @@ class ClusterPlanPublisher:
         self._considered = applied
         self._cache.put(applied)
 
-    async def _apply(self, body: Object, existing: Object | None) -> Object | None:
-        """Apply over the plan this decision started from; Conflict if another client wrote one since.
-
-        None if the plan is invalid together with the fields of another client.
-        """
+    async def _apply(self, body: Object, existing: Object | None) -> Object:
+        """Apply over the plan this decision started from; Conflict if another client wrote one since."""
         while existing is not None:
             version = {key: existing["metadata"][key] for key in ("uid", "resourceVersion")}
             versioned = {**body, "metadata": body["metadata"] | version}
             try:
                 return await self._cluster.apply(versioned, manager=ADAPTER_MANAGER)
-            except Rejected:
-                if not _has_other_managers(await self._cluster.get(PLAN, *self._key)):
+            except Rejected:  # maybe it is invalid only together with another client's fields
+                found = await self._cluster.get(PLAN, *self._key)
+                if found is None or not _has_other_managers(found):
                     raise
-                return None
+                return await self._recreate(body, found)
             except Conflict:
                 latest = await self._cluster.get(PLAN, *self._key)
                 if latest is not None and identity(latest) != identity(existing):
                     raise
                 existing = latest  # gone, or only its status has changed
+        return await self._cluster.apply(body, manager=ADAPTER_MANAGER)
+
+    async def _recreate(self, body: Object, found: Object) -> Object:
+        """A field that another client applied stays in the object: only a new object removes it."""
+        log.warning("%s: the plan has fields of another client; recreating it", self._key)
+        await self._cluster.delete(PLAN, *self._key, uid=found["metadata"]["uid"])
         return await self._cluster.apply(body, manager=ADAPTER_MANAGER)
 
     async def propose(self, plan: PipelinePlan) -> None:
@@ -177,8 +178,8 @@ def _is_proposal(found: Object) -> bool:
     return ADVISORY_LABEL in found["metadata"].get("labels", {})
 
 
-def _has_other_managers(found: Object | None) -> bool:
-    fields = [] if found is None else found["metadata"].get("managedFields", [])
+def _has_other_managers(found: Object) -> bool:
+    fields = found["metadata"].get("managedFields", [])
     return any(each["manager"] != ADAPTER_MANAGER and "subresource" not in each for each in fields)
 
 

@@ -1,7 +1,7 @@
 """Callers that send a steady load to several routers, with one retry at another router, and what a fault costs them."""
 
 import asyncio
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -97,6 +97,31 @@ class Callers:
             by_second.setdefault(int(call.at - since), []).append(self._is_bad(call))
         bad = [second for second, found in by_second.items() if sum(found) > MAX_BAD_SHARE * len(found)]
         return max(bad, default=-1) + 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class Moments:
+    """When a fault began, when it had been made, and when all was whole again, on the event loop's clock."""
+
+    began: float
+    struck: float
+    whole: float
+
+
+async def send_through(
+    callers: Callers, strike: Callable[[], Awaitable[Any]], mend: Callable[[], Awaitable[Any]], calm_seconds: float
+) -> Moments:
+    """Send a load before, during and after a fault; `mend` returns when all is whole."""
+    clock = asyncio.get_running_loop().time
+    async with sending(callers):
+        await asyncio.sleep(calm_seconds)
+        began = clock()
+        await strike()
+        struck = clock()
+        await mend()
+        whole = clock()
+        await asyncio.sleep(calm_seconds)
+    return Moments(began, struck, whole)
 
 
 @asynccontextmanager

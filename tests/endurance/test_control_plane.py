@@ -6,6 +6,7 @@ import sys
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ import pytest
 
 from tests.builders import a_body, a_pipeline, a_plan, a_stage
 from tests.control_plane import ControlPlane, control_plane, define
-from tests.endurance.callers import Callers, sending
+from tests.endurance.callers import Callers, send_through
 from tests.endurance.test_faults import ANSWER_SECONDS, CALM_SECONDS, eventually
 from tests.figures import Figures
 from tests.processes import held_port, own_address, running
@@ -115,13 +116,6 @@ async def restored_store(site: Site) -> None:
 
 @pytest.mark.parametrize("strike", [outage, restored_store])
 async def test_control_plane_fault(site: Site, strike: Callable[[Site], Awaitable[Any]], figures: Figures) -> None:
-    clock = asyncio.get_running_loop().time
-    async with sending(Callers(site.addresses, SLO_SECONDS)) as callers:
-        await asyncio.sleep(CALM_SECONDS)
-        began = clock()
-        await strike(site)
-        struck = clock()
-        await site.follow_a_new_plan()
-        whole_seconds = clock() - struck
-        await asyncio.sleep(CALM_SECONDS)
-    callers.report(figures, began, ANSWER_SECONDS, whole_seconds)
+    callers = Callers(site.addresses, SLO_SECONDS)
+    moments = await send_through(callers, partial(strike, site), site.follow_a_new_plan, CALM_SECONDS)
+    callers.report(figures, moments.began, ANSWER_SECONDS, moments.whole - moments.struck)

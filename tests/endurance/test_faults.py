@@ -9,6 +9,7 @@ import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from resource import RLIM_INFINITY, RLIMIT_FSIZE
 from typing import Any
@@ -22,7 +23,7 @@ from aiohttp import web
 from aiohttp.test_utils import TestServer
 
 from tests.builders import a_pipeline_document, a_stage, a_variant
-from tests.endurance.callers import RATE_RPS, Callers, sending
+from tests.endurance.callers import RATE_RPS, Callers, send_through
 from tests.figures import Figures
 from tests.local_run import Up, up
 from tests.processes import held_port, running
@@ -358,15 +359,9 @@ async def test_fault(
     site: Site, strike: Callable[[Site], Awaitable[None]], bound_seconds: float, figures: Figures
 ) -> None:
     await site.whole()
-    clock = asyncio.get_running_loop().time
-    async with sending(Callers(site.addresses, SLO_SECONDS)) as callers:
-        await asyncio.sleep(CALM_SECONDS)
-        began = clock()
-        await strike(site)
-        struck = clock()
-        await site.whole()
-        whole = clock()
-        await asyncio.sleep(CALM_SECONDS)
+    callers = Callers(site.addresses, SLO_SECONDS)
+    moments = await send_through(callers, partial(strike, site), site.whole, CALM_SECONDS)
+    began, whole = moments.began, moments.whole
     if bound_seconds == START_SECONDS:  # the fault ends once another process serves
         callers.report(figures, began, bound_seconds, whole - began)
     else:  # the fault lasts until it is mended
@@ -378,4 +373,4 @@ async def test_fault(
             MAX_BAD_SHARE,
             depends_on_load=True,
         )
-        figures.require("seconds until it is used again", whole - struck, "<=", MAX_RETURN_SECONDS)
+        figures.require("seconds until it is used again", whole - moments.struck, "<=", MAX_RETURN_SECONDS)

@@ -10,6 +10,8 @@ from trimtab_pipelines.quantity import Fraction
 from trimtab_pipelines.resource import Model, Name, is_empty
 from trimtab_pipelines.tasks import MAX_TASKS
 
+Key = tuple[str, str]
+"""Variant and operating point."""
 MAX_ESCALATIONS = 64
 """Per operating point."""
 
@@ -46,7 +48,7 @@ class EscalationPlan(Model):
     by_task: dict[Name, TaskEscalation] = Field(default_factory=dict, max_length=MAX_TASKS, exclude_if=is_empty)
     """Thresholds of individual tasks; if present, rows of other tasks are not escalated."""
 
-    def target(self, variant: str) -> tuple[str, str]:
+    def target(self, variant: str) -> Key:
         """Variant and operating point that serve the escalated rows of a variant."""
         return self.variant or variant, self.to
 

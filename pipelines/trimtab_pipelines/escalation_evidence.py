@@ -7,9 +7,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from trimtab_pipelines.accuracy_evidence import wilson_interval
-from trimtab_pipelines.escalation import Escalation
+from trimtab_pipelines.escalation import Escalation, Key
 from trimtab_pipelines.escalation_pruning import undominated_escalations
-from trimtab_pipelines.escalation_thresholds import ConfidenceSample, Key, measure_stage_escalations
+from trimtab_pipelines.escalation_thresholds import ConfidenceSample, measure_stage_escalations
 
 
 @dataclass(frozen=True, slots=True, eq=False)

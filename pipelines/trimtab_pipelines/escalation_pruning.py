@@ -8,8 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
 
-from trimtab_pipelines.escalation import Escalation
-from trimtab_pipelines.escalation_thresholds import Key
+from trimtab_pipelines.escalation import Escalation, Key
 
 MAX_PER_PAIR = 3
 """Escalations that are kept for each pair of points of different variants."""

@@ -25,7 +25,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from trimtab_pipelines.accuracy_floor import binomial_tail
-from trimtab_pipelines.escalation import MAX_ESCALATIONS, Escalation, TaskEscalation
+from trimtab_pipelines.escalation import MAX_ESCALATIONS, Escalation, Key, TaskEscalation
 
 CONFIDENCE = 0.95
 PRICES = (0.0, 0.01, 0.02, 0.03, 0.04, 0.05, 0.06, 0.08, 0.1, 0.12, 0.15, 0.2, 0.3)
@@ -147,9 +147,6 @@ class ConfidenceSample:
     tasks: NDArray[np.str_] | None = None
     """Task of each row, the same at every point; None without tasks. Shape (rows,)."""
 
-
-Key = tuple[str, str]
-"""Variant and operating point."""
 
 LADDER = tuple(part / 20 for part in range(1, 21))
 """Accuracy floors, as fractions of the proven gain of the second point."""

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import TypeVar
 
 from trimtab_pipelines.accuracy_evidence import Accuracy, AccuracyEvidence
-from trimtab_pipelines.escalation import Escalation, TaskEscalation
+from trimtab_pipelines.escalation import Escalation, Key, TaskEscalation
 from trimtab_pipelines.operating_point import OperatingPoint
 from trimtab_pipelines.spec import InferencePipelineSpec
 from trimtab_pipelines.stages import Stage
@@ -13,8 +13,6 @@ from trimtab_pipelines.variants import Variant
 
 AccuracyKey = tuple[str, str, str, str]
 """Stage, variant, operating point and task; an empty task stands for all rows."""
-PointKey = tuple[str, str]
-"""Variant and operating point."""
 RegisteredAccuracies = Mapping[tuple[str, str, str], Mapping[str, Accuracy]]
 """By stage, variant and operating point: the accuracy on each task registered at run time."""
 ROUNDING = 0.005 + 1e-9
@@ -46,9 +44,9 @@ def apply_observed_accuracy(
 class _Changes:
     """Accuracy changes of a stage's operating points, by variant and point, overall and by task."""
 
-    accuracies: Mapping[PointKey, float]
+    accuracies: Mapping[Key, float]
     """Those that were profiled."""
-    overall: Mapping[PointKey, float]
+    overall: Mapping[Key, float]
     on_tasks: Mapping[tuple[str, str, str], float]
 
     @classmethod
@@ -65,11 +63,11 @@ class _Changes:
                         on_tasks[*key, task] = _change(observed[*key, task], before.value)
         return cls(accuracies, overall, on_tasks)
 
-    def on(self, point: PointKey, task: str) -> float:
+    def on(self, point: Key, task: str) -> float:
         """The change of a point on a task; the point's own change if the task was not observed."""
         return self.on_tasks.get((*point, task), self.overall[point])
 
-    def keeps(self, first: PointKey, target: PointKey) -> bool:
+    def keeps(self, first: Key, target: Key) -> bool:
         """Whether the target of an escalation is still more accurate than the first point."""
         now = {key: self.accuracies[key] + self.overall[key] for key in (first, target)}
         return now[target] > now[first] or not (self.overall[first] or self.overall[target])
@@ -151,7 +149,7 @@ def _point(variant: str, point: OperatingPoint, changes: _Changes) -> OperatingP
     )
 
 
-def _escalation(escalation: Escalation, first: PointKey, changes: _Changes) -> Escalation:
+def _escalation(escalation: Escalation, first: Key, changes: _Changes) -> Escalation:
     """An escalation after the accuracies of its two points changed, overall and by task."""
     target = escalation.target(first[0])
     by_task = {

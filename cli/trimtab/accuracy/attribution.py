@@ -17,10 +17,10 @@ from numpy.typing import NDArray
 from trimtab_loadtester.payloads.interface import Outputs, Score
 from trimtab_pipelines.accuracy_evidence import Accuracy, mean_confidence, wilson_interval
 from trimtab_pipelines.errors import UserError
-from trimtab_pipelines.escalation import Escalation
+from trimtab_pipelines.escalation import Escalation, Key
 from trimtab_pipelines.escalation_evidence import ScoredRows, effective_samples, judge
 from trimtab_pipelines.escalation_pruning import undominated_escalations
-from trimtab_pipelines.escalation_thresholds import Key, measure_stage_escalations
+from trimtab_pipelines.escalation_thresholds import measure_stage_escalations
 from trimtab_pipelines.spec import InferencePipeline
 from trimtab_pipelines.stages import Stage
 from trimtab_pipelines.tasks import TASK_INPUT

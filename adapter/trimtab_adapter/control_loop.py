@@ -165,7 +165,7 @@ class ControlLoop:
         tick = await self._tick(now_seconds)
         self.ticked_at = time.monotonic()
         state = self._state
-        observed = replace(tick, served=state.served, rejected_replicas=state.rejected_replicas)
+        observed = replace(tick, served=state.served, rejected_replicas=state.rejected_replicas, rows=state.rows)
         await self._publisher.report(replace(observed, config_problem=problem))
 
     async def _tick(self, now_seconds: float) -> Tick:

@@ -2,29 +2,31 @@
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Literal
 
 from trimtab_adapter.forecasting import forecast_record, not_below, not_below_rise
 from trimtab_adapter.observation import (
-    MAX_AGE,
     MAX_PROMPT_TOKENS,
     MAX_ROUTER_CPU_SECONDS,
     MAX_ROWS,
+    MIN_SHARE_ROWS,
     RATIO_RANGE,
     Load,
     Measured,
     State,
+    aged,
     limit_rate_of_change,
     lookback_seconds,
 )
 from trimtab_adapter.planning.decide import Planner, PlanningInputs, decide
-from trimtab_adapter.planning.drift_correction import AccuracyKey, RegisteredAccuracies
+from trimtab_adapter.planning.drift_correction import AccuracyKey, RegisteredAccuracies, Threshold
 from trimtab_adapter.planning.hysteresis import outgrows
 from trimtab_adapter.planning.slowdown_estimate import SlowdownEstimate
 from trimtab_pipelines.plan import ForecastRecord, PipelinePlan
 from trimtab_pipelines.profile import ModelProfile
 from trimtab_pipelines.router_state import RecentRequests
+from trimtab_pipelines.row_shares import Rows
 from trimtab_pipelines.spec import Adaptation, InferencePipeline
 from trimtab_predictor.forecaster import Forecaster
 from trimtab_predictor.load_history import Fault
@@ -60,6 +62,8 @@ class Tick:
     """Requests of the last minute, if a router reports them."""
     rejected_replicas: Mapping[str, str] = field(default_factory=dict)
     """Why routers do not use a replica, by its name and stage."""
+    rows: Mapping[str, Rows] = field(default_factory=dict)
+    """Rows of the last minute by stage and the point that answered them."""
 
 
 def actionable_fields(plan: PipelinePlan) -> tuple[object, ...]:
@@ -79,6 +83,7 @@ class Controller:
         self._rows: dict[str, Measured] = {}
         self._tokens: dict[str, Measured] = {}
         self._ratios: dict[tuple[str, str], Measured] = {}
+        self._shares: dict[Threshold, Measured] = {}
         self._router_cpu: Measured | None = None
         self._accuracies: dict[AccuracyKey, float] = {}
         self._slowdown = SlowdownEstimate()
@@ -92,8 +97,12 @@ class Controller:
             self._rows[stage] = limit_rate_of_change(self._rows.get(stage), rows, 0.0, MAX_ROWS)
         for stage, tokens in state.prompt_tokens.items():
             self._tokens[stage] = limit_rate_of_change(self._tokens.get(stage), tokens, 0.0, MAX_PROMPT_TOKENS)
-        older = {key: replace(ratio, age=ratio.age + 1) for key, ratio in self._ratios.items() if ratio.age < MAX_AGE}
-        self._ratios = older | {
+        self._shares = aged(self._shares) | {
+            threshold: limit_rate_of_change(self._shares.get(threshold), low_rows / rows, 0.0, 1.0)
+            for threshold, (rows, low_rows) in state.low_confidence.items()
+            if rows >= MIN_SHARE_ROWS
+        }
+        self._ratios = aged(self._ratios) | {
             key: limit_rate_of_change(self._ratios.get(key), ratio, *RATIO_RANGE)
             for key, ratio in state.service_ratios.items()
         }
@@ -130,6 +139,7 @@ class Controller:
             prompt_tokens={stage: tokens.used for stage, tokens in self._tokens.items()},
             service_ratios={key: ratio.used for key, ratio in self._ratios.items()},
             accuracies=dict(self._accuracies),
+            escalated_shares={threshold: share.used for threshold, share in self._shares.items()},
             registered_accuracies=self._registered_accuracies,
             slowdown=self._slowdown.factor,
             router_cpu_seconds=0.0 if self._router_cpu is None else self._router_cpu.used,

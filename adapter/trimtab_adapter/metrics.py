@@ -34,6 +34,10 @@ _GAUGES: dict[str, tuple[str, tuple[str, ...]]] = {
     "plan_feasible": ("1 if the plan satisfies every constraint", ()),
     "planned_replicas": ("Planned replicas", STAGE),
     "planned_batch_size_rows": ("Planned batch size", STAGE),
+    "planned_row_share": (
+        "Expected share of a stage's rows by the point that answers them",
+        (*STAGE, "operating_point", "escalated"),
+    ),
     "budget_cores": ("Budget in cores, limited to what the nodes can schedule", ()),
     "slo_seconds": ("Latency SLO", ()),
     "plan_changed_timestamp_seconds": ("Unix time of the last plan change", ()),
@@ -93,6 +97,8 @@ class _LastTick:
         for stage in plan.stages:
             yield "planned_replicas", stage.replicas, (stage.name, stage.variant)
             yield "planned_batch_size_rows", stage.batch_size, (stage.name, stage.variant)
+            for (variant, point, escalated), share in stage.expected_rows.items():
+                yield "planned_row_share", share, (stage.name, variant, point, str(escalated).lower())
 
 
 class AdapterMetrics(Collector):

@@ -5,12 +5,12 @@ An impossible number must not become a plan: it raises, and the plan in force is
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Literal, TypeVar
 
 from pydantic import ValidationError
 
-from trimtab_adapter.planning.drift_correction import AccuracyKey, RegisteredAccuracies
+from trimtab_adapter.planning.drift_correction import AccuracyKey, RegisteredAccuracies, Threshold
 from trimtab_pipelines.accuracy_evidence import Accuracy
 from trimtab_pipelines.request_outcome import RequestOutcome
 from trimtab_pipelines.router_state import (
@@ -21,7 +21,9 @@ from trimtab_pipelines.router_state import (
     RouterState,
     StateModel,
     VariantState,
+    reported_rows,
 )
+from trimtab_pipelines.row_shares import Rows
 from trimtab_predictor.context import MEMORY_SECONDS
 from trimtab_predictor.load_history import ObservationError
 
@@ -44,6 +46,8 @@ MAX_AGE = 60
 
 A variant that the machine was too slow for is tried again after that, which costs two changes.
 """
+MIN_SHARE_ROWS = 1000
+"""Rows of a minute from which their share below a threshold is a measurement."""
 LEAP = 0.5
 """Relative increase above which a measurement replaces it at once."""
 FALL = 0.25
@@ -122,6 +126,10 @@ class State:
     """Why routers do not use a replica, by its name and stage."""
     router_cpu_seconds: float | None = None
     """CPU time of a router for a request."""
+    rows: Mapping[str, Rows] = field(default_factory=dict)
+    """Rows of the last minute by stage and the point that answered them."""
+    low_confidence: Mapping[Threshold, tuple[float, float]] = field(default_factory=dict)
+    """Rows of the last minute whose confidence was compared to a threshold, and those below it."""
 
 
 def read_load(content: object) -> Load:
@@ -177,8 +185,23 @@ def read_state(content: object) -> State:
         for replica, endpoint in stage.endpoints.items()
         if endpoint.rejection
     }
-    cpu_seconds = document.cpu_seconds_per_request
-    return State(rows, ratios, document.served, accuracies, registered_accuracies, tokens, rejected, cpu_seconds)
+    low_confidence: dict[Threshold, tuple[float, float]] = {
+        (name, low.variant, low.operating_point, low.confidence_below): (low.rows, min(low.low_rows, low.rows))
+        for name, stage in document.stages.items()
+        for low in stage.low_confidence
+    }
+    return State(
+        rows_per_request=rows,
+        service_ratios=ratios,
+        served=document.served,
+        accuracies=accuracies,
+        registered_accuracies=registered_accuracies,
+        prompt_tokens=tokens,
+        rejected_replicas=rejected,
+        router_cpu_seconds=document.cpu_seconds_per_request,
+        rows={name: reported_rows(stage.recent_rows) for name, stage in document.stages.items()},
+        low_confidence=low_confidence,
+    )
 
 
 def _drifted(learned: VariantState, where: str) -> dict[tuple[str, str], float]:
@@ -220,7 +243,23 @@ def merge_states(states: Iterable[State]) -> State:
         prompt_tokens=_means(state.prompt_tokens for state in known),
         rejected_replicas={name: why for state in known for name, why in state.rejected_replicas.items()},
         router_cpu_seconds=math.fsum(cpu_seconds) / len(cpu_seconds) if cpu_seconds else None,
+        rows={stage: _sums(state.rows.get(stage, {}) for state in known) for state in known for stage in state.rows},
+        low_confidence={
+            threshold: (math.fsum(rows), math.fsum(low_rows))
+            for threshold in {threshold for state in known for threshold in state.low_confidence}
+            for rows, low_rows in [
+                zip(*(s.low_confidence[threshold] for s in known if threshold in s.low_confidence), strict=True)
+            ]
+        },
     )
+
+
+def _sums(counts: Iterable[Mapping[_Key, float]]) -> dict[_Key, float]:
+    sums: dict[_Key, float] = {}
+    for by_key in counts:
+        for key, count in by_key.items():
+            sums[key] = sums.get(key, 0.0) + count
+    return sums
 
 
 def _means(reports: Iterable[Mapping[_Key, float]]) -> dict[_Key, float]:
@@ -254,6 +293,11 @@ def limit_rate_of_change(before: Measured | None, measured: float, low: float, h
     average = before.average + WEIGHT * (clamped - before.average)
     moved = average > (1.0 + RISE) * before.used or average < (1.0 - FALL) * before.used
     return Measured(average, average if moved else before.used)
+
+
+def aged(measured: Mapping[_Key, Measured]) -> dict[_Key, Measured]:
+    """The measurements, one update older, without those that are too old."""
+    return {key: replace(value, age=value.age + 1) for key, value in measured.items() if value.age < MAX_AGE}
 
 
 def _read(model: type[_Model], content: object, where: str, shape: str) -> _Model:

@@ -9,15 +9,17 @@ from rich.table import Table
 
 from trimtab.options import terminal_table
 from trimtab_adapter.planning.batch_enlargement import SHARE_OF_SLO, enlarge_batches
+from trimtab_adapter.planning.decide import planned_stages
 from trimtab_adapter.planning.explain import describe_option
 from trimtab_adapter.planning.planning_problem import PlanningProblem
 from trimtab_adapter.planning.relaxation import PlanSolution
 from trimtab_adapter.planning.sensitivity import PlanEstimate, Sensitivity, estimate, sensitivities
 from trimtab_adapter.planning.what_if import Alternative
 from trimtab_adapter.solvers.program import Program
-from trimtab_pipelines.operating_point import OperatingPoint
 from trimtab_pipelines.plan import PipelinePlan, PointPlan, StagePlan
+from trimtab_pipelines.row_shares import describe_shares
 from trimtab_pipelines.spec import InferencePipeline
+from trimtab_pipelines.stages import Stage
 
 STAGE_COLUMNS = ("stage", "variant", "batch size", "replicas", "cores", "accuracy", "capacity, rows/s", "latency")
 POINT_COLUMNS = ("stage", "operating point", "accuracy", "time of one row", "time of a full batch", "settings")
@@ -67,19 +69,21 @@ def stage_rows(pipeline: InferencePipeline, plan: PipelinePlan) -> Rows:
 def point_rows(pipeline: InferencePipeline, plan: PipelinePlan) -> Rows:
     """Return a row of POINT_COLUMNS for each operating point of stages with several, preferred first."""
     return [
-        _point_row(pipeline.spec.stage(stage.name).variant(stage.variant).point(point.name), stage, point)
+        _point_row(pipeline.spec.stage(stage.name), stage, point)
         for stage in plan.spec.stages
         if len(stage.points) > 1
         for point in stage.points
     ]
 
 
-def _point_row(point: OperatingPoint, stage: StagePlan, planned: PointPlan) -> tuple[str, ...]:
+def _point_row(declared: Stage, stage: StagePlan, planned: PointPlan) -> tuple[str, ...]:
+    variant, name = planned.key(stage.variant)
+    point = declared.variant(variant).point(name)
     task_accuracies = ", ".join(f"{task} {accuracy:.4f}" for task, accuracy in planned.accuracy_by_task.items())
     seconds = (planned.service_seconds.get(size) for size in (1, stage.batch_size))
     return (
         stage.name,
-        f"{point.name} (planned)" if point.name == stage.operating_point else point.name,
+        (name if planned.variant is None else f"{variant}/{name}") + (" (planned)" if planned == stage.planned else ""),
         f"{planned.accuracy:.4f} {point.measured_accuracy().evidence_label}"
         + (f" ({task_accuracies})" if task_accuracies else ""),
         *("–" if value is None else f"{1000 * value:.1f} ms" for value in seconds),
@@ -107,6 +111,7 @@ def explanation_lines(plan: PipelinePlan) -> list[str]:
         latency = f"latency {1000 * expected.latency_seconds:.1f} ms"
         gpus = f", GPUs {expected.gpus}" if expected.gpus else ""
         lines.append(f"expected: accuracy {expected.accuracy:.4f}, {latency}, cores {expected.cores:g}{gpus}")
+    lines += [f"{stage.name}: {describe_shares(stage.expected_rows)}" for stage in spec.stages if stage.shares]
     if explanation.accuracy_basis:
         lines.append(f"accuracies: {explanation.accuracy_basis}")
     if not spec.feasible:
@@ -159,14 +164,14 @@ def sensitivity_rows(view: PlanView) -> Rows:
 
 def alternative_rows(view: PlanView) -> Rows:
     current = view.estimate
-    rows: Rows = [("this plan", *_figures(current, None), _options(view.solution.program, current))]
+    rows: Rows = [("this plan", *_figures(current, None), _options(view.problem, view.solution.program, current))]
     for alternative in view.alternatives:
         if alternative.solution is None:
             rows.append((alternative.name, "–", "–", "–", "–", alternative.reason))
             continue
         figures = plan_estimate(alternative.problem, alternative.solution)
         note = "" if alternative.solution.feasible else f" ({alternative.reason})"
-        options = _options(alternative.solution.program, figures)
+        options = _options(alternative.problem, alternative.solution.program, figures)
         rows.append((alternative.name, *_figures(figures, current), options + note))
     return rows
 
@@ -226,6 +231,11 @@ def _option_changes(program: Program, current: PlanEstimate, other: PlanEstimate
     return "; ".join(changes)
 
 
-def _options(program: Program, figures: PlanEstimate) -> str:
-    options = zip(program.stages, figures.choice, strict=True)
-    return "; ".join(f"{stage.name}: {describe_option(option)}" for stage, option in options)
+def _options(problem: PlanningProblem, program: Program, figures: PlanEstimate) -> str:
+    plans = [planned.plan for planned in planned_stages(problem, program, figures.choice).values()]
+    return "; ".join(
+        f"{plan.name}: {describe_shares(plan.expected_rows)} ×{plan.replicas} batch {plan.batch_size}"
+        if plan.shares
+        else f"{plan.name}: {describe_option(plan)}"
+        for plan in plans
+    )

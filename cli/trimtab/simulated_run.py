@@ -73,5 +73,10 @@ def _records(simulation: SimulationResult) -> list[Record]:
 def _sample(second: SecondSample, started_at: float) -> Sample:
     stages = {name: StageSample(*stage) for name, stage in second.stages.items()}
     outcomes = {outcome.word: second.outcomes[outcome] for outcome in RequestOutcome}
-    counters = Counters(received=second.received, outcomes=outcomes)
+    served = {stage: {"/".join(key): count for key, count in rows.items()} for stage, (rows, _) in second.rows.items()}
+    escalated = {
+        stage: {" ".join(map("/".join, keys)): count for keys, count in rows.items()}
+        for stage, (_, rows) in second.rows.items()
+    }
+    counters = Counters(second.received, outcomes, served_rows=served, escalated_rows=escalated)
     return Sample(started_at + second.at_seconds, stages, second.cores, 0.0, counters)

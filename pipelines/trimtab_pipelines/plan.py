@@ -10,6 +10,7 @@ from trimtab_pipelines.operating_point import OperatingPoint
 from trimtab_pipelines.quantity import Cores, Fraction, SecondsBySize
 from trimtab_pipelines.resource import Model, Name, Resource, find_named, is_empty, require_unique
 from trimtab_pipelines.rollout import Capacity, total
+from trimtab_pipelines.row_shares import AnsweredBy
 from trimtab_pipelines.spec import InferencePipelineSpec
 from trimtab_pipelines.stages import Stage
 from trimtab_pipelines.tensors import TensorName
@@ -38,6 +39,16 @@ class PointPlan(Model):
     def key(self, planned: str) -> tuple[str, str]:
         """Variant and name; `planned` is the stage's planned variant."""
         return self.variant or planned, self.name
+
+
+class RowShare(Model):
+    """Expected share of a stage's rows that an operating point answers."""
+
+    variant: Name
+    operating_point: Name = "default"
+    share: Fraction
+    escalated: bool = Field(default=False, exclude_if=is_empty)
+    """Whether another point serves the rows first, and their confidence is low."""
 
 
 class StagePlan(Model):
@@ -82,6 +93,8 @@ class StagePlan(Model):
     """Expected accuracy of all rows, if the replicas have time to serve only a part of them at the planned point, with
     its escalation, and a lighter point serves the others.
     """
+    shares: tuple[RowShare, ...] = Field(default=(), max_length=8, exclude_if=is_empty)
+    """Expected shares of the rows by the point that answers them; absent if the planned point answers all."""
     shadow_price: float = Field(default=0.0, ge=0, exclude_if=is_empty)
     """Shadow price of replica time: expected correct responses per replica second, from the profile."""
     shadow_price_at_rps: float = Field(default=0.0, ge=0, exclude_if=is_empty)
@@ -113,6 +126,12 @@ class StagePlan(Model):
         if self.mixed_accuracy is not None:
             return self.mixed_accuracy
         return self.accuracy if self.planned_escalation is None else self.planned_escalation.accuracy
+
+    @property
+    def expected_rows(self) -> dict[AnsweredBy, float]:
+        """Expected shares of the rows by the point that answers them."""
+        shares = {AnsweredBy(each.variant, each.operating_point, each.escalated): each.share for each in self.shares}
+        return shares or {AnsweredBy(self.variant, self.operating_point): 1.0}
 
     @property
     def points(self) -> tuple[PointPlan, ...]:

@@ -4,12 +4,13 @@ While components are upgraded, a router may report more or fewer fields than its
 ignored, and absent ones have their default.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Annotated
 
 from pydantic import BaseModel, ConfigDict, Field
 
 from trimtab_pipelines.accuracy_evidence import Accuracy
+from trimtab_pipelines.row_shares import AnsweredBy, Rows
 
 STATE_PATH = "/trimtab/v1/state"
 ARRIVALS_PATH = "/trimtab/v1/arrivals"
@@ -51,6 +52,8 @@ BYTES_IN_FLIGHT = "trimtab_bytes_in_flight"
 POINT_ROWS = "trimtab_operating_point_rows_total"
 """By stage, variant and operating point; an escalated row counts at both points."""
 ESCALATED_ROWS = "trimtab_escalated_rows_total"
+"""By stage: rows that a second point served again, by the variant and operating point of both."""
+ESCALATED_LABELS = ("variant", "operating_point", "to_variant", "to_operating_point")
 UNESCALATED_RESPONSES = "trimtab_unescalated_responses_total"
 DRIFTED_POINTS = "trimtab_drifted_points"
 
@@ -99,6 +102,36 @@ class VariantState(StateModel):
     """The same by operating point and task; other tasks drift along with their point."""
 
 
+class ReportedRows(StateModel):
+    """Number of rows that a point answered, or their expected share."""
+
+    variant: str
+    operating_point: str
+    escalated: bool = False
+    """Whether another point had served the rows before."""
+    rows: Finite
+
+    @classmethod
+    def list_of(cls, rows: Rows) -> "list[ReportedRows]":
+        return [cls(**answered_by._asdict(), rows=count) for answered_by, count in rows.items()]
+
+
+def reported_rows(reported: Iterable[ReportedRows]) -> dict[AnsweredBy, float]:
+    return {AnsweredBy(each.variant, each.operating_point, each.escalated): each.rows for each in reported}
+
+
+class LowConfidenceRows(StateModel):
+    """Rows whose confidence at a point was compared to a threshold of an escalation."""
+
+    variant: str
+    operating_point: str
+    confidence_below: Finite
+    """The threshold."""
+    rows: Count
+    low_rows: Count
+    """Rows with less confidence."""
+
+
 class StageState(VariantState):
     """State of a stage, and the learned figures of the variant that it runs."""
 
@@ -109,6 +142,12 @@ class StageState(VariantState):
     queue_rows: Count = 0
     other_variants: dict[str, VariantState] = {}
     """Learned figures of the other variants that served rows."""
+    expected_shares: Sequence[ReportedRows] = ()
+    """Planned shares of the rows by the point that answers them."""
+    recent_rows: Sequence[ReportedRows] = ()
+    """Rows of the last minute by the point that answered them."""
+    low_confidence: Sequence[LowConfidenceRows] = ()
+    """Rows of the last minute that were compared to thresholds of escalations."""
     rows_per_request: Finite | None = None
     """Fan-out of the last minute; None before the first request."""
     prompt_tokens: Finite | None = None

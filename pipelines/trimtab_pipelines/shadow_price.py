@@ -13,8 +13,12 @@ from collections.abc import Sequence
 from itertools import pairwise
 from typing import Any, TypeVar
 
+from trimtab_pipelines.escalation import EscalationPlan, Key
 from trimtab_pipelines.plan import StagePlan
+from trimtab_pipelines.row_shares import AnsweredBy
 
+RowOption = tuple[float, float, dict[AnsweredBy, float]]
+"""Seconds of a row, accuracy, and shares of the rows by the point that answers them."""
 Corner = TypeVar("Corner", bound=tuple[Any, ...])
 """Seconds and accuracy, and what has them."""
 BUSY_SHARE = 0.85
@@ -38,7 +42,7 @@ def seconds_per_row(rows_rps: float, replicas: int) -> float:
 
 def with_shadow_price(stage: StagePlan, rows_rps: float) -> StagePlan:
     """A stage's plan with its shadow price; 0 if service times are unknown."""
-    price = shadow_price(row_options(stage), rows_rps, stage.replicas)
+    price = shadow_price([option[:2] for option in row_options(stage)], rows_rps, stage.replicas)
     return stage.model_copy(update={"shadow_price": price, "shadow_price_at_rps": max(rows_rps, 0.0)})
 
 
@@ -46,22 +50,30 @@ def observed_shadow_price(stage: StagePlan, service_ratio: float) -> float:
     """The shadow price with service times scaled by a ratio; a plan without a rate keeps its price."""
     if not stage.shadow_price_at_rps:
         return stage.shadow_price
-    slower = [(seconds * service_ratio, accuracy) for seconds, accuracy in row_options(stage)]
+    slower = [(seconds * service_ratio, accuracy) for seconds, accuracy, _ in row_options(stage)]
     return shadow_price(slower, stage.shadow_price_at_rps, stage.replicas)
 
 
-def row_options(stage: StagePlan) -> list[tuple[float, float]]:
-    """(seconds of a row in full batches, accuracy) of each option, including escalations."""
+def row_options(stage: StagePlan) -> list[RowOption]:
+    """Each option of a row in full batches, including escalations."""
     size, points = stage.batch_size, {point.key(stage.variant): point for point in stage.points}
     seconds = {key: point.service_seconds.get(size, 0.0) / size for key, point in points.items()}
-    options = [(seconds[key], point.accuracy) for key, point in points.items()]
+    options: list[RowOption] = [
+        (seconds[key], point.accuracy, {AnsweredBy(*key): 1.0}) for key, point in points.items()
+    ]
     escalations = ((key, escalation) for key, point in points.items() for escalation in point.escalations)
     options += [
-        (seconds[first] + escalation.share * again, escalation.accuracy)
+        (seconds[first] + escalation.share * again, escalation.accuracy, escalated_shares(first, escalation))
         for first, escalation in escalations
         if seconds[first] > 0 and (again := seconds.get(escalation.target(first[0]), 0.0)) > 0
     ]
     return options
+
+
+def escalated_shares(first: Key, escalation: EscalationPlan) -> dict[AnsweredBy, float]:
+    """Shares of the rows that the first point, and the second point of an escalation, answer."""
+    second = AnsweredBy(*escalation.target(first[0]), escalated=True)
+    return {AnsweredBy(*first): 1.0 - escalation.share, second: escalation.share}
 
 
 def best_mixes(points: Sequence[tuple[float, float]]) -> list[tuple[float, float]]:

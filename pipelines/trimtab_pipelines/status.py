@@ -5,7 +5,7 @@ from typing import Any, Literal
 
 from pydantic import Field
 
-from trimtab_pipelines.resource import Model, Name
+from trimtab_pipelines.resource import Model, Name, is_empty
 
 ConditionType = Literal[
     "Ready",
@@ -61,6 +61,15 @@ class Decision(Model):
     """Summary of each stage, such as `read-l ×2 batch 8`."""
 
 
+class StageShares(Model):
+    """Shares of a stage's rows by the variant that answers them, such as `85 % read-m, 15 % escalated to read-xl`."""
+
+    expected: str = Field(max_length=512)
+    """Shares that the plan expects."""
+    measured: str = Field(default="", max_length=512)
+    """Shares of the last minute; empty without rows."""
+
+
 class Schedulable(Model):
     """Part of the budget that could be scheduled when the nodes last had too little capacity."""
 
@@ -95,6 +104,8 @@ class InferencePipelineStatus(Model):
     """Expected accuracy of the last minute's responses."""
     p99: str | None = None
     """99th percentile of latency in the last minute."""
+    shares: dict[Name, StageShares] = Field(default_factory=dict, exclude_if=is_empty)
+    """Shares of rows by variant, of stages whose rows several variants answer."""
     history: tuple[Decision, ...] = Field(default=(), max_length=20)
     """Earlier decisions, latest first."""
 

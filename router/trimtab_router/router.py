@@ -239,7 +239,9 @@ class Router:
             ),
             served=self.accounting.recent.summary(self._clock.now),
             accuracy_sources=accuracy_sources(self.pipeline.spec.stages),
-            stages=stage_states(self.schedulers, unauthenticated, self.accounting, self._clock.now),
+            stages=stage_states(
+                self.schedulers, unauthenticated, self.accounting, self.metrics.row_counts, self._clock.now
+            ),
         )
 
     def arrival_history(self, seconds: int) -> RouterLoad:

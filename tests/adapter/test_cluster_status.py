@@ -17,8 +17,9 @@ from trimtab_adapter.observation import Load
 from trimtab_kubernetes import Cluster
 from trimtab_kubernetes.events import MAX_MESSAGE
 from trimtab_kubernetes.objects import rfc3339
-from trimtab_pipelines.plan import ForecastRecord
+from trimtab_pipelines.plan import ForecastRecord, RowShare
 from trimtab_pipelines.router_state import RecentRequests
+from trimtab_pipelines.row_shares import AnsweredBy
 from trimtab_pipelines.status import Schedulable
 
 PIPELINE = a_ladder()
@@ -217,3 +218,18 @@ def test_invalid_status_is_named_and_limits_nothing(wrong, detail):
     assert pipeline.spec.budget.cores == 8.0
     assert remark.startswith("status.schedulable cannot be read, so the whole budget is used: ")
     assert detail in remark
+
+
+def test_status_has_expected_and_measured_shares():
+    shares = (RowShare(variant="light", share=0.9), RowShare(variant="heavy", share=0.1, escalated=True))
+    plan = plan_for(PIPELINE, 20.0)
+    first, *others = plan.spec.stages
+    stages = (first.model_copy(update={"shares": shares}), *others)
+    plan = plan.model_copy(update={"spec": plan.spec.model_copy(update={"stages": stages})})
+    rows = {first.name: {AnsweredBy("light", "default"): 80.0, AnsweredBy("heavy", "default", escalated=True): 20.0}}
+    status, quiet = build_status(a_tick(plan=plan, rows=rows), {}, 1), build_status(a_tick(plan=plan), {}, 1)
+
+    expected = "90 % light, 10 % escalated to heavy"
+    assert status["shares"] == {first.name: {"expected": expected, "measured": "80 % light, 20 % escalated to heavy"}}
+    assert quiet["shares"] == {first.name: {"expected": expected, "measured": ""}}
+    assert "shares" not in build_status(a_tick(), {}, 1)

@@ -8,7 +8,7 @@ from tests.builders import a_pipeline, a_point_profile, a_profile, a_stage, a_va
 from trimtab_adapter.controller import Controller
 from trimtab_adapter.observation import State, merge_states, read_state
 from trimtab_adapter.planning.decide import decide
-from trimtab_adapter.planning.drift_correction import apply_observed_accuracy, drifted_points
+from trimtab_adapter.planning.drift_correction import apply_observed_accuracy, apply_observed_shares, drifted_points
 from trimtab_pipelines.plan import ForecastRecord
 from trimtab_predictor.forecaster import ReactiveForecaster
 
@@ -150,3 +150,21 @@ def test_registered_task_drifts_like_those_of_the_pipeline(basis, counts):
         assert plan.explanation.drifted_accuracies == (
             ("only: small/default on new: 0.50 instead of 0.80",) if drifted else ()
         )
+
+
+def test_observed_shares_of_escalations_are_planned_with():
+    half = POINTS[1] | {"escalations": [ESCALATION, ESCALATION | {"confidenceBelow": 0.9, "share": 0.5}]}
+    stage = a_stage("only", variants=[a_variant(operatingPoints=[POINTS[0], half])], batchSizes=[1, 8]) | STAGE
+    spec = a_pipeline([stage]).spec
+    low = {"variant": "small", "operating_point": "half", "confidence_below": ESCALATION["confidenceBelow"]}
+
+    def shares_after(rows, low_rows):
+        report = {"stages": {"only": {"low_confidence": [low | {"rows": rows, "low_rows": low_rows}]}}}
+        state = merge_states([read_state(report), read_state(report)])
+        changed, phrases = apply_observed_shares(spec, inputs_after(state).escalated_shares)
+        return [each.share for each in changed.stages[0].variants[0].points[1].escalations], phrases
+
+    assert shares_after(1000, 400) == ([0.4, pytest.approx(2 / 3, abs=1e-4)], shares_after(1000, 400)[1])
+    assert shares_after(1000, 400)[1][0].startswith("only: 40% of the rows of small/half have a confidence below")
+    assert shares_after(1000, 260) == ([0.25, 0.5], ()), "within noise"
+    assert shares_after(400, 160) == ([0.25, 0.5], ()), "too few rows"

@@ -11,6 +11,7 @@ from trimtab_adapter.planning.program_builder import build_program
 from trimtab_adapter.simulation.simulator import Scenario, simulate
 from trimtab_adapter.solvers import exact
 from trimtab_pipelines.request_outcome import LATE, OK
+from trimtab_pipelines.row_shares import AnsweredBy, describe_shares
 
 OUTPUTS = [{"name": "y", "datatype": "FP32", "shape": [4]}, {"name": "sure", "datatype": "FP32"}]
 HEAVY_LOOK = {"to": "default", "variant": "heavy", "confidenceBelow": 0.6, "share": 0.1, "accuracy": 0.975}
@@ -76,6 +77,7 @@ def test_cascade_to_another_variant_is_planned():
 
     assert (stage.variant, str(stage.planned_escalation)) == ("middle", "heavy/default 10 %")
     assert stage.expected_accuracy == pytest.approx(0.975)
+    assert describe_shares(stage.expected_rows) == "90 % middle, 10 % escalated to heavy"
     assert ("heavy", "default") in keys(stage)
 
 
@@ -99,6 +101,8 @@ def test_mix_serves_as_many_rows_at_the_heavier_variant_as_fit():
     assert stage.mixed_accuracy == pytest.approx(0.9 + share * 0.07, abs=1e-6)
     assert plan.expected is not None
     assert stage.mixed_accuracy == stage.expected_accuracy <= plan.expected.accuracy
+    assert sum(stage.expected_rows.values()) == pytest.approx(1.0)
+    assert stage.expected_rows[AnsweredBy("heavy", "default")] == pytest.approx(0.85 / 0.8 * share, abs=0.05)
 
 
 @pytest.mark.parametrize(

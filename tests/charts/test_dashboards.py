@@ -43,6 +43,7 @@ trimtab_planned_latency_seconds{namespace="a",pipeline="p"} 0.2
 trimtab_planned_cores{namespace="a",pipeline="p"} 2
 trimtab_planned_replicas{namespace="a",pipeline="p",stage="read",variant="read-l"} 2
 trimtab_planned_batch_size_rows{namespace="a",pipeline="p",stage="read",variant="read-l"} 8
+trimtab_planned_row_share{namespace="a",pipeline="p",stage="read",variant="l",operating_point="all",escalated="false"} 1
 trimtab_plan_feasible{namespace="a",pipeline="p"} 1
 trimtab_budget_cores{namespace="a",pipeline="p"} 4
 trimtab_slo_seconds{namespace="a",pipeline="p"} 0.4
@@ -289,13 +290,14 @@ POINT = 'namespace="a",pipeline="p",stage="read",variant="l"'
     ("title", "figures"),
     [
         (
-            "Rows by operating point: {{stage}} {{variant}} {{operating_point}}",
+            "Answers by variant: {{stage}} {{variant}} {{operating_point}}",
             {
                 '{stage="read",variant="l",operating_point="all"}': 0.25,
                 '{stage="read",variant="l",operating_point="sound"}': 0.75,
             },
         ),
-        ("Escalations: {{stage}}", {'{stage="read"}': 0.125}),
+        ("Escalation rate: {{stage}}", {'{stage="read"}': 0.25}),
+        ("Escalation rate: {{stage}} expected", {'{stage="read"}': 0.1}),
         ("Unescalated responses: unescalated", {"{}": 0.0625}),
         ("Drifted accuracies: {{stage}}", {'{stage="read"}': 2}),
     ],
@@ -303,8 +305,10 @@ POINT = 'namespace="a",pipeline="p",stage="read",variant="l"'
 def test_operating_point_panels_show_shares_and_drifts(tmp_path: Path, title: str, figures: dict[str, float]):
     series = {
         f'trimtab_operating_point_rows_total{{{POINT},operating_point="all"}}': "0+60x30",
-        f'trimtab_operating_point_rows_total{{{POINT},operating_point="sound"}}': "0+180x30",
-        'trimtab_escalated_rows_total{namespace="a",pipeline="p",stage="read"}': "0+30x30",
+        f'trimtab_operating_point_rows_total{{{POINT},operating_point="sound"}}': "0+240x30",
+        f'trimtab_escalated_rows_total{{{POINT},operating_point="sound",to_variant="l"}}': "0+60x30",
+        f'trimtab_planned_row_share{{{POINT},operating_point="sound",escalated="false"}}': "0.9x30",
+        f'trimtab_planned_row_share{{{POINT},operating_point="all",escalated="true"}}': "0.1x30",
         'trimtab_unescalated_responses_total{namespace="a",pipeline="p"}': "0+60x30",
         'trimtab_requests_total{namespace="a",pipeline="p",outcome="ok"}': "0+960x30",
         'trimtab_drifted_points{namespace="a",pipeline="p",stage="read"}': "2x30",

@@ -4,6 +4,7 @@ import re
 from dataclasses import replace
 from html.parser import HTMLParser
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -31,7 +32,7 @@ from trimtab_pipelines.router_state import RouterState
 from trimtab_pipelines.spec import ServiceLevel
 from trimtab_protocol.chat.internal_wire import Chunk
 from trimtab_router.execution.response_metadata import StreamTiming
-from trimtab_router.observability.metrics import TokenMetrics
+from trimtab_router.observability.metrics import Metrics, TokenMetrics
 
 LATE, DROPPED = 60, 12
 
@@ -332,3 +333,69 @@ def test_load_summary_has_figures_by_modality():
 
     assert (summary["text_received"], summary["text_slo_fraction"]) == (2, 0.5)
     assert summary["image_first_token_seconds_p99"] == pytest.approx(0.2, rel=0.01)
+
+
+def a_run_of_cascades():
+    """Ten rows a second of `fast`, of which two are served again by `slow`; the plan expects one."""
+    run = a_run()
+    shares = [{"variant": "fast", "share": 0.9}, {"variant": "slow", "share": 0.1, "escalated": True}]
+    seconds: dict[str, Any] = {
+        "upgrades": [{"name": "default", "variant": "slow", "accuracy": 0.9, "serviceSeconds": {8: 0.8}}]
+    }
+    seconds |= {"serviceSeconds": {8: 0.08}, "batchSize": 8, "shares": shares}
+    plan = run.plans[0].model_dump()
+    first, *others = plan["spec"]["stages"]
+    plan["spec"]["stages"] = [first | seconds, *others]
+    samples = []
+    for sample in run.samples:
+        rows = 10.0 * (sample.at - BEGAN)
+        served = {"first": {"fast/default": rows, "slow/default": 0.2 * rows}}
+        escalated = {"first": {"fast/default slow/default": 0.2 * rows}}
+        samples.append(replace(sample, counters=replace(sample.counters, served_rows=served, escalated_rows=escalated)))
+    return replace(run, samples=samples, plans=[type(run.plans[0]).model_validate(plan)])
+
+
+def test_report_shows_expected_and_measured_shares():
+    run = a_run_of_cascades()
+    chart = charts.rows_chart(run, "first")
+    card = next(item for item in summary_items(run) if item.label == "escalation rate, stage first")
+
+    assert chart is not None
+    assert {trace.name: trace.y[0] for trace in chart.data} == pytest.approx(
+        {"fast": 0.8, "expected": 0.9, "escalated to slow": 0.2}
+    )
+    assert charts.rows_chart(run, "second") is None
+    assert (card.value, card.detail.split("; ")) == (
+        "20.00 %",
+        [
+            "expected 10.00 %",
+            "80 % fast, 20 % escalated to slow",
+            "expected 90 % fast, 10 % escalated to slow",
+            "84 replica-seconds less than slow alone",
+        ],
+    )
+
+
+def test_status_prints_expected_and_measured_shares(capsys):
+    light, heavy = {"variant": "s", "operating_point": "default"}, {"variant": "l", "operating_point": "default"}
+    rows = [light | {"rows": 80.0}, heavy | {"rows": 20.0, "escalated": True}]
+    stage = {"expected_shares": [light | {"rows": 0.9}, heavy | {"rows": 0.1, "escalated": True}], "recent_rows": rows}
+    status.print_status(RouterState.model_validate({"stages": {"read": stage, "other": {}}}), Counters())
+
+    output = " ".join(capsys.readouterr().out.split())
+    measured = "last minute 80 % s, 20 % escalated to l, escalation rate 20.0%"
+    assert f"read: {measured}; expected 90 % s, 10 % escalated to l" in output
+
+
+def test_counters_have_rows_by_stage_and_point():
+    metrics = Metrics("a", "p", ServiceLevel(latency_seconds=1.0))
+    stats = metrics.stage("read")
+    stats.observe_batch(("s", "all"), 6, 0.02, 1.0)
+    stats.count_escalated_rows(("s", "all"), ("l", "all"), 2)
+    counters = Counters.parse(b"".join(metrics.exposition()).decode())
+
+    assert (counters.served_rows, counters.escalated_rows) == (
+        {"read": {"s/all": 6.0}},
+        {"read": {"s/all l/all": 2.0}},
+    )
+    assert sum_counters([counters, counters]).escalated_rows == {"read": {"s/all l/all": 4.0}}

@@ -6,6 +6,8 @@ import pytest
 from tests.builders import a_variant
 from tests.router.test_looking_again import DOUBTED, OUTPUTS, SURE
 from tests.router.test_stage_scheduler import SchedulerScenario
+from trimtab_pipelines.spec import ServiceLevel
+from trimtab_router.observability.metrics import Metrics
 from trimtab_router.request import RequestOptions
 from trimtab_router.scheduling.replica_slots import Completed
 
@@ -113,3 +115,41 @@ def test_service_ratio_of_another_variant_is_reported():
     ratios = top.scheduler.latency_model.other_service_ratios()
     assert ratios.keys() == {"large"}
     assert ratios["large"] > 1.0
+
+
+def test_served_again_rows_are_counted_at_both_points():
+    counted = []
+
+    class Counting(Hosting):
+        def count_low_confidence(self, *values):
+            counted.append(values)
+
+        count_escalated_rows = count_low_confidence
+
+    top = Counting("ModalityMix")
+    top.ask(rows=2, seconds=1.9)
+    top.clock.run(0.14)
+    top.answer(top.sent[0], [SURE, DOUBTED])
+    top.clock.run(1.2)
+    top.answer(top.sent[1], [SURE])
+
+    small, large = ("small", "default"), ("large", "default")
+    assert counted == [(small, 0.5, 2, 1), (small, large, 1)]
+
+
+def test_router_reports_the_rows_of_the_last_minute():
+    metrics, light, heavy = Metrics("a", "p", ServiceLevel(latency_seconds=1.0)), ("light", "p"), ("heavy", "p")
+    stats, counts = metrics.stage("read"), metrics.row_counts["read"]
+    stats.observe_batch(light, 100, 0.1, 1.0)
+    before = counts.recent_rows(0.0)
+    counts.recent_low_confidence(0.0)
+    for now in (30.0, 90.0):
+        stats.observe_batch(light, 50, 0.1, 1.0)
+        stats.observe_batch(heavy, 10, 0.1, 1.0)
+        stats.count_low_confidence(light, 0.5, 50, 10)
+        stats.count_escalated_rows(light, heavy, 10)
+        low, rows = counts.recent_low_confidence(now), counts.recent_rows(now)
+
+    assert [(each.variant, each.rows) for each in before] == [("light", 100.0)]
+    assert {(each.variant, each.escalated): each.rows for each in rows} == {("light", False): 40, ("heavy", True): 10}
+    assert [(each.confidence_below, each.rows, each.low_rows) for each in low] == [(0.5, 50, 10)]

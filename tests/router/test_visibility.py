@@ -185,6 +185,9 @@ async def test_load_and_state_as_the_adapter_reads_them():
         planned = {"variant": "small", "batch_size": 4, "operating_point": "default", "service_ratio": 1.0}
         accuracies: dict[str, Any] = {"drifted_accuracies": {}, "drifted_by_task": {}, "registered_accuracies": {}}
         accuracies |= {"other_variants": {}}
+        own = {"variant": "small", "operating_point": "default", "escalated": False}
+        accuracies |= {"expected_shares": [own | {"rows": 1.0}], "recent_rows": [own | {"rows": 6.0}]}
+        accuracies |= {"low_confidence": []}
         now = {"ready_replicas": 1, "queue_rows": 0, "rows_per_request": 3.0, "prompt_tokens": None}
         replicas = {"endpoints": {"replica-0": {"ready": True, "inflight_batches": 0, "rejection": ""}}}
         assert state["stages"]["read"] | {"service_ratio": 1.0} == planned | accuracies | now | replicas

@@ -14,9 +14,10 @@ from trimtab_kubernetes.events import event
 from trimtab_kubernetes.objects import Object, rfc3339
 from trimtab_pipelines.kubernetes_names import ADAPTER_MANAGER
 from trimtab_pipelines.plan import PipelinePlan
-from trimtab_pipelines.status import ADAPTER_CONDITIONS, Condition, Decision, InferencePipelineStatus
+from trimtab_pipelines.row_shares import describe_shares
+from trimtab_pipelines.status import ADAPTER_CONDITIONS, Condition, Decision, InferencePipelineStatus, StageShares
 
-OWN_FIELDS = {"conditions", "history", "rps", "forecast_rps", "accuracy", "p99"}
+OWN_FIELDS = {"conditions", "history", "rps", "forecast_rps", "accuracy", "p99", "shares"}
 """Fields the adapter applies; the others stay the operator's."""
 MAX_HISTORY = 20
 MAX_CHANGE_LENGTH = 1024
@@ -33,6 +34,7 @@ def build_status(tick: Tick, before: Mapping[str, Any], observed_generation: int
     status = InferencePipelineStatus(
         conditions=tuple(map(Condition.model_validate, kept.values())),
         history=_history(tick, before.get("history") or ()),
+        shares=_shares(tick),
         **_amounts(tick, before),
     )
     return status.model_dump(mode="json", by_alias=True, exclude_none=True, include=OWN_FIELDS)
@@ -45,7 +47,8 @@ def significant_fields(status: Mapping[str, Any]) -> tuple[Any, ...]:
         for c in status.get("conditions", ())
     ]
     amounts = [status.get(name) for name in ("rps", "forecastRps", "accuracy", "p99")]
-    return conditions, amounts, status.get("history")
+    shares = _FIGURES.sub("#", str(status.get("shares")))
+    return conditions, amounts, shares, status.get("history")
 
 
 def _metrics(tick: Tick) -> ConditionState | None:
@@ -120,6 +123,17 @@ def _amounts(tick: Tick, before: Mapping[str, Any]) -> dict[str, str | None]:
     if tick.pipeline.spec.mode != "Auto":
         return amounts | {"forecast_rps": before.get("forecastRps")}
     return amounts | {"forecast_rps": None if forecast is None else _rounded(forecast.peak_rps)}
+
+
+def _shares(tick: Tick) -> dict[str, StageShares]:
+    """Shares of rows of stages that several points answer, or should answer."""
+    plan = None if tick.plan is None or tick.pipeline.spec.mode == "Advisory" else tick.plan
+    expected = {} if plan is None else {stage.name: stage.expected_rows for stage in plan.spec.stages}
+    return {
+        name: StageShares(expected=describe_shares(rows), measured=describe_shares(tick.rows.get(name, {})))
+        for name, rows in expected.items()
+        if len({*rows, *tick.rows.get(name, {})}) > 1
+    }
 
 
 def _rounded(amount: float) -> str:

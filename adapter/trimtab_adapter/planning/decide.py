@@ -9,17 +9,19 @@ from trimtab_adapter.planning.batch_enlargement import enlarge_batches
 from trimtab_adapter.planning.drift_correction import (
     AccuracyKey,
     RegisteredAccuracies,
+    Threshold,
     apply_observed_accuracy,
+    apply_observed_shares,
     drifted_points,
     with_registered_tasks,
 )
-from trimtab_adapter.planning.expectation import expectation
+from trimtab_adapter.planning.expectation import expectation, stage_expectation
 from trimtab_adapter.planning.explain import accuracy_basis_note, describe_option, explain
 from trimtab_adapter.planning.hysteresis import load_hold_reason, planning_load
 from trimtab_adapter.planning.planning_problem import PlanningProblem, prefill_profile
 from trimtab_adapter.planning.program_builder import capped_batch_sizes
 from trimtab_adapter.planning.relaxation import PlanSolution, relax, solve_or_relax
-from trimtab_adapter.solvers.program import TOLERANCE, Option
+from trimtab_adapter.solvers.program import TOLERANCE, Option, Program
 from trimtab_adapter.solvers.time_limit import time_limit
 from trimtab_pipelines.plan import ForecastRecord, PipelinePlan, PipelinePlanSpec, StagePlan
 from trimtab_pipelines.profile import ModelProfile
@@ -45,6 +47,8 @@ class PlanningInputs:
     accuracies: Mapping[AccuracyKey, float] = field(default_factory=dict)
     """Observed accuracies that drifted from the profile."""
     registered_accuracies: RegisteredAccuracies = field(default_factory=dict)
+    escalated_shares: Mapping[Threshold, float] = field(default_factory=dict)
+    """Observed shares of rows below the thresholds of escalations."""
     slowdown: float = 1.0
     """Factor on the profiled times of generation stages, estimated from missed SLOs."""
     prompt_tokens: Mapping[str, float] = field(default_factory=dict)
@@ -79,7 +83,9 @@ def planning_problem(
         forecast_rps, inputs.recent_rps, planned_rps, inputs.now_seconds, hold_seconds, adaptation.headroom
     )
     requested = with_registered_tasks(pipeline.spec, inputs.registered_accuracies)
-    spec = apply_observed_accuracy(requested, inputs.accuracies)
+    spec, changed_shares = apply_observed_shares(
+        apply_observed_accuracy(requested, inputs.accuracies), inputs.escalated_shares
+    )
     problem = PlanningProblem(
         spec,
         profiles,
@@ -91,6 +97,7 @@ def planning_problem(
         drifted_points(requested, spec),
         inputs.prompt_tokens,
         inputs.router_cpu_seconds,
+        changed_shares,
     )
     hold_reason = load_hold_reason(forecast_rps, load_rps, planned_rps, hold_seconds)
     forecast = inputs.forecast.model_copy(update={"peak_rps": load_rps, "hold_reason": hold_reason})
@@ -119,14 +126,11 @@ def build_plan(
 ) -> PipelinePlan:
     current, routers = problem.current, problem.routers
     choice = enlarge_batches(problem, solved.program, solved.solution.choice)
-    by_name = {
-        stage.name: _stage_plan(problem, stage.name, option, _least_accuracy(problem, choice, option))
-        for stage, option in zip(solved.program.stages, choice, strict=True)
-    }
-    stages = tuple(by_name[stage.name][0] for stage in pipeline.spec.stages)
+    by_name = planned_stages(problem, solved.program, choice)
+    stages = tuple(by_name[stage.name].plan for stage in pipeline.spec.stages)
     if pipeline.spec.policy_name == "ModalityMix":  # the only policy that uses shadow prices
         stages = tuple(with_shadow_price(stage, problem.stage_rps(stage.name)) for stage in stages)
-    excluded = tuple(why for stage in pipeline.spec.stages for why in by_name[stage.name][1])
+    excluded = tuple(why for stage in pipeline.spec.stages for why in by_name[stage.name].excluded)
     before = 0 if current is None else current.spec.generation
     changed = (
         current is None or current.spec.routers != routers or _comparable(current.spec.stages) != _comparable(stages)
@@ -141,7 +145,7 @@ def build_plan(
         stages=stages,
         routers=routers,
         forecast=forecast,
-        expected=expectation(problem, solved.program, choice, stages),
+        expected=expectation(solved.program, choice, [stage.accuracy for stage in by_name.values()]),
         explanation=explain(solved, stages, routers, current, _cause(problem, forecast)).model_copy(
             update={
                 "accuracy_basis": accuracy_basis_note(problem.spec, stages),
@@ -155,9 +159,30 @@ def build_plan(
     return PipelinePlan(metadata=metadata, spec=spec)
 
 
+@dataclass(frozen=True, slots=True)
+class PlannedStage:
+    """The plan of a stage, its expected accuracy, and the points excluded from it with reasons."""
+
+    plan: StagePlan
+    accuracy: float
+    excluded: tuple[str, ...]
+
+
+def planned_stages(problem: PlanningProblem, program: Program, choice: Sequence[Option]) -> dict[str, PlannedStage]:
+    """The plan of each stage of a choice."""
+    planned = {}
+    for stage, option in zip(program.stages, choice, strict=True):
+        plan, excluded = _stage_plan(problem, stage.name, option, _least_accuracy(problem, choice, option))
+        expected = stage_expectation(problem, plan)
+        shares = plan.model_copy(update={"shares": expected.row_shares})
+        planned[stage.name] = PlannedStage(shares, expected.accuracy, excluded)
+    return planned
+
+
 def _cause(problem: PlanningProblem, forecast: ForecastRecord) -> str:
     hold = f": {forecast.hold_reason}" if forecast.hold_reason else ""
     causes = [f"planned for {forecast.peak_rps:.3g} requests/s by {forecast.source}{hold}"]
+    causes += problem.changed_shares
     causes += map(problem.prompt_load_note, problem.spec.stages)
     if problem.slowdown > 1.0 and any(stage.generates for stage in problem.spec.stages):
         causes.append(f"with {problem.slowdown:.3g} times the profiled seconds, because SLOs were missed")

@@ -15,6 +15,10 @@ AccuracyKey = tuple[str, str, str, str]
 """Stage, variant, operating point and task; an empty task stands for all rows."""
 RegisteredAccuracies = Mapping[tuple[str, str, str], Mapping[str, Accuracy]]
 """By stage, variant and operating point: the accuracy on each task registered at run time."""
+Threshold = tuple[str, str, str, float]
+"""Stage, variant, operating point, and the confidence below which rows are escalated."""
+MIN_SHARE_DRIFT = 0.03
+"""Smallest change of an escalated share that is planned with."""
 ROUNDING = 0.005 + 1e-9
 """Rounding of observed accuracies, which are reported in hundredths."""
 _EscalationType = TypeVar("_EscalationType", Escalation, TaskEscalation)
@@ -38,6 +42,60 @@ def apply_observed_accuracy(
         return _with_points(variant, lambda point: _point(variant.name, point, changes)) if own else variant
 
     return _with_variants(spec, corrected)
+
+
+def apply_observed_shares(
+    spec: InferencePipelineSpec, shares: Mapping[Threshold, float]
+) -> tuple[InferencePipelineSpec, tuple[str, ...]]:
+    """Replace the profiled shares of escalations by observed ones; return also what changed.
+
+    At a threshold without observation, the odds of a share change as at the nearest threshold of the same point.
+    """
+    observed: dict[tuple[str, str, str], dict[float, float]] = {}
+    phrases = []
+    for stage in spec.stages:
+        for variant in stage.variants:
+            for point in variant.points:
+                for below, profiled in _profiled_shares(point).items():
+                    key = stage.name, variant.name, point.name
+                    share = shares.get((*key, below), profiled)
+                    if abs(share - profiled) > MIN_SHARE_DRIFT:
+                        observed.setdefault(key, {})[below] = share
+                        phrases.append(
+                            f"{stage.name}: {share:.0%} of the rows of {variant.name}/{point.name} have a confidence "
+                            f"below {below:g}, {profiled:.0%} in its evidence"
+                        )
+    if not observed:
+        return spec, ()
+
+    def corrected(stage: Stage, variant: Variant) -> Variant:
+        def with_shares(point: OperatingPoint) -> OperatingPoint:
+            now = observed.get((stage.name, variant.name, point.name))
+            if now is None:
+                return point
+            before = _profiled_shares(point)
+            return point.model_copy(
+                update={"escalations": tuple(_with_share(each, now, before) for each in point.escalations)}
+            )
+
+        return _with_points(variant, with_shares)
+
+    return _with_variants(spec, corrected), tuple(phrases)
+
+
+def _profiled_shares(point: OperatingPoint) -> dict[float, float]:
+    return {escalation.confidence_below: escalation.share for escalation in point.escalations}
+
+
+def _with_share(escalation: Escalation, observed: Mapping[float, float], profiled: Mapping[float, float]) -> Escalation:
+    below = min(observed, key=lambda threshold: abs(threshold - escalation.confidence_below))
+    odds = _odds(observed[below]) / _odds(profiled[below]) * _odds(escalation.share)
+    return escalation.model_copy(update={"share": round(odds / (1.0 + odds), 4)})
+
+
+def _odds(share: float) -> float:
+    bounded = min(max(share, 1e-4), 1.0 - 1e-4)
+    return bounded / (1.0 - bounded)
 
 
 @dataclass(frozen=True, slots=True)

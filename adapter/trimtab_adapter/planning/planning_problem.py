@@ -43,6 +43,8 @@ class PlanningProblem:
     """Measured prompt tokens by generation stage; the profiled number for the others."""
     router_cpu_seconds: float = 0.0
     """Measured CPU time of a router for a request; 0 if unmeasured."""
+    changed_shares: tuple[str, ...] = ()
+    """Shares of escalated rows that were replaced by observed ones, as phrases for the explanation."""
     solved: dict[object, Any] = field(default_factory=dict, init=False, repr=False)
     """Solutions that `relaxation` computed for this problem, by what was relaxed."""
 

@@ -20,6 +20,8 @@ class SecondSample:
     cores: float
     received: int
     outcomes: tuple[int, ...]
+    rows: Mapping[str, tuple[Mapping[Key, int], Mapping[tuple[Key, Key], int]]]
+    """By stage: rows so far by the point that served them, and escalated rows by their first and second point."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)

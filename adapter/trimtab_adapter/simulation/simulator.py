@@ -315,7 +315,9 @@ class Simulator:
             name: (scheduler.variant, scheduler.plan.batch_size, scheduler.ready_replicas, scheduler.queue.rows)
             for name, scheduler in self.schedulers.items()
         }
-        self.seconds.append(SecondSample(at_seconds, stages, self.replica_set.cores, self.received, tuple(self.counts)))
+        rows = {name: (dict(each.rows_by_point), dict(each.escalated_rows)) for name, each in self.batches.items()}
+        sample = SecondSample(at_seconds, stages, self.replica_set.cores, self.received, tuple(self.counts), rows)
+        self.seconds.append(sample)
 
     def _tick(self) -> None:
         """Decide unless an earlier decision moved the next one."""
@@ -372,5 +374,5 @@ class Simulator:
             duration_seconds=self.scenario.duration_seconds,
             unescalated=self.unescalated,
             rows_by_point={name: dict(each.rows_by_point) for name, each in self.batches.items()},
-            escalated_rows={name: each.escalated_rows for name, each in self.batches.items()},
+            escalated_rows={name: each.escalated_rows.total() for name, each in self.batches.items()},
         )

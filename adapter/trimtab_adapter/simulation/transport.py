@@ -70,15 +70,15 @@ class BatchTally(StatsSink):
         self.served_batches = 0
         self.rows = 0
         self.rows_by_point: Counter[Key] = Counter()
-        self.escalated_rows = 0
+        self.escalated_rows: Counter[tuple[Key, Key]] = Counter()
 
     def observe_batch(self, key: Key, rows: int, seconds: float, ratio: float) -> None:  # noqa: ARG002 - of a tally
         self.served_batches += 1
         self.rows += rows
         self.rows_by_point[key] += rows
 
-    def count_escalated_rows(self, rows: int) -> None:
-        self.escalated_rows += rows
+    def count_escalated_rows(self, first: Key, second: Key, rows: int) -> None:
+        self.escalated_rows[first, second] += rows
 
     def record_policy_error(self, error: Exception) -> None:
         """Raise it: a simulated policy must be correct."""

@@ -2,6 +2,7 @@
 
 import asyncio
 import math
+from collections.abc import Iterator
 from dataclasses import asdict
 from datetime import UTC, datetime
 from typing import Annotated, Any
@@ -12,7 +13,8 @@ from rich.table import Table
 from trimtab.local.counters import CHAT_LABELS, ChatStats, Counters, chat_stats
 from trimtab.local.router_client import RouterClient
 from trimtab.options import JsonOption, console, parse_address, print_json_line, terminal_table
-from trimtab_pipelines.router_state import RecentRequests, RouterState
+from trimtab_pipelines.router_state import RecentRequests, RouterState, reported_rows
+from trimtab_pipelines.row_shares import describe_shares, escalation_rate
 from trimtab_pipelines.status import condition_of
 
 
@@ -52,6 +54,8 @@ def print_status(state: RouterState, counters: Counters) -> None:
     ready = "ready" if state.ready else "not ready"
     console.print(f"{counters.pipeline or 'pipeline'}: {ready}, plan {state.plan_generation}{since}")
     console.print(_stages_table(state))
+    for line in _share_lines(state):
+        console.print(line)
     for name, stage in state.stages.items():
         for replica, endpoint in stage.endpoints.items():
             if endpoint.rejection:
@@ -69,6 +73,17 @@ def print_status(state: RouterState, counters: Counters) -> None:
         console.print(_chat_line(CHAT_LABELS[modality], chat_stats(counters, modality)))
     for reason, count in sorted(counters.drops.items()):
         console.print(f"dropped in {reason}: {count}")
+
+
+def _share_lines(state: RouterState) -> Iterator[str]:
+    """Describe the rows of stages that several points answer, or should answer."""
+    for name, stage in state.stages.items():
+        expected, recent = reported_rows(stage.expected_shares), reported_rows(stage.recent_rows)
+        if len({*expected, *recent}) > 1:
+            measured = (
+                f"last minute {describe_shares(recent) or 'no rows'}, escalation rate {escalation_rate(recent):.1%}"
+            )
+            yield f"{name}: {measured}; expected {describe_shares(expected)}"
 
 
 def _chat_line(label: str, stats: ChatStats) -> str:

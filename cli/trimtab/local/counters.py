@@ -8,11 +8,16 @@ from typing import Any, Final, Self
 from prometheus_client.parser import text_string_to_metric_families
 
 from trimtab_pipelines import router_state as names
+from trimtab_pipelines.escalation import Key
 from trimtab_pipelines.request_outcome import RequestOutcome
 
 _BUCKETS = tuple(f"{name}_bucket" for name in (names.LATENCY_SECONDS, names.TTFT_SECONDS, names.TBT_SECONDS))
+_ROWS = (names.POINT_ROWS, names.ESCALATED_ROWS)
 CHAT_LABELS: Final[Mapping[str, str]] = {"text": "text-only chats", "image": "chats with images"}
 """Labels of the modalities that metrics and records name."""
+
+
+RowsByStage = Mapping[str, Mapping[str, float]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,13 +37,17 @@ class Counters:
     """Times to first token, by modality."""
     next_token_buckets: Mapping[str, Mapping[float, float]] = field(default_factory=dict)
     """Times between tokens, by modality."""
+    served_rows: RowsByStage = field(default_factory=dict)
+    """By stage and point, such as `read-m/default`; an escalated row counts at both of its points."""
+    escalated_rows: RowsByStage = field(default_factory=dict)
+    """By stage, and first and second point, such as `read-m/default read-xl/default`."""
 
     @classmethod
     def parse(cls, text: str) -> Self:
         """Parse the text format of Prometheus."""
         values: dict[str, Any] = {}
         outcomes, drops = dict.fromkeys((end.word for end in RequestOutcome), 0), {}
-        buckets: dict[str, dict[str, dict[float, float]]] = {name: {} for name in _BUCKETS}
+        nested: dict[str, dict[str, dict[Any, float]]] = {name: {} for name in (*_BUCKETS, *_ROWS)}
         for family in text_string_to_metric_families(text):
             for sample in family.samples:
                 labels, value = sample.labels, sample.value
@@ -50,13 +59,14 @@ class Counters:
                     outcomes[labels["outcome"]] = int(value)
                 elif sample.name == names.DROPS:
                     drops[f"{labels['stage']}: {labels['reason']}"] = int(value)
-                elif sample.name in buckets:
-                    buckets[sample.name].setdefault(labels.get("modality", ""), {})[float(labels["le"])] = value
+                elif sample.name in nested:
+                    group, key = _nested_labels(labels)
+                    nested[sample.name].setdefault(group, {})[key] = value
                 elif sample.name == f"{names.EXPECTED_ACCURACY}_sum":
                     values["accuracy_sum"] = value
                 elif sample.name == f"{names.EXPECTED_ACCURACY}_count":
                     values["accuracy_count"] = int(value)
-        latency, first, following = (buckets[name] for name in _BUCKETS)
+        latency, first, following = (nested[name] for name in _BUCKETS)
         return cls(
             **values,
             outcomes=outcomes,
@@ -64,7 +74,37 @@ class Counters:
             latency_buckets=latency.get("", {}),
             first_token_buckets=_nonempty(first),
             next_token_buckets=_nonempty(following),
+            served_rows=nested[names.POINT_ROWS],
+            escalated_rows=nested[names.ESCALATED_ROWS],
         )
+
+
+def _nested_labels(labels: Mapping[str, str]) -> tuple[str, float | str]:
+    """Modality and edge of a bucket, or stage and point of rows, or stage and both points of escalated rows."""
+    if "le" in labels:
+        return labels.get("modality", ""), float(labels["le"])
+    key = f"{labels['variant']}/{labels['operating_point']}"
+    again = [labels[name] for name in names.ESCALATED_LABELS[2:] if name in labels]
+    return labels["stage"], f"{key} {'/'.join(again)}" if again else key
+
+
+def rows_since(before: Counters, after: Counters, stage: str) -> tuple[dict[Key, float], dict[tuple[Key, Key], float]]:
+    """Rows of a stage that its points served, and escalated rows, between two samples of a router."""
+    served, escalated = (
+        {name: max(count - earlier.get(name, 0.0), 0.0) for name, count in later.get(stage, {}).items()}
+        for earlier, later in (
+            (before.served_rows.get(stage, {}), after.served_rows),
+            (before.escalated_rows.get(stage, {}), after.escalated_rows),
+        )
+    )
+    return {_key(name): count for name, count in served.items()}, {
+        (_key(first), _key(second)): count for name, count in escalated.items() for first, second in [name.split(" ")]
+    }
+
+
+def _key(name: str) -> Key:
+    variant, point = name.split("/")
+    return variant, point
 
 
 def _nonempty(buckets: Mapping[str, Mapping[float, float]]) -> dict[str, Mapping[float, float]]:

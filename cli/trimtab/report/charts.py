@@ -8,13 +8,17 @@ import plotly.graph_objects as go
 from plotly.subplots import make_subplots
 
 from trimtab.report import series
+from trimtab.report.row_series import row_bins, share_curves
 from trimtab.report.series import Curve
 from trimtab.run_samples import Run
+from trimtab_pipelines.row_shares import describe_answer
 
 BLUE, ORANGE, GREY, RED = "#3f7fd9", "#e08a2e", "#868d98", "#cf4b4b"
 RUN_COLOURS = (BLUE, GREY, ORANGE)
 RUN_DASHES = ("solid", "dot", "dash")
 REASON_STYLES = ((RED, ""), (ORANGE, "/"), ("#8a6fc9", "x"), ("#5a9a6a", "."), (GREY, "-"), ("#b08a5a", "+"))
+VARIANT_COLOURS = ("#9ec2f2", "#f0b878", "#7fbf8e", "#b39ddb", "#d98f8f", "#8fc7c7")
+INK = "#3a3f47"
 HEIGHT = 260
 _GRID = "rgba(134,141,152,0.25)"
 
@@ -54,6 +58,36 @@ def stage_chart(run: Run, stage: str) -> go.Figure:
     for row in (1, 2):
         figure.update_xaxes(title_text="", row=row, col=1)
     return figure
+
+
+def rows_chart(run: Run, stage: str) -> go.Figure | None:
+    """Shares of a stage's rows by the variant that answers them; None if a single point answers and should answer all.
+
+    An expected share is a dashed line, on top of those below it.
+    """
+    curves = share_curves(run, stage, row_bins(run, stage))
+    if len(curves) < 2:
+        return None
+    figure = _figure(run, "share of rows")
+    variants = list(dict.fromkeys(key.variant for key in curves))
+    expected_top = np.zeros(0)
+    for key, (measured, expected) in curves.items():
+        colour = VARIANT_COLOURS[variants.index(key.variant) % len(VARIANT_COLOURS)]
+        area: dict[str, Any] = {"stackgroup": "rows", "fillcolor": colour}
+        if key.escalated:
+            area["fillpattern"] = {"shape": "/", "bgcolor": colour, "fgcolor": INK, "size": 6, "solidity": 0.2}
+        _line(figure, measured, describe_answer(key), colour, width=0.5, **area)
+        expected_top = expected.value + (expected_top if expected_top.size else 0.0)
+        if key != next(reversed(curves)) and expected_top.any():
+            edge = Curve(expected.at, expected_top)
+            _line(figure, edge, "expected", INK, width=1.6, dash="dash", shape="hvh", **_once(figure, "expected"))
+    figure.update_yaxes(range=[0, 1], tickformat=".0%")
+    return figure
+
+
+def _once(figure: go.Figure, name: str) -> dict[str, Any]:
+    """Attributes of a trace whose name the legend shows once."""
+    return {"legendgroup": name, "showlegend": all(trace.name != name for trace in figure.data)}
 
 
 def latency_chart(run: Run) -> go.Figure:

@@ -1,6 +1,6 @@
 """Report of a run, or of several compared, as HTML."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from datetime import UTC, datetime
 from html import escape
 from pathlib import Path
@@ -51,20 +51,25 @@ def _header(run: Run) -> str:
 
 def _chart_sections(run: Run, drawn: Charts) -> list[str]:
     accuracy_note = ACCURACY_NOTE.format(sources=accuracy_sources(run.pipeline.spec.stages))
-    stage_note = "Variants in order of accuracy, sampled each second."
     lost_chart = charts.lost_chart(run)
     lost_note = "All requests were answered in time." if lost_chart is None else "Requests by arrival time and reason."
     return [
         section("Load", "Requests received per second, and the peak planned for.", charts.load_chart(run), drawn),
-        *(
-            section(f"Stage {stage.name}", stage_note, charts.stage_chart(run, stage.name), drawn)
-            for stage in run.pipeline.spec.ordered_stages
-        ),
+        *(part for stage in run.pipeline.spec.ordered_stages for part in _stage_sections(run, stage.name, drawn)),
         section("Latency", "From the scheduled arrival to the end of the response.", charts.latency_chart(run), drawn),
         section("Requests not answered in time", lost_note, lost_chart, drawn),
         section("Accuracy", accuracy_note, charts.accuracy_chart(run), drawn),
         section("Cores", "Cores reserved by replicas, and used by their processes.", charts.cores_chart(run), drawn),
     ]
+
+
+def _stage_sections(run: Run, stage: str, drawn: Charts) -> Iterator[str]:
+    note = "Planned variant, the most accurate at the top, sampled each second."
+    yield section(f"Stage {stage}", note, charts.stage_chart(run, stage), drawn)
+    rows = charts.rows_chart(run, stage)
+    if rows is not None:
+        note = "Share of the rows that each variant answers. Hatched: rows that it answers after another variant."
+        yield section(f"Rows of stage {stage}", f"{note} Dashed: expected by the plan.", rows, drawn)
 
 
 def _comparison(runs: Sequence[Run], drawn: Charts) -> str:

@@ -43,7 +43,7 @@ def seconds(run: Run) -> float:
     return run.samples[-1].at - run.started_at if run.samples else 0.0
 
 
-def _bins(run: Run) -> tuple[Floats, Floats]:
+def bins(run: Run) -> tuple[Floats, Floats]:
     """Edges and middles of about sixty equal bins over the run, each of at least a second."""
     length = max(seconds(run), MIN_BIN_SECONDS)
     edges = np.linspace(0.0, length, max(int(length / max(length / BINS, MIN_BIN_SECONDS)), 1) + 1)
@@ -89,7 +89,7 @@ def latencies(run: Run, quantiles: Sequence[float]) -> list[Curve]:
     """Latency quantiles in seconds, one curve each, binned by scheduled arrival."""
     if run.results is None:
         return [_bucket_latency(run, quantile) for quantile in quantiles]
-    edges, middles = _bins(run)
+    edges, middles = bins(run)
     answered = run.results.answered
     groups = _grouped(answered["scheduled"], answered["latency_seconds"], edges)
     return [
@@ -102,7 +102,7 @@ def lost_requests(run: Run) -> Mapping[str, Curve]:
     """Requests per bin that were not answered in time, by outcome and reason."""
     if run.results is None:
         return _lost_by_counters(run)
-    edges, middles = _bins(run)
+    edges, middles = bins(run)
     arrivals, reasons = run.results.records["scheduled"], np.array(loss_reasons(run.results))
     return {
         reason: Curve(middles, np.histogram(arrivals[reasons == reason], edges)[0].astype(np.float64))
@@ -129,7 +129,7 @@ def loss_reasons(results: Results) -> list[str]:
 def accuracies(run: Run) -> tuple[Curve, Curve]:
     if run.results is None:
         return _expected_by_counters(run), _measured_by_samples(run)
-    edges, middles = _bins(run)
+    edges, middles = bins(run)
     answered = run.results.answered
     arrivals = answered["scheduled"]
     expected = [_mean(group) for group in _grouped(arrivals, answered["expected_accuracy"], edges)]

@@ -10,10 +10,12 @@ from rich.table import Table
 
 from trimtab.local.counters import CHAT_LABELS, ChatStats
 from trimtab.options import terminal_table
+from trimtab.report.row_series import expected_rows, row_bins, total_rows
 from trimtab.report.series import LATE, loss_reasons
 from trimtab.report.summary_stats import RunStats, run_stats
 from trimtab.run_samples import Run
 from trimtab_pipelines.accuracy import accuracy_sources
+from trimtab_pipelines.row_shares import describe_shares, escalation_rate
 from trimtab_pipelines.spec import ServiceLevel
 
 MAX_REASONS = 3
@@ -62,6 +64,7 @@ def summary_items(run: Run) -> list[SummaryItem]:
             "mean cores", f"{stats.mean_cores:.2f}", f"budget {spec.budget.cores:g}; maximum {stats.max_cores:g}"
         ),
         SummaryItem("plan changes", str(stats.plan_changes), f"variant: {changes}" if changes else ""),
+        *_row_items(run),
         *_stage_items(run),
     ]
 
@@ -115,6 +118,26 @@ def _stage_items(run: Run) -> Iterator[SummaryItem]:
             yield SummaryItem(
                 f"stage {stage.name}", "no rows", "no request reached it; send --samples that do", holds=False
             )
+
+
+def _row_items(run: Run) -> Iterator[SummaryItem]:
+    """Shares of rows of stages that several points answer, or should answer."""
+    for stage in run.pipeline.spec.ordered_stages:
+        spans = row_bins(run, stage.name)
+        measured, expected = total_rows(spans), expected_rows(spans)
+        if measured and len({*measured, *expected}) > 1:
+            rate, expected_rate = escalation_rate(measured), escalation_rate(expected)
+            details = [f"expected {_percent(expected_rate)}", describe_shares(measured)]
+            details.append(f"expected {describe_shares(expected)}")
+            saved: Counter[str] = Counter()
+            for span in spans:
+                saved.update(span.saved_seconds)
+            details += [
+                f"{seconds:,.0f} replica-seconds less than {name} alone"
+                for name, seconds in saved.items()
+                if seconds >= 1.0
+            ]
+            yield SummaryItem(f"escalation rate, stage {stage.name}", _percent(rate), "; ".join(details))
 
 
 def print_summary(run: Run, console: Console) -> None:

@@ -5,6 +5,7 @@ counting is cheap.
 """
 
 import logging
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from functools import lru_cache, partial
@@ -13,12 +14,14 @@ from prometheus_client import CollectorRegistry, Gauge, Metric, generate_latest
 from prometheus_client.registry import Collector
 
 from trimtab_pipelines import router_state as names
+from trimtab_pipelines.escalation import Key
 from trimtab_pipelines.request_outcome import RequestOutcome
 from trimtab_pipelines.spec import ServiceLevel
 from trimtab_protocol.chat.internal_wire import Usage
 from trimtab_protocol.sanitize import printable
 from trimtab_router.execution.response_metadata import StreamTiming
 from trimtab_router.observability import tallies
+from trimtab_router.observability.row_counts import RowCounts
 from trimtab_router.observability.tallies import Buckets, Count
 
 MODALITIES = ("text", "image")
@@ -102,7 +105,8 @@ class StageFamilies:
         self.rows = counter("trimtab_stage_rows", "Total rows served", STAGE)
         text = "Total rows served by operating point"
         self.point_rows = counter(names.POINT_ROWS, text, (*variant, "operating_point"))
-        self.escalated_rows = counter(names.ESCALATED_ROWS, "Total rows escalated to a better operating point", STAGE)
+        text = "Total rows that a better operating point served again"
+        self.escalated_rows = counter(names.ESCALATED_ROWS, text, (*STAGE, *names.ESCALATED_LABELS))
         text = "Total rows whose generation was cancelled by the client"
         self.cancelled_rows = counter(names.CANCELLED_ROWS, text, STAGE)
         text = "Total images that reused the encoding of an identical image, in flight or cached"
@@ -165,9 +169,10 @@ class Metrics:
         text = "Unix time in seconds at which a certificate expires"
         self._certificates = gauge("trimtab_certificate_expiration_timestamp_seconds", text, (*BASE, "certificate"))
         self._stages = StageFamilies(self.registry)
+        self.row_counts: defaultdict[str, RowCounts] = defaultdict(RowCounts)  # by stage
 
     def stage(self, stage: str) -> "StageStats":
-        return StageStats(self._stages, stage, (*self._base, stage))
+        return StageStats(self._stages, stage, (*self._base, stage), self.row_counts[stage])
 
     def count_refusal(self, code: str, reason: str, count: int = 1) -> None:
         self.refusals.labels(*self._base, code, reason).inc(count)
@@ -201,26 +206,27 @@ class _SingleFamily(Collector):
 class StageStats:
     """Metrics and log lines of one stage, as its scheduler reports them."""
 
-    def __init__(self, families: StageFamilies, stage: str, labels: tuple[str, ...]) -> None:
+    def __init__(self, families: StageFamilies, stage: str, labels: tuple[str, ...], row_counts: RowCounts) -> None:
         self._families = families
+        self._row_counts = row_counts
         self._stage = stage
         self._labels = labels
         self._rows = families.rows.labels(*labels)
         self.observe_queue_seconds = families.queue_seconds.labels(*labels).observe
-        self.count_escalated_rows = families.escalated_rows.labels(*labels).inc
         self.count_cancelled_row = families.cancelled_rows.labels(*labels).inc
         self.count_early_prefill = families.early_prefills.labels(*labels).inc
         self._count_policy_error = families.policy_errors.labels(*labels).inc
         self._logged_errors: set[type[Exception]] = set()
         self._bound = lru_cache(self._bind)
 
-    def _bind(self, key: tuple[str, str]) -> tuple[Buckets, Buckets, Count, Count]:
+    def _bind(self, key: Key) -> tuple[Buckets, Buckets, Count, Count]:
         families, labels = self._families, (*self._labels, key[0])
+        at_point = self._row_counts.served[key] = families.point_rows.labels(*self._labels, *key)
         return (
             families.batch_size.labels(*labels),
             families.service_seconds.labels(*labels),
             families.ratio.labels(*labels),
-            families.point_rows.labels(*self._labels, *key),
+            at_point,
         )
 
     def watch(
@@ -240,13 +246,25 @@ class StageStats:
         ):
             gauge.labels(*self._labels).set_function(value)
 
-    def observe_batch(self, key: tuple[str, str], rows: int, seconds: float, ratio: float) -> None:
+    def observe_batch(self, key: Key, rows: int, seconds: float, ratio: float) -> None:
         batch_size, service, service_ratio, at_point = self._bound(key)
         batch_size.observe(rows)
         service.observe(seconds)
         service_ratio.set(ratio)
         self._rows.inc(rows)
         at_point.inc(rows)
+
+    def count_escalated_rows(self, first: Key, second: Key, rows: int) -> None:
+        count = self._row_counts.escalated.get((first, second))
+        if count is None:
+            count = self._families.escalated_rows.labels(*self._labels, *first, *second)
+            self._row_counts.escalated[first, second] = count
+        count.inc(rows)
+
+    def count_low_confidence(self, key: Key, below: float, rows: int, low_rows: int) -> None:
+        counts = self._row_counts.low_confidence.setdefault((key, below), (Count(), Count()))
+        counts[0].inc(rows)
+        counts[1].inc(low_rows)
 
     def count_deduplicated_row(self, source: str) -> None:
         self._families.encoder_dedup.labels(*self._labels, source).inc()

@@ -2,8 +2,9 @@
 
 from collections.abc import Mapping
 
-from trimtab_pipelines.router_state import EndpointState, RegisteredAccuracy, StageState, VariantState
+from trimtab_pipelines.router_state import EndpointState, RegisteredAccuracy, ReportedRows, StageState, VariantState
 from trimtab_router.observability.request_accounting import RequestAccounting
+from trimtab_router.observability.row_counts import RowCounts
 from trimtab_router.scheduling.replica_slots import ReplicaSlots
 from trimtab_router.scheduling.stage_scheduler import StageScheduler
 
@@ -12,12 +13,20 @@ def stage_states(
     schedulers: Mapping[str, StageScheduler],
     unauthenticated: Mapping[str, Mapping[str, str]],
     accounting: RequestAccounting,
+    row_counts: Mapping[str, RowCounts],
     now: float,
 ) -> dict[str, StageState]:
     """Current state and learned figures by stage. `unauthenticated` says by stage why replicas get no requests."""
     rows_per_request, tokens = accounting.rows_per_request.expected(now), accounting.prompt_tokens.expected(now)
     return {
-        name: _stage_state(scheduler, rows_per_request.get(name), tokens.get(name), unauthenticated.get(name, {}), now)
+        name: _stage_state(
+            scheduler,
+            rows_per_request.get(name),
+            tokens.get(name),
+            unauthenticated.get(name, {}),
+            row_counts[name],
+            now,
+        )
         for name, scheduler in schedulers.items()
     }
 
@@ -27,6 +36,7 @@ def _stage_state(
     rows_per_request: float | None,
     prompt_tokens: float | None,
     unauthenticated: Mapping[str, str],
+    row_counts: RowCounts,
     now: float,
 ) -> StageState:
     drifted = scheduler.accuracy_monitor.drifted_accuracies(now)
@@ -40,6 +50,9 @@ def _stage_state(
         operating_point=scheduler.plan.operating_point,
         ready_replicas=scheduler.ready_replicas,
         queue_rows=scheduler.queue.rows,
+        expected_shares=ReportedRows.list_of(scheduler.plan.expected_rows),
+        recent_rows=row_counts.recent_rows(now),
+        low_confidence=row_counts.recent_low_confidence(now),
         rows_per_request=rows_per_request,
         prompt_tokens=prompt_tokens,
         registered_accuracies={

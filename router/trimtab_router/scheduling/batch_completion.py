@@ -113,11 +113,12 @@ class BatchCompletion:
                 confidences=outputs[self._stage.confidence] if self._stage.confidence else None,
                 counted_by=self._counted_by,
             )
+            if row_slice.provisional_response is not None:
+                first = row_slice.provisional_response
+                first_key = first.variant, first.operating_point
+                self._stats.count_escalated_rows(first_key, (batch.variant, point.name), row_slice.rows)
             if batch.escalation is not None and served.confidences is not None and self.retryable:
-                before = batch.point.accuracy_for(row_slice.request.options.task)
-                self._escalate(
-                    row_slice, outputs, served, batch.escalation.for_task(row_slice.request.options.task), before=before
-                )
+                self._escalate(row_slice, outputs, served, batch, batch.escalation)
             else:
                 request.add_result(row_slice.start, row_slice.rows, outputs, served)
 
@@ -144,13 +145,17 @@ class BatchCompletion:
         row_slice: RowSlice,
         outputs: Mapping[str, Array],
         served: ServedRows,
-        rule: EscalationRule,
-        *,
-        before: float,
+        batch: Batch,
+        batch_rule: EscalationRule,
     ) -> None:
-        """Complete confident rows and queue the others; `before` is the accuracy of the first point."""
+        """Complete confident rows and queue the others."""
+        task = row_slice.request.options.task
+        rule, before = batch_rule.for_task(task), batch.point.accuracy_for(task)
         confidences = np.asarray(served.confidences)
         low_confidence = ~(confidences >= rule.confidence_below)  # NaN counts as low confidence
+        if row_slice.request.owner.has_client:
+            low_rows = int(low_confidence.sum())
+            self._stats.count_low_confidence(batch.key, batch_rule.confidence_below, low_confidence.size, low_rows)
         high_accuracy, low_accuracy = rule.accuracies(served.accuracy, float(low_confidence.mean()))
         if rule.share is not None:  # the share says nothing about a single row
             low_accuracy = rule.low_confidence_accuracy(served.accuracy)
@@ -167,7 +172,6 @@ class BatchCompletion:
             row_slice.request.add_result(first, stop - start, part, record)
             if escalate and not row_slice.request.closed:
                 provisional = replace(record, accuracy=rule.low_confidence_accuracy(before))
-                self._stats.count_escalated_rows(stop - start)
                 self._queue.push(
                     RowSlice(row_slice.request, first, last, provisional_response=provisional, escalation=rule)
                 )

@@ -68,7 +68,11 @@ class StatsSink(Protocol):
     def observe_batch(self, key: Key, rows: int, seconds: float, ratio: float) -> None:
         """Count a batch of a variant and point; `ratio` is the recent ratio of observed to profiled service time."""
 
-    def count_escalated_rows(self, rows: int) -> None: ...
+    def count_escalated_rows(self, first: Key, second: Key, rows: int) -> None:
+        """Count rows that a second point served again."""
+
+    def count_low_confidence(self, key: Key, below: float, rows: int, low_rows: int) -> None:
+        """Count rows of a point whose confidences were compared to a threshold, and those below it."""
 
     def count_deduplicated_row(self, source: str) -> None:
         """Count a row that reused an encoding: `source` is `inflight` or `cache`."""

@@ -50,7 +50,9 @@ class Objective(Model):
     has one.
     """
     accuracy_floor: Fraction | None = None
-    """Minimum pipeline accuracy. Required by goal MinCost."""
+    """Minimum expected pipeline accuracy at the planned load, on average over the requests. Required by goal MinCost.
+    A request sets its own floor by the parameter `trimtab.accuracy_floor`.
+    """
 
     @model_validator(mode="after")
     def _floor_for_min_cost(self) -> Self:

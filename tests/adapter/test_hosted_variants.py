@@ -105,17 +105,30 @@ def test_mix_serves_as_many_rows_at_the_heavier_variant_as_fit():
     assert stage.expected_rows[AnsweredBy("heavy", "default")] == pytest.approx(0.85 / 0.8 * share, abs=0.05)
 
 
-@pytest.mark.parametrize(
-    "changes", [{"objective": MAX_ACCURACY | {"accuracyFloor": 0.5}}, {"schedulingPolicy": "SlackFit"}]
-)
-def test_floor_or_policy_without_mixes_plans_none(changes):
-    assert plan_for(a_hosting_ladder(**changes), 60.0).spec.stages[0].mixed_accuracy is None
+def test_policy_without_mixes_plans_none():
+    assert plan_for(a_hosting_ladder(schedulingPolicy="SlackFit"), 60.0).spec.stages[0].mixed_accuracy is None
+
+
+@pytest.mark.parametrize(("floor", "cores"), [(0.91, 2.0), (0.95, 4.0), (0.97, 6.0)])
+def test_fewest_cores_of_a_mix_keep_the_accuracy_floor(floor, cores):
+    """At batch 8 a core carries 47 rows a second of the heavy variant (0.97) and 186 of the middle one (0.9)."""
+    goal = {"goal": "MinCost", "accuracyFloor": floor}
+    spec = plan_for(a_hosting_ladder(objective=goal, budget={"cores": "8"}), 180.0).spec
+    stage = spec.stages[0]
+
+    assert spec.feasible
+    assert spec.expected is not None
+    assert (stage.variant, spec.expected.cores) == ("heavy", cores)
+    assert spec.expected.accuracy >= stage.expected_accuracy >= floor
+    assert (stage.mixed_accuracy is None) == (floor == 0.97)
+    assert ("middle" in {point.variant for point in stage.fallbacks}) == (floor < 0.97)
 
 
 def a_random_hosting_program(seed):
     """Two stages of three hosted variants with escalations to heavier ones, at a random load, budget and goal."""
     rng = np.random.default_rng(seed)
     weights = {"goal": str(rng.choice(["Weighted", "MaxAccuracy"])), "accuracyWeight": float(rng.choice([10.0, 100.0]))}
+    weights |= {"accuracyFloor": float(rng.choice([0.0, 0.75, 0.85]))}
     pipeline = a_hosting_ladder(2, objective=weights, budget={"cores": str(int(rng.integers(2, 6)))})
     for index in range(2):
         variants = [variant.model_dump(by_alias=True) for variant in pipeline.spec.stages[index].variants]

@@ -197,10 +197,13 @@ def _comparable(stages: Sequence[StagePlan]) -> list[tuple[object, ...]]:
 
 
 def _least_accuracy(problem: PlanningProblem, choice: Sequence[Option], option: Option) -> float:
-    """The accuracy with which a stage keeps the floor if the others have their planned accuracy; 0 without a floor."""
+    """The least accuracy of a fallback of another variant, so that the stage keeps the floor; 0 without a floor.
+
+    The others have their planned accuracy. A mix keeps the floor on average, so its lighter half is allowed too.
+    """
     floor = problem.spec.objective.accuracy_floor
     others = math.prod(other.accuracy for other in choice if other is not option)
-    return 0.0 if floor is None else floor / max(others, TOLERANCE)
+    return 0.0 if floor is None else min(floor / max(others, TOLERANCE), option.least_accuracy)
 
 
 def _stage_plan(

@@ -31,6 +31,10 @@ class Mix:
     def accuracy(self) -> float:
         return self.lighter.accuracy + self.share * (self.heavier.accuracy - self.lighter.accuracy)
 
+    def max_rps(self, batch_size: int) -> float:
+        """Rows per second of one replica at the fastest operating point that may run such batches."""
+        return max(half.max_rps(batch_size) for half in (self.lighter, self.heavier))
+
     def seconds(self, batch_size: int, quantile: float) -> float:
         """Service time of a full batch of the slower half."""
         return max(half.speed.seconds(batch_size, quantile) for half in (self.lighter, self.heavier))
@@ -42,10 +46,10 @@ def mixes(
     """Yield the best mixes of candidates that run such batches, each with a number of replicas that serves all rows.
 
     The number of `running` replicas is among them if it serves a mix.
-    Without an escalating policy there are none, and none with an accuracy floor, which every row then keeps.
+    Without an escalating policy there are none.
     """
     spec = problem.spec
-    if not spec.policy_traits.escalates or spec.objective.accuracy_floor is not None or sustained_rps <= 0:
+    if not spec.policy_traits.escalates or sustained_rps <= 0:
         return
     busy = min(BUSY_SHARE, spec.adaptation.target_utilization)
     for hosted in _groups(candidates):

@@ -134,8 +134,7 @@ def _mixed_sizes(
     for batch_size in batch_sizes(problem.spec, stage, pin):
         fitting = [candidate for candidate in found if _fits(problem, candidate, batch_size)]
         for mix, replicas in mixes(problem, fitting, batch_size, sustained_rps, running.replicas if running else 0):
-            carrying_rps = mix.heavier.max_rps(batch_size)
-            fewest = required_replicas(load_rps, carrying_rps, problem.spec.adaptation.target_utilization)
+            fewest = required_replicas(load_rps, mix.max_rps(batch_size), problem.spec.adaptation.target_utilization)
             in_bounds = max(fewest, stage.min_replicas) <= replicas <= stage.max_replicas
             if in_bounds and pin.replicas in {None, replicas}:
                 yield _option(problem, stage, mix.heavier, batch_size, replicas, sustained_rps, mix=mix)
@@ -181,7 +180,8 @@ def _option(
     variant, point, escalation = candidate.variant, candidate.point, candidate.escalation
     quantile = problem.spec.slo.quantile
     # A mix turns lighter as a backlog grows.
-    replica_rps = candidate.speed.replica_rps(batch_size) if mix is None else candidate.max_rps(batch_size)
+    max_rps = candidate.max_rps(batch_size) if mix is None else mix.max_rps(batch_size)
+    replica_rps = candidate.speed.replica_rps(batch_size) if mix is None else max_rps
     service = candidate.speed.seconds(batch_size, quantile) if mix is None else mix.seconds(batch_size, quantile)
     carried_rps = replicas * replica_rps
     backlog = backlog_seconds(sustained_rps, carried_rps, quantile, problem.rows(stage.name))
@@ -201,10 +201,11 @@ def _option(
         accuracy=accuracy,
         value=value,
         latency_seconds=_latency_seconds(problem, stage, service, replicas, backlog),
-        throughput_rps=replicas * candidate.max_rps(batch_size),
+        throughput_rps=replicas * max_rps,
         penalty=_penalty(problem, stage, candidate, batch_size, replicas),
         planned_escalation=escalation,
         mixed=mix is not None,
+        least_accuracy=1.0 if mix is None else mix.lighter.point_accuracy,
         disaggregated=not variant.colocated if stage.chooses_encoder_placement else is_encoder or None,
     )
 

@@ -39,6 +39,8 @@ class Option:
     """Escalation of the low-confidence rows."""
     mixed: bool = False
     """Whether a part of the rows is served by a lighter point; accuracy and value are those of all rows."""
+    least_accuracy: float = 1.0
+    """Accuracy of the lighter point of a mix."""
     disaggregated: bool | None = None
     """Whether it requires disaggregated encoders; None if it fits both placements."""
 

@@ -18,10 +18,11 @@ def accuracy_on_basis(basis: AccuracyBasis, value: float, low: float | None) -> 
 
 
 AccuracySource = Literal["Measured", "Published", "Declared", "Agreement"]
-"""Agreement is the share of samples on which a compiled or quantized form gives the same result as the original model.
+"""Agreement is the share of samples without labels on which a model gives the same result as a heavier one: a compiled
+or quantized form as the original model, or a variant as the most accurate variant.
 """
 DIGESTS = {"samples_digest", "model_digest"}
-AGREEMENT = "agreement with the original model"
+AGREEMENT = "agreement with a heavier model"
 
 
 class AccuracyEvidence(Model):
@@ -29,7 +30,7 @@ class AccuracyEvidence(Model):
 
     source: AccuracySource = "Declared"
     """Measured on labelled samples, Published, Declared, or Agreement: the share of unlabelled samples with the same
-    result as the original model.
+    result as the original model, or as the most accurate variant.
     """
     samples: int | None = Field(default=None, gt=0)
     """Number of held-out samples."""

@@ -1,6 +1,6 @@
 """Accuracy of an escalation on rows that choose no threshold, in the unit of its stage's accuracy."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -22,22 +22,25 @@ class ScoredRows:
     """Correct results of each row. Shape (rows,)."""
     total: NDArray[np.integer]
     """Expected results of each row. Shape (rows,)."""
+    inputs: frozenset[str] = frozenset()
+    """Inputs that the point reads; empty for all."""
 
     @property
     def accuracy(self) -> float:
         return float(self.correct.sum() / self.total.sum())
 
     def subset(self, rows: NDArray[np.bool_]) -> "ScoredRows":
-        return ScoredRows(self.confidence[rows], self.correct[rows], self.total[rows])
+        return ScoredRows(self.confidence[rows], self.correct[rows], self.total[rows], self.inputs)
 
     @classmethod
     def concatenate(cls, parts: Sequence["ScoredRows"]) -> "ScoredRows":
         columns = zip(*((part.confidence, part.correct, part.total) for part in parts), strict=True)
-        return cls(*map(np.concatenate, columns))
+        confidence, correct, total = map(np.concatenate, columns)
+        return cls(confidence, correct, total)
 
     def sample(self) -> ConfidenceSample:
         """Rows with whether all of their results are correct, which choose thresholds."""
-        return ConfidenceSample(self.confidence, self.correct == self.total)
+        return ConfidenceSample(self.confidence, self.correct == self.total, self.inputs)
 
     def escalated(self, then: "ScoredRows", below: float) -> "ScoredRows":
         """The rows after those below a threshold were served at another point."""
@@ -74,16 +77,26 @@ def judge(escalation: Escalation, first: ScoredRows, then: ScoredRows, factor: f
 
 
 def held_out_escalations(
-    points: Mapping[Key, ScoredRows], chosen_on: NDArray[np.bool_], seconds: Mapping[Key, float]
+    points: Mapping[Key, ScoredRows],
+    chosen_on: NDArray[np.bool_],
+    seconds: Mapping[Key, float],
+    *,
+    factor: float = 1.0,
+    hosted: Callable[[str, str], bool] = lambda *_: True,
 ) -> dict[Key, tuple[Escalation, ...]]:
     """Undominated escalations of a stage, with thresholds chosen on some of the rows and figures of the others.
 
-    `seconds` are those of a row at each point.
+    `seconds` are those of a row at each point; empty if they are unknown. A factor turns shares of correct results into
+    accuracies. `hosted` says whether a replica of the first variant hosts the second.
     """
     chosen = measure_stage_escalations({key: rows.subset(chosen_on).sample() for key, rows in points.items()})
     others = {key: rows.subset(~chosen_on) for key, rows in points.items()}
     judged = {
-        first: [judge(again, others[first], others[again.target(first[0])]) for again in listed]
+        first: [
+            judge(again, others[first], others[again.target(first[0])], factor)
+            for again in listed
+            if hosted(first[0], again.target(first[0])[0])
+        ]
         for first, listed in chosen.items()
     }
-    return undominated_escalations(judged, {key: rows.accuracy for key, rows in others.items()}, seconds)
+    return undominated_escalations(judged, {key: factor * rows.accuracy for key, rows in others.items()}, seconds)

@@ -129,7 +129,7 @@ def test_agreement_accuracies_are_named_in_the_plan(basis):
     points = [{"name": "full", "accuracy": 0.95, "accuracyEvidence": agreeing}]
     basis_text = planned(points=points, objective={"accuracyBasis": basis}).explanation.accuracy_basis
 
-    assert "agreement with the original model" in basis_text
+    assert "agreement with a heavier model" in basis_text
 
 
 def test_a_floor_is_kept_at_the_lower_end():

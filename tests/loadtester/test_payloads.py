@@ -14,7 +14,7 @@ from trimtab_loadtester.load_spec import LoadError
 from trimtab_loadtester.multimodal.traffic import Request
 from trimtab_loadtester.payloads.digits_av import DigitsAvPayloads, JobOptions
 from trimtab_loadtester.payloads.interface import Outputs, Score
-from trimtab_loadtester.payloads.labelled import LabelledPayloads, SamplesError
+from trimtab_loadtester.payloads.labelled import LabelledPayloads, SamplesError, agreement
 from trimtab_loadtester.payloads.lmm_digits import ChatPayloads, DrawnChats, parse_pages
 from trimtab_loadtester.payloads.sources import DigitPayloads, SyntheticPayloads, payload_source, require_chats
 from trimtab_model_servers.families.digits_av import family
@@ -467,3 +467,23 @@ def test_digest_depends_on_content_not_on_format(tmp_path: Path) -> None:
     digests = [LabelledPayloads(pipeline_of(), where).digest() for where in (one, str(tmp_path / "two"), other)]
     assert digests[0] == digests[1] != digests[2]
     assert digests[0].startswith("sha256:")
+
+
+@pytest.mark.parametrize(
+    ("reference", "outputs", "score"),
+    [
+        ({"digit": np.array([1, 2, 3])}, {"digit": np.array([1, 2, 4])}, Score(2, 3)),
+        ({"digit": np.array([1, 2, 3])}, {"digit": np.array([1, 2])}, Score(0, 3)),
+        ({"digit": np.array([], np.int64)}, {"digit": np.array([], np.int64)}, Score(1, 1)),
+        ({"text": np.array([b"a"], object)}, {"text": np.array([b"b"], object)}, Score(0, 1)),
+        ({"logits": np.array([[0.1, 0.9]])}, {"logits": np.array([[0.4, 0.6]])}, Score(1, 1)),
+        ({"price": np.array([[1.0]])}, {"price": np.array([[1.2]])}, Score(0, 1)),
+        (
+            {"digit": np.array([1, 2]), "box": np.array([[0.1], [0.2]])},
+            {"digit": np.array([1, 2]), "box": np.array([[9.0], [9.0]])},
+            Score(2, 2),
+        ),
+    ],
+)
+def test_agreement_compares_results_row_by_row(reference, outputs, score):
+    assert agreement(reference, outputs) == score

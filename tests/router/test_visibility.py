@@ -83,7 +83,7 @@ def test_metadata_omits_long_texts_over_grpc():
     declared = [{"name": name, "datatype": "FP32"} for name in names]
     reply = model_metadata(a_pipeline([stage], inputs=declared))
     assert reply["parameters"]["trimtab.first.small.some.modalities"] == names[2]
-    assert reply["parameters"]["trimtab.first.small.all.accuracy_source"] == "agreement with the original model"
+    assert reply["parameters"]["trimtab.first.small.all.accuracy_source"] == "agreement with a heavier model"
     assert "trimtab.first.small.some.accuracy_source" not in reply["parameters"]
     assert reply["parameters"]["trimtab.first.small.all.modalities"] == ",".join(names)
     assert not any("parameters" in one for one in reply["inputs"])

@@ -31,8 +31,10 @@ def accuracy_basis_note(spec: InferencePipelineSpec, stages: Sequence[StagePlan]
     """Describe the basis of a plan's accuracies, and name those without an interval or with no labels."""
     running = {}
     for stage in stages:
-        point = spec.stage(stage.name).variant(stage.variant).point(stage.operating_point)
-        running[f"{stage.name}: {stage.variant}"] = point.measured_accuracy()
+        for variant, point, _ in stage.expected_rows:
+            running[f"{stage.name}: {variant}"] = (
+                spec.stage(stage.name).variant(variant).point(point).measured_accuracy()
+            )
     agreeing = [name for name, accuracy in running.items() if accuracy.source == "Agreement"]
     unlabelled = f"; {AGREEMENT}, without labels: {', '.join(agreeing)}" if agreeing else ""
     if spec.objective.accuracy_basis == "Expected":

@@ -8,6 +8,7 @@ has the accuracy A^(1/N). If another variant in one stage reaches the share E, i
 import math
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from types import MappingProxyType
 from typing import Any
 
@@ -15,10 +16,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from trimtab_loadtester.payloads.interface import Outputs, Score
-from trimtab_pipelines.accuracy_evidence import Accuracy, mean_confidence, wilson_interval
+from trimtab_pipelines.accuracy_evidence import Accuracy, AccuracySource, mean_confidence, wilson_interval
 from trimtab_pipelines.errors import UserError
 from trimtab_pipelines.escalation import Escalation, Key
-from trimtab_pipelines.escalation_evidence import ScoredRows, effective_samples, judge
+from trimtab_pipelines.escalation_evidence import ScoredRows, effective_samples, held_out_escalations
 from trimtab_pipelines.escalation_pruning import undominated_escalations
 from trimtab_pipelines.escalation_thresholds import measure_stage_escalations
 from trimtab_pipelines.spec import InferencePipeline
@@ -120,6 +121,7 @@ def accuracies(
     tallies: Mapping[Choice, Tally],
     samples_digest: str,
     confidences: Mapping[Choice, Mapping[str, float]],
+    source: AccuracySource = "Measured",
 ) -> dict[PointKey, Accuracy]:
     """Map points to their measured accuracies. Raises NoCorrectAnswers if the best choice has no correct answer."""
     best = choices(pipeline)[0]
@@ -128,7 +130,8 @@ def accuracies(
         raise NoCorrectAnswers(
             "no sample was answered correctly with the best variants; check the names of the samples' outputs"
         )
-    return attribute(pipeline, tallies, factor, samples_digest, confidences)
+    attributed = attribute(pipeline, tallies, factor, samples_digest, confidences)
+    return {key: accuracy.model_copy(update={"source": source}) for key, accuracy in attributed.items()}
 
 
 def attribute(
@@ -207,51 +210,84 @@ def escalations(
 ) -> dict[PointKey, tuple[Escalation, ...]]:
     """Map points to their escalations: the accuracy gained if a better point repeats its least confident rows.
 
-    They are determined for stages with a confidence output that get one row of each sample: otherwise a wrong answer
-    cannot be attributed to a confidence. In a pipeline of several stages, accuracies are attributed as those of
-    variants are. Samples of a single stage that name their tasks get thresholds by task. `seconds` are those of a row
-    at each point; empty if they are unknown.
+    They are determined for stages with a confidence output that get one row of each sample, or whose rows are scored
+    one by one: otherwise a wrong answer cannot be attributed to a confidence. Thresholds are chosen on every second
+    sample, and their figures are those of the others. Samples of a single stage that name their tasks get thresholds by
+    task, cross-fitted. In a pipeline of several stages, accuracies are attributed as those of variants are. `seconds`
+    are those of a row at each point; empty if they are unknown.
     """
     best = choices(pipeline)[0]
-    factor = scale_factor(Tally.of([answer.score for answer in answers[best]]).share, len(best))
+    best_share = Tally.of([answer.score for answer in answers[best]]).share
+    factor = scale_factor(best_share, len(best))
     tasks = np.array([answer.task for answer in answers[best]])
     by_task = tasks if len(best) == 1 and np.all(tasks != "") else None
     by_point: dict[PointKey, tuple[Escalation, ...]] = {}
     for index, stage in enumerate(pipeline.spec.ordered_stages):
         keys = [(variant.name, point.name) for variant in stage.variants for point in variant.points]
-        rows = {key: _scored_rows(stage, answers[*best[:index], key, *best[index + 1 :]]) for key in keys}
-        scored = {key: own for key, own in rows.items() if own is not None}
-        if stage.confidence is None or factor is None or len(scored) < max(len(keys), 2):
+        own_answers = {key: answers[*best[:index], key, *best[index + 1 :]] for key in keys}
+        scored = _scored_rows(stage, own_answers)
+        if stage.confidence is None or factor is None or len(scored.rows) < 2:
             continue
-        measured = _stage_escalations(stage, scored, by_task)
-        if len(best) > 1 or any(np.any(own.total != 1) for own in scored.values()):
-            measured = {
-                first: [judge(again, scored[first], scored[again.target(first[0])], factor) for again in listed]
-                for first, listed in measured.items()
-            }
+        best_accuracy = scored.rows[best[index]].accuracy
+        if not best_accuracy:
+            continue
         costs = {key: seconds[stage.name, *key] for key in keys} if seconds else {}
-        kept = undominated_escalations(measured, {key: factor * own.accuracy for key, own in scored.items()}, costs)
+        if by_task is not None and len(scored.samples) == by_task.size:
+            samples = {key: replace(rows.sample(), tasks=by_task) for key, rows in scored.rows.items()}
+            measured = measure_stage_escalations(samples)
+            kept = undominated_escalations(measured, {key: own.accuracy for key, own in scored.rows.items()}, costs)
+        else:
+            kept = held_out_escalations(
+                scored.rows,
+                scored.samples % 2 == 0,
+                costs,
+                factor=factor * best_share / best_accuracy,
+                hosted=partial(_hosted, stage),
+            )
         by_point |= {(stage.name, *key): listed for key, listed in kept.items()}
     return by_point
 
 
-def _stage_escalations(
-    stage: Stage, scored: Mapping[Key, ScoredRows], tasks: NDArray[np.str_] | None
-) -> dict[Key, list[Escalation]]:
-    """Escalations to points that the same replica hosts."""
-    inputs = {key: frozenset(stage.variant(key[0]).point(key[1]).modalities) for key in scored}
-    samples = {key: replace(rows.sample(), inputs=inputs[key], tasks=tasks) for key, rows in scored.items()}
-    hosted = {key[0]: {other.name for other in stage.hosted_with(key[0])} for key in scored}
-    return {
-        first: [again for again in listed if again.target(first[0])[0] in hosted[first[0]]]
-        for first, listed in measure_stage_escalations(samples).items()
+def _hosted(stage: Stage, first: str, second: str) -> bool:
+    return any(variant.name == second for variant in stage.hosted_with(first))
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _StageRows:
+    """Rows of a stage at each of its points."""
+
+    rows: Mapping[Key, ScoredRows]
+    """Empty if a wrong answer cannot be attributed to a row."""
+    samples: NDArray[np.int64]
+    """Number of the sample of each row. Shape (rows,)."""
+
+
+def _scored_rows(stage: Stage, answers: Mapping[Key, Sequence[ReceivedAnswer]]) -> _StageRows:
+    """Combine the answers of each point of a stage: a row for each sample, or for each row that was scored."""
+    parts = {key: [_rows_of(stage, answer) for answer in listed] for key, listed in answers.items()}
+    sizes = {key: [-1 if part is None else part.total.size for part in listed] for key, listed in parts.items()}
+    counts = next(iter(sizes.values()))
+    if min(counts) < 0 or not sum(counts) or any(other != counts for other in sizes.values()):
+        return _StageRows({}, np.empty(0, np.int64))
+    rows = {
+        key: replace(
+            ScoredRows.concatenate([part for part in listed if part is not None]),
+            inputs=frozenset(stage.variant(key[0]).point(key[1]).modalities),
+        )
+        for key, listed in parts.items()
     }
+    labelled = np.all([own.total > 0 for own in rows.values()], axis=0)
+    samples = np.repeat(np.arange(len(counts)), counts)[labelled]
+    return _StageRows({key: own.subset(labelled) for key, own in rows.items()}, samples)
 
 
-def _scored_rows(stage: Stage, answers: Sequence[ReceivedAnswer]) -> ScoredRows | None:
-    """Combine the answers of a point; None if a sample has not exactly one answer with one confidence."""
-    rows = [answer.confidences.get(stage.name, "").split(",") for answer in answers]
-    if any(not answer.score.total for answer in answers) or any(len(row) != 1 or not row[0] for row in rows):
+def _rows_of(stage: Stage, answer: ReceivedAnswer) -> ScoredRows | None:
+    """The rows of an answer, each with its score; None if there is neither one row nor a score of each row."""
+    confidences = [float(text) for text in answer.confidences.get(stage.name, "").split(",") if text]
+    score = answer.score
+    if score.row_correct is not None and score.row_correct.size == len(confidences):
+        labelled = np.ones(len(confidences), bool) if score.row_labelled is None else score.row_labelled
+        return ScoredRows(np.array(confidences), score.row_correct.astype(np.int64), labelled.astype(np.int64))
+    if len(confidences) != 1 or not score.total:
         return None
-    correct, total = np.array([(answer.score.correct, answer.score.total) for answer in answers]).T
-    return ScoredRows(np.array([float(row[0]) for row in rows]), correct, total)
+    return ScoredRows(np.array(confidences), np.array([score.correct]), np.array([score.total]))

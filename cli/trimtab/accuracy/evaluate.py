@@ -10,7 +10,8 @@ from typing import Any
 from trimtab.accuracy.attribution import Choice, ReceivedAnswer, choices
 from trimtab.local.supervisor import Setup, Supervisor
 from trimtab_loadtester.clients import RestClient
-from trimtab_loadtester.payloads.labelled import LabelledPayloads, SamplesError
+from trimtab_loadtester.payloads.interface import Outputs
+from trimtab_loadtester.payloads.labelled import LabelledPayloads, SamplesError, agreement
 from trimtab_pipelines.documents import dump_yaml, write_atomically, write_json
 from trimtab_pipelines.model_spec import resolve_uri
 from trimtab_pipelines.plan import PipelinePlan, PipelinePlanSpec, StagePlan
@@ -45,6 +46,7 @@ async def evaluate(
 ) -> dict[Choice, Sequence[ReceivedAnswer]]:
     """Serve the pipeline in a folder; return the answers to the samples with each choice, in the samples' order.
 
+    Without labels, the score of an answer is its agreement with that of the best choice by declared accuracies.
     Raises StartError if a process did not start, or a request failed.
     """
     pipeline = without_deadlines(evaluation.pipeline, evaluation.home)
@@ -59,7 +61,8 @@ async def evaluate(
             write_json(supervisor.plan_file, single_choice_plan(pipeline, choice, number))
             await _wait_for_plan(supervisor, choice, number)
             on_answer = partial(on_progress, len(pipeline_choices))
-            answers[choice] = await _send(evaluation, supervisor.rest_port, choice, on_answer)
+            best = None if evaluation.samples.labelled else answers.get(pipeline_choices[0], ())
+            answers[choice] = await _send(evaluation, supervisor.rest_port, choice, on_answer, best)
             supervisor.raise_failure()
     return answers
 
@@ -100,6 +103,12 @@ def single_choice_plan(pipeline: InferencePipeline, choice: Choice, generation: 
     return PipelinePlan(metadata=Metadata(name=pipeline.name), spec=spec)
 
 
+def _results(pipeline: InferencePipeline, outputs: Outputs) -> Outputs:
+    """The outputs of a pipeline except confidences."""
+    confidences = {f"{stage.name}.outputs.{stage.confidence}" for stage in pipeline.spec.stages}
+    return {each.name: outputs[each.name] for each in pipeline.spec.outputs if each.source not in confidences}
+
+
 async def _wait_for_plan(supervisor: Supervisor, choice: Choice, generation: int) -> None:
     """Wait until the router serves the plan, and only its replicas exist."""
     stages = [stage.name for stage in supervisor.pipeline.spec.ordered_stages]
@@ -122,9 +131,16 @@ def _serves(supervisor: Supervisor, points: Mapping[str, tuple[str, str]], gener
 
 
 async def _send(
-    evaluation: Evaluation, port: int, choice: Choice, on_progress: Callable[[str], None]
+    evaluation: Evaluation,
+    port: int,
+    choice: Choice,
+    on_progress: Callable[[str], None],
+    reference: Sequence[ReceivedAnswer] | None,
 ) -> Sequence[ReceivedAnswer]:
-    """Send every sample with limited concurrency; each must be answered by the choice."""
+    """Send every sample with limited concurrency; each must be answered by the choice.
+
+    `reference`: for samples without labels, the answers of the best choice; empty for the best choice itself.
+    """
     samples, answers = evaluation.samples, dict[int, ReceivedAnswer]()
     outputs = tuple(output.name for output in evaluation.pipeline.spec.outputs)
     parameters = {stage.name: parameters_of(stage.name) for stage in evaluation.pipeline.spec.ordered_stages}
@@ -146,10 +162,12 @@ async def _send(
         arrays = {tensor.name: tensor.array for tensor in answer.message.outputs}
         try:
             confidences = {stage: str(values.get(names.confidences, "")) for stage, names in parameters.items()}
-            score, truth = (
-                samples.score(payload.truth, arrays),
-                payload.truth if isinstance(payload.truth, dict) else {},
-            )
+            if reference is None:
+                score = samples.score(payload.truth, arrays)
+            else:
+                first = reference[number].outputs if reference else arrays
+                score = agreement(_results(evaluation.pipeline, first), arrays)
+            truth = payload.truth if isinstance(payload.truth, dict) else {}
             answers[number] = ReceivedAnswer(score, confidences, samples.task(number), truth, arrays)
         except (KeyError, ValueError, TypeError) as error:
             raise SamplesError(f"sample {number}: its answer cannot be scored: {error!r}") from error

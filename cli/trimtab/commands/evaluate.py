@@ -1,4 +1,4 @@
-"""`trimtab evaluate`: measures the accuracy of variants and operating points on labelled samples."""
+"""`trimtab evaluate`: measures the accuracy of variants and operating points on samples."""
 
 import asyncio
 from functools import partial
@@ -30,7 +30,7 @@ from trimtab.options import (
 from trimtab.preflight import counting_progress, prepare, write_edited
 from trimtab.run_folder import RunFolder
 from trimtab_loadtester.payloads.labelled import LabelledPayloads
-from trimtab_pipelines.accuracy_evidence import Accuracy
+from trimtab_pipelines.accuracy_evidence import AGREEMENT, Accuracy
 from trimtab_pipelines.documents import load_profiles, pipeline_file, pipeline_folder
 from trimtab_pipelines.result_line import ResultLine
 from trimtab_pipelines.spec import InferencePipeline
@@ -42,30 +42,35 @@ COLUMNS = ("stage", "variant", "point", "task", "before", "measured", "95 % inte
 
 def command(
     pipeline: PipelineArgument,
-    samples: Annotated[str, typer.Option("--samples", metavar=SAMPLES_METAVAR, help="Samples with their labels")],
+    samples: Annotated[str, typer.Option("--samples", metavar=SAMPLES_METAVAR, help="Samples, with or without labels")],
     max_samples: MaxSamplesOption = None,
     seed: SeedOption = 0,
     out: EditedPipelineOption = None,
 ) -> int:
-    """Measure the accuracy of every variant and operating point on labelled samples; write it into the pipeline.
+    """Measure the accuracy of every variant and operating point on samples; write it into the pipeline.
 
     Each variant of a pipeline of several stages is measured with the best variants of the other stages. A stage that
     outputs a confidence also gets its mean confidence, from which the router detects drift. If the samples name their
-    tasks, accuracies and mean confidences are also written by task. A stage with a confidence, and one row for each
-    sample, also gets escalations: the accuracy gained if a more accurate point or variant repeats the least confident
-    rows. Those that another option of the stage dominates are left out.
+    tasks, accuracies and mean confidences are also written by task. A stage with a confidence, and one row or a score
+    of each row for each sample, also gets escalations: the accuracy gained if a more accurate point or variant repeats
+    the least confident rows. Those that another option of the stage dominates are left out.
+
+    Without labels, the share of results that agree with those of the variants with the highest accuracies replaces
+    accuracies. It is marked as agreement.
 
     The metric follows from the family that gives the outputs (ROUGE-L for hf/summarization), or from the annotation
     trimtab.dev/metric; by default it is the share of correct answers.
     """
     document = prepare(pipeline)
-    source = LabelledPayloads(document, samples, seed)
-    metric = ACCURACY if source.scores_itself else metric_of(document)
+    source = LabelledPayloads(document, samples, seed, labels="Optional")
+    metric = ACCURACY if source.scores_itself or not source.labelled else metric_of(document)
+    measure_name = ACCURACY if source.labelled else "agreement"
     count = min(max_samples or len(source), len(source))
     tasks = source.tasks(count)
     of_tasks = f" of {len(tasks)} tasks" if tasks else ""
     points = sum(len(variant.points) for stage in document.spec.stages for variant in stage.variants)
-    console.print(f"{count} of {len(source)} samples{of_tasks}, {points} operating points, metric {metric}")
+    shown_metric = metric if source.labelled else f"{AGREEMENT}, which is not an accuracy: the samples have no labels"
+    console.print(f"{count} of {len(source)} samples{of_tasks}, {points} operating points, metric {shown_metric}")
     digest = source.digest()
     evaluation = Evaluation(document, pipeline_folder(pipeline), source, count)
     with RunFolder() as folder, counting_progress() as progress:
@@ -79,8 +84,8 @@ def command(
     tallies = {choice: measure(listed) for choice, listed in answers.items()}
     by_task_stages = task_accuracy_stages(document) if tasks else ()
     confidences = {choice: mean_confidences(listed, by_task_stages) for choice, listed in answers.items()}
-    measured = accuracies(document, tallies, digest, confidences)
-    by_task = task_accuracies(document, answers, tasks, digest, measure)
+    measured = accuracies(document, tallies, digest, confidences, "Measured" if source.labelled else "Agreement")
+    by_task = task_accuracies(document, answers, tasks, digest, measure) if source.labelled else {}
     home = pipeline_folder(pipeline)
     models = {
         (stage.name, variant.name): {"model_digest": model_identity(variant, home).digest}
@@ -102,11 +107,11 @@ def command(
         if options:
             best = options[-1]
             console.print(
-                f"{variant} {point}: {len(options)} escalations, up to accuracy {best.accuracy:.4f} "
+                f"{variant} {point}: {len(options)} escalations, up to {measure_name} {best.accuracy:.4f} "
                 f"with {best.share:.0%} of the samples escalated to {' '.join(best.target(variant))}"
             )
     figures: dict[str, float | int | str | None] = {"samples": count, "samples_digest": digest, "metric": metric}
-    figures |= {f"accuracy_{'_'.join(point)}": accuracy.value for point, accuracy in measured.items()}
+    figures |= {f"{measure_name}_{'_'.join(point)}": accuracy.value for point, accuracy in measured.items()}
     figures |= {
         f"accuracy_{'_'.join(point)}_{task}": accuracy.value
         for point, listed in by_task.items()

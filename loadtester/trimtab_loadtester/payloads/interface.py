@@ -35,6 +35,8 @@ class Score:
     total: int = 0
     row_correct: NDArray[np.bool_] | None = field(default=None, compare=False)
     """[rows], if the truth is known by row."""
+    row_labelled: NDArray[np.bool_] | None = field(default=None, compare=False)
+    """[rows], whether a row has a truth; None if each has."""
 
 
 class PayloadSource(Protocol):

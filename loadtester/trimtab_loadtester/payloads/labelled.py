@@ -7,6 +7,7 @@ of a sample are read when the sample is first sent.
 import csv
 import hashlib
 import json
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -189,6 +190,30 @@ def _require_names(location: str, kind: str, values: Mapping[str, Any], names: S
             raise SamplesError(f"{location}: no {kind} {name!r}; there are: {', '.join(names)}")
 
 
+def agreement(reference: Outputs, outputs: Outputs) -> Score:
+    """Rows on which two variants give the same result: equal integers, booleans and texts.
+
+    Without such an output, the results are the largest elements of vectors of floats, and floats that are close. If the
+    numbers of rows differ, no row agrees.
+    """
+    exact = [name for name, array in reference.items() if array.dtype.kind not in "fc"]
+    pairs = [(reference[name], outputs[name]) for name in exact or reference]
+    sizes = {max(len(array), 1) for pair in pairs for array in pair}
+    if any(one.shape != other.shape for one, other in pairs) or len(sizes) > 1:
+        return Score(0, max(sizes))
+    rows = np.all([_same_rows(one, other) for one, other in pairs], axis=0)
+    return Score(int(rows.sum()), rows.size, rows) if rows.size else Score(1, 1, rows)
+
+
+def _same_rows(one: NDArray[Any], other: NDArray[Any]) -> NDArray[np.bool_]:
+    one, other = (array.reshape(len(array), math.prod(array.shape[1:])) for array in (one, other))
+    if one.dtype.kind == "f" and one.shape[1] > 1:
+        return np.asarray(one.argmax(axis=1) == other.argmax(axis=1))
+    if one.dtype.kind == "f":
+        return np.asarray(np.isclose(one[:, 0], other[:, 0], rtol=RELATIVE_TOLERANCE, atol=ABSOLUTE_TOLERANCE))
+    return np.array([bool(np.all(row)) for row in np.equal(one, other)])
+
+
 def right_answers(truth: Any, outputs: Outputs) -> Score:
     """Score one sample: integers and texts must be equal to the truth, floats close to it, in each labelled output.
 
@@ -251,10 +276,14 @@ def _import_class(source: str) -> tuple[Samples, Callable[[Any, Outputs], Score]
 
 
 def _score_of(value: Any) -> Score:
-    """Convert the return value of a user's `score`: a bool, or a tuple (correct, total)."""
+    """Convert the return value of a user's `score`: a bool, or a tuple (correct, total), or (correct, total, rows).
+
+    `rows` has 1 for a correct row, 0 for a wrong one and -1 for one without truth.
+    """
     if isinstance(value, tuple):
-        correct, total = value
-        return Score(int(correct), int(total))
+        correct, total, *by_row = value
+        rows = np.asarray(by_row[0]) if by_row else None
+        return Score(int(correct), int(total)) if rows is None else Score(int(correct), int(total), rows > 0, rows >= 0)
     return Score(int(bool(value)), 1)
 
 

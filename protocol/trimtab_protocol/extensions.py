@@ -135,8 +135,9 @@ def parse_number(parameter: object) -> float | None:
 class StageParameters(NamedTuple):
     """Names of the response parameters of one stage.
 
-    Variants, operating points, confidences and pending escalations are reported by row, separated by commas, only if
-    rows ran on several variants, at several points, the model reports confidence, or an escalation did not complete.
+    Variants, operating points, confidences, escalated rows and pending escalations are reported by row, separated by
+    commas, only if rows ran on several variants, at several points, the model reports confidence, a row was escalated,
+    or an escalation did not complete.
     The task is reported if the request named one.
     """
 
@@ -148,6 +149,7 @@ class StageParameters(NamedTuple):
     variants: str
     operating_points: str
     confidences: str
+    escalated: str
     escalation_pending: str
     task: str
 

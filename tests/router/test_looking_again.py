@@ -295,6 +295,35 @@ async def test_rows_served_differently_are_listed(looking):
         assert "trimtab.escalation_pending" not in reply
 
 
+@pytest.mark.parametrize("protocol", ["rest", "grpc"])
+@pytest.mark.parametrize("values", [[0.9, 0.1], [0.1, 0.2]], ids=["one row", "all rows"])
+async def test_escalated_rows_are_named_by_each_protocol(protocol, values):
+    """Rows below 0.5 are escalated to another variant."""
+
+    def small_first(view):
+        for head in view.waiting:
+            point = view.points_for(head)[-1]
+            rule = EscalationRule(0.5, "default", accuracy=0.8, variant="large") if point.variant == "small" else None
+            return Dispatch(point, view.candidates(head, point).first(8), [], rule)
+        return WaitUntil()
+
+    variants = [a_variant("small", accuracy=0.7), a_variant("large", accuracy=0.9)]
+    pipeline = a_pipeline([a_stage("stage-0", outputs=OUTPUTS, confidence="sure", variants=variants)])
+    large = {"name": "default", "variant": "large", "accuracy": 0.9, "serviceSeconds": {1: 0.02, 8: 0.04}}
+    plan = {"variant": "small", "serviceSeconds": {1: 0.01, 8: 0.02}, "upgrades": [large], "fallbacks": []}
+    replica, policy = Certain(), Policy(small_first, uses_fallbacks=True)
+    replica.variants = ("small", "large")
+    async with a_rig(pipeline, {"stage-0": [replica]}, policy=policy, **plan) as rig:
+        answer = await rig.grpc(a_wishing(values)) if protocol == "grpc" else (await rig.rest(a_wishing(values)))[1]
+
+    reply, escalated = answer.parameters, [value < 0.5 for value in values]
+    variants_by_row = ",".join("large" if again else "small" for again in escalated)
+    assert reply.get("trimtab.stage-0.variants", "large,large") == variants_by_row
+    assert reply["trimtab.stage-0.escalated"] == ",".join(str(again).lower() for again in escalated)
+    assert reply["trimtab.stage-0.confidences"] == ",".join(f"{value:g}" for value in values)
+    assert "trimtab.stage-0.escalation_pending" not in reply
+
+
 async def test_missed_escalation_is_reported(looking):
     replica = Certain(once=True)
     async with a_rig(a_certain_pipeline(), {"stage-0": [replica]}, **PLAN) as rig:
@@ -304,6 +333,7 @@ async def test_missed_escalation_is_reported(looking):
         assert answer.outputs[0].array[:, 0].tolist() == [1.0, 1.0, 1.0]
         assert answer.parameters["trimtab.escalation_pending"] is True
         assert answer.parameters["trimtab.stage-0.escalation_pending"] == "false,true,true"
+        assert "trimtab.stage-0.escalated" not in answer.parameters
         assert rig.value("trimtab_unescalated_responses_total") == 1
 
 

@@ -54,10 +54,14 @@ def _row_by_row(keys: StageParameters, results: Sequence[ServedRows]) -> dict[st
         parameters[keys.operating_points] = _repeat((rows.operating_point, rows.rows) for rows in results)
     if all(rows.confidences is not None for rows in results):
         parameters[keys.confidences] = ",".join(f"{c:.4g}" for rows in results for c in np.asarray(rows.confidences))
-    if any(rows.escalation_pending for rows in results):
-        parameters[keys.escalation_pending] = _repeat(
-            (str(rows.escalation_pending).lower(), rows.rows) for rows in results
-        )
+    for name, values in (
+        (keys.escalated, [rows.escalated for rows in results]),
+        (keys.escalation_pending, [rows.escalation_pending for rows in results]),
+    ):
+        if any(values):
+            parameters[name] = _repeat(
+                (str(value).lower(), rows.rows) for value, rows in zip(values, results, strict=True)
+            )
     return parameters
 
 

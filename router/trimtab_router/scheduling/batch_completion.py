@@ -112,6 +112,7 @@ class BatchCompletion:
                 dispatched_at=batch.dispatched_at,
                 confidences=outputs[self._stage.confidence] if self._stage.confidence else None,
                 counted_by=self._counted_by,
+                escalated=row_slice.provisional_response is not None,
             )
             if row_slice.provisional_response is not None:
                 first = row_slice.provisional_response

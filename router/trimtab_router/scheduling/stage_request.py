@@ -37,6 +37,8 @@ class ServedRows:
     """Shape [rows]; None if the stage has no confidence output."""
     escalation_pending: bool = False
     """Whether the rows should have been escalated and were not."""
+    escalated: bool = False
+    """Whether another point had served the rows before, with low confidence."""
     counted_by: Mapping[str, str] = field(default_factory=dict)
     """Outputs with any number of entries per row: the output that holds this number."""
 

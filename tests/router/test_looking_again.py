@@ -310,7 +310,7 @@ async def test_escalated_rows_are_named_by_each_protocol(protocol, values):
     variants = [a_variant("small", accuracy=0.7), a_variant("large", accuracy=0.9)]
     pipeline = a_pipeline([a_stage("stage-0", outputs=OUTPUTS, confidence="sure", variants=variants)])
     large = {"name": "default", "variant": "large", "accuracy": 0.9, "serviceSeconds": {1: 0.02, 8: 0.04}}
-    plan = {"variant": "small", "serviceSeconds": {1: 0.01, 8: 0.02}, "upgrades": [large], "fallbacks": []}
+    plan: dict[str, Any] = {"variant": "small", "serviceSeconds": {1: 0.01, 8: 0.02}, "upgrades": [large]}
     replica, policy = Certain(), Policy(small_first, uses_fallbacks=True)
     replica.variants = ("small", "large")
     async with a_rig(pipeline, {"stage-0": [replica]}, policy=policy, **plan) as rig:

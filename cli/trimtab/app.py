@@ -29,6 +29,7 @@ COMMANDS = {
     "tune": "Find operating points of a vision transformer: token merging rates, merge rules and precisions.",
     "train-task": "Train a new task for a vision transformer: a head and prompts for each of its operating points.",
     "push": "Upload local weights with their digests to S3 or MinIO (AWS_ENDPOINT_URL, AWS_ACCESS_KEY_ID, …).",
+    "mirror": "Copy a pipeline's weights from the Hugging Face Hub (HF_ENDPOINT, HF_TOKEN) to S3, MinIO or a folder.",
     "plan": "Show the plan for a load without running it.",
     "explain": "Explain the plan for a load: its binding constraint, the runner-up, and its sensitivity.",
     "simulate": "Simulate a pipeline under a load with the router's own scheduler.",

@@ -25,6 +25,8 @@ from safetensors.torch import save_file
 
 from tests.builders import a_pipeline, a_stage, a_variant
 from tests.control_plane import tool
+from tests.fakes.hub import COMMIT, Hub
+from tests.model_servers.test_hf_folder import contents
 from tests.model_servers.test_remote_weights import content
 from tests.processes import held_port, running
 from trimtab.app import run
@@ -260,6 +262,33 @@ def test_pushed_weights_are_those_that_their_document_names(
     assert run(["push", str(folder), "s3://nothing-here/mine"]) == 2
     assert "NoSuchBucket" in capsys.readouterr().err
     assert content(find_weights(small.storage_uri, small.digest)) == weights.read_bytes()
+
+
+@pytest.mark.parametrize("target", ["s3://models/hub", "copies"])
+def test_mirror_names_copies_of_the_hub_by_commit(
+    address: str, running_hub: Hub, target: str, tmp_path: Path, monkeypatch, capsys: pytest.CaptureFixture[str]
+):
+    monkeypatch.chdir(tmp_path)
+    uris = (running_hub.put("owner/name", "a/model.safetensors", b"one"), "hf://owner/folder", address)
+    for name in ("config.json", "model.safetensors"):
+        running_hub.put("owner/folder", name, b"{}")
+    variants = [a_variant(f"v{number}", storageUri=uri) for number, uri in enumerate(uris)]
+    (tmp_path / "pipeline.yaml").write_text(dump_yaml(a_pipeline([a_stage(variants=variants)])))
+
+    assert [run(["mirror", ".", "--to", target, "-o", str(tmp_path / "mirrored.yaml")]) for _ in range(2)] == [0, 0]
+    lines = [line for line in capsys.readouterr().out.splitlines() if line.startswith('{"name":"mirror"')]
+    assert [json.loads(line)["figures"] for line in lines] == [{"files": 3, "sent": 3}, {"files": 3, "sent": 0}]
+
+    file, folder, stored = load_pipeline(tmp_path / "mirrored.yaml").spec.stages[0].variants
+    place = target if target.startswith("s3:") else str(tmp_path / target)
+    assert file.storage_uri == f"{place}/owner/name/{COMMIT}/a/model.safetensors"
+    assert content(find_weights(file.storage_uri, file.digest)) == b"one"
+    assert folder.storage_uri == f"{place}/owner/folder/{COMMIT}"
+    assert contents(find_folder(folder.storage_uri, folder.digest)) == {
+        "config.json": b"{}",
+        "model.safetensors": b"{}",
+    }
+    assert stored.storage_uri == address
 
 
 def test_unwritable_cache_is_reported(address: str, monkeypatch, tmp_path: Path, digest: str):

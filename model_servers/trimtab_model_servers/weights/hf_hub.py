@@ -78,6 +78,12 @@ def fetch_repository(address: str, limits: FetchLimits) -> Path:
     return paths[-1].parent
 
 
+def snapshot_name(path: Path) -> str:
+    """Commit of a fetched folder, or commit and file of a fetched file."""
+    start = max(index for index, part in enumerate(path.parts) if _COMMIT.fullmatch(part))
+    return "/".join(path.parts[start:])
+
+
 def require_reachable(address: str) -> None:
     """Raise ModelError if nothing of a repository is cached and the Hub cannot be reached; `address` as above."""
     name = f"storageUri hf://{address}"
@@ -151,7 +157,7 @@ class _Repository:
     def warn_unless_pinned(self, path: Path) -> None:
         """Log that the content may change, and how to pin it; the client's cache path contains the commit."""
         if not self.pinned:
-            commit = next(part for part in reversed(path.parts) if _COMMIT.fullmatch(part))
+            commit = snapshot_name(path).partition("/")[0]
             log.warning("%s: not pinned: it is commit %s now; append @%s to OWNER/NAME", self.name, commit, commit)
 
     def look_up(self, file: str) -> Any:

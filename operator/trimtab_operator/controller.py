@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+import math
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -51,6 +52,14 @@ class ReconcileResult:
     requeue_after_seconds: float | None
 
 
+@dataclass(frozen=True, slots=True)
+class _Settled:
+    """A state in which a reconciliation wrote nothing. It is not reconciled again until it changes or a time comes."""
+
+    observed: ObservedState
+    until: float
+
+
 class Controller:
     """Reconciles all pipelines while it is the leader."""
 
@@ -62,6 +71,7 @@ class Controller:
         self.store = PipelineCache()
         self.queue: WorkQueue[Key] = WorkQueue(time.monotonic)
         self._applier = Applier(cluster, self.store, metrics, clock)
+        self._settled: dict[Key, _Settled] = {}
 
     async def watch(self) -> None:
         """Watch all kinds, whether this process leads or not; runs without end."""
@@ -137,7 +147,12 @@ class Controller:
         if observed is None:
             self._metrics.forget(key)
             self.store.refused.pop(key, None)
+            self._settled.pop(key, None)
             return ReconcileResult(0, None)
+        settled = self._settled.get(key)
+        if settled is not None and settled.observed == observed and self._clock() < settled.until:
+            self._metrics.outcomes.labels("unchanged").inc()
+            return self._unchanged(settled.until)
         decided = self._decide(key, observed)
         writes = await self._applier.apply(key, decided)
         self._metrics.outcomes.labels("changed" if writes else "unchanged").inc()
@@ -145,7 +160,13 @@ class Controller:
         if writes:
             return ReconcileResult(writes, 0.0)  # the status describes the state before the writes: reconcile again
         waits = (decided.requeue_after_seconds, self._applier.retry_seconds(key))
-        return ReconcileResult(0, min((seconds for seconds in waits if seconds is not None), default=None))
+        until = self._clock() + min((seconds for seconds in waits if seconds is not None), default=math.inf)
+        if not self.store.refused.get(key):
+            self._settled[key] = _Settled(replace(observed, refused={}), until)
+        return self._unchanged(until)
+
+    def _unchanged(self, until: float) -> ReconcileResult:
+        return ReconcileResult(0, max(until - self._clock(), 0.0) if until < math.inf else None)
 
     def _decide(self, key: Key, observed: ObservedState) -> Reconciliation:
         """Reconcile purely; a defect that one pipeline's objects trigger becomes a condition of that pipeline."""

@@ -126,6 +126,7 @@ async def test_pipeline_adapts_to_load(digits: ObservedPipeline, figures: Figure
     measured = ("received", "slo_fraction", "latency_seconds_p99", "measured_accuracy", "expected_accuracy")
     figures.add(**outcomes, **{name: summary.get(name) for name in measured})
     visitor = replacements.visitor
+    figures.add(failures=str(summary["failures"]), drops=str(summary["drops"]))
     figures.add(visitor_answered=visitor.answered, visitor_asked_to_retry=visitor.asked_to_retry)
     figures.require("failed requests", outcomes["failed"], "==", 0)
     figures.require("received requests without an outcome", summary["received"] - sum(outcomes.values()), "==", 0)

@@ -1,8 +1,12 @@
 """Operator against a real API server: objects that it writes, restores and leaves unchanged."""
 
+from unittest.mock import Mock
+
 import pytest
 
 from tests.operator_.conftest import Site
+from trimtab_operator.controller import RESYNC_SECONDS
+from trimtab_operator.reconcile import reconcile
 from trimtab_operator.reconciliation.plan_history import RETRY_SECONDS
 from trimtab_pipelines.kubernetes_names import OPERATOR_MANAGER, replica_group_name, router_name
 
@@ -77,6 +81,7 @@ async def test_defect_becomes_a_condition_of_its_pipeline(serving, monkeypatch) 
     def fail(*_: object) -> None:
         raise OverflowError("too large")
 
+    serving.restart()
     with monkeypatch.context() as patched:
         patched.setattr("trimtab_operator.controller.reconcile", fail)
         await serving.look()
@@ -85,16 +90,20 @@ async def test_defect_becomes_a_condition_of_its_pipeline(serving, monkeypatch) 
     assert "OverflowError: too large" in await serving.message("Ready")
     assert "ReconcileFailed" in [reason for reason, _ in await serving.events()]
     assert await serving.replicas() == {"small": 1}
+    serving.ahead_seconds += 2 * RESYNC_SECONDS
     await serving.look()
     assert (await serving.conditions())["Ready"] == ("True", "Ready")
 
 
-async def test_reconciliation_is_idempotent(serving) -> None:
-    versions = await serving.versions()
+async def test_reconciliation_is_idempotent(serving, monkeypatch) -> None:
+    versions, reconciled = await serving.versions(), Mock(wraps=reconcile)
+    monkeypatch.setattr("trimtab_operator.controller.reconcile", reconciled)
 
     assert await serving.look() == 0
+    reconciled.assert_not_called()
     serving.restart()
     assert await serving.look() == 0
+    reconciled.assert_called_once()
     assert await serving.versions() == versions
 
 

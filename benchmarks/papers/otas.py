@@ -167,17 +167,7 @@ def _min_gain(evaluation: QueryEvaluation, rivals: Sequence[str]) -> float:
     )
 
 
-COLUMNS = (
-    "load",
-    "method",
-    "utility",
-    "ours beside it",
-    "type 1",
-    "type 2",
-    "type 3",
-    "type 4",
-    "paper",
-)
+COLUMNS = ("load", "method", "utility", "ours beside it", "type 1", "type 2", "type 3", "type 4", "paper")
 SHOWN = (OURS, OTAS, PETS, PETS_EVICTS, INFAAS, TOME, VPT)
 PRINTED = {
     (SYNTHETIC, OTAS): "type 1 85.54 %, no query late or evicted",

@@ -349,19 +349,8 @@ def judge(comparison: Comparison, report: Report) -> None:
     print_table(COLUMNS, table_rows(comparison), "served")
 
 
-COLUMNS = (
-    "load",
-    "method",
-    "queries",
-    "utility (95 %)",
-    "by promise",
-    "ours beside it",
-    "type 1",
-    "type 2",
-    "type 3",
-    "type 4",
-    "accuracy (95 %)",
-)
+TYPES = ("type 1", "type 2", "type 3", "type 4")
+COLUMNS = ("load", "method", "queries", "utility (95 %)", "by promise", "ours beside it", *TYPES, "accuracy (95 %)")
 NOTE = (
     "Each method gets the same queries, one method after the other. INFaaS's models are points of one transformer, "
     "loaded already; fixed prompts are those of a point that merges too. PetS drops no query."

@@ -51,45 +51,47 @@ def apply_observed_shares(
 
     At a threshold without observation, the odds of a share change as at the nearest threshold of the same point.
     """
-    observed: dict[tuple[str, str, str], dict[float, float]] = {}
-    phrases = []
-    for stage in spec.stages:
-        for variant in stage.variants:
-            for point in variant.points:
-                for below, profiled in _profiled_shares(point).items():
-                    key = stage.name, variant.name, point.name
-                    share = shares.get((*key, below), profiled)
-                    if abs(share - profiled) > MIN_SHARE_DRIFT:
-                        observed.setdefault(key, {})[below] = share
-                        phrases.append(
-                            f"{stage.name}: {share:.0%} of the rows of {variant.name}/{point.name} have a confidence "
-                            f"below {below:g}, {profiled:.0%} in its evidence"
-                        )
-    if not observed:
+    changes = dict(_share_changes(spec, shares))
+    if not changes:
         return spec, ()
 
     def corrected(stage: Stage, variant: Variant) -> Variant:
-        def with_shares(point: OperatingPoint) -> OperatingPoint:
-            now = observed.get((stage.name, variant.name, point.name))
-            if now is None:
-                return point
-            before = _profiled_shares(point)
-            return point.model_copy(
-                update={"escalations": tuple(_with_share(each, now, before) for each in point.escalations)}
-            )
+        return _with_points(variant, lambda point: _with_shares(point, (stage.name, variant.name, point.name), changes))
 
-        return _with_points(variant, with_shares)
-
+    phrases = (
+        f"{stage}: {now:.0%} of the rows of {variant}/{point} have a confidence below {below:g}, {before:.0%} in its "
+        "evidence"
+        for (stage, variant, point, below), (before, now) in changes.items()
+    )
     return _with_variants(spec, corrected), tuple(phrases)
 
 
-def _profiled_shares(point: OperatingPoint) -> dict[float, float]:
-    return {escalation.confidence_below: escalation.share for escalation in point.escalations}
+def _share_changes(
+    spec: InferencePipelineSpec, shares: Mapping[Threshold, float]
+) -> Iterator[tuple[Threshold, tuple[float, float]]]:
+    """Yield the thresholds whose share changed, with the profiled and the observed share."""
+    for stage in spec.stages:
+        for variant in stage.variants:
+            for point in variant.points:
+                for escalation in point.escalations:
+                    threshold = (stage.name, variant.name, point.name, escalation.confidence_below)
+                    share = shares.get(threshold, escalation.share)
+                    if abs(share - escalation.share) > MIN_SHARE_DRIFT:
+                        yield threshold, (escalation.share, share)
 
 
-def _with_share(escalation: Escalation, observed: Mapping[float, float], profiled: Mapping[float, float]) -> Escalation:
-    below = min(observed, key=lambda threshold: abs(threshold - escalation.confidence_below))
-    odds = _odds(observed[below]) / _odds(profiled[below]) * _odds(escalation.share)
+def _with_shares(
+    point: OperatingPoint, key: tuple[str, str, str], changes: Mapping[Threshold, tuple[float, float]]
+) -> OperatingPoint:
+    own = {threshold[3]: change for threshold, change in changes.items() if threshold[:3] == key}
+    if not own:
+        return point
+    return point.model_copy(update={"escalations": tuple(_with_share(each, own) for each in point.escalations)})
+
+
+def _with_share(escalation: Escalation, changes: Mapping[float, tuple[float, float]]) -> Escalation:
+    before, now = changes[min(changes, key=lambda below: abs(below - escalation.confidence_below))]
+    odds = _odds(now) / _odds(before) * _odds(escalation.share)
     return escalation.model_copy(update={"share": round(odds / (1.0 + odds), 4)})
 
 

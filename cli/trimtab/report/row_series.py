@@ -41,9 +41,9 @@ class RowBin:
         seconds = {} if self.plan is None else _row_seconds(self.plan)
         for (first, second), count in self.escalated.items():
             if count and {first, second} <= seconds.keys():
-                passed_on = sum(other for (start, _), other in self.escalated.items() if start == first)
-                again = sum(other for (_, end), other in self.escalated.items() if end == first)
-                rows = (self.served.get(first, 0.0) - again) * count / passed_on
+                passed_on = sum(rows for (source, _), rows in self.escalated.items() if source == first)
+                served_again = sum(rows for (_, target), rows in self.escalated.items() if target == first)
+                rows = (self.served.get(first, 0.0) - served_again) * count / passed_on
                 saved[second[0]] += (rows - count) * seconds[second] - rows * seconds[first]
         return dict(saved)
 

@@ -53,8 +53,8 @@ class EscalationPlan(Model):
         return self.variant or variant, self.to
 
     def __str__(self) -> str:
-        to = f"{self.variant}/{self.to}" if self.variant else self.to
-        return f"{to} {100 * self.share:.0f} %"
+        to = "/".join(filter(None, (self.variant, self.to)))
+        return f"{100 * self.share:.0f} % escalated to {to.removesuffix('/default')}"
 
 
 class Escalation(EscalationPlan):

@@ -46,7 +46,7 @@ def test_escalation_is_planned_if_the_best_point_is_too_slow():
     assert busy.planned_escalation is not None
     assert busy.planned_escalation.to == "full"
     assert busy.expected_accuracy == 0.89
-    assert describe_option(busy) == "small/half > full 25 % ×1 batch 8"
+    assert describe_option(busy) == "small/half, 25 % escalated to full ×1 batch 8"
     assert (busiest.operating_point, busiest.planned_escalation) == ("half", None)
 
 
@@ -105,7 +105,7 @@ def test_escalation_goes_to_a_variant_of_the_same_replica(escalation, other, mes
         planned_escalation = stage.variants[0].points[0].planned_escalations("Expected")[0]
 
         assert planned_escalation.target("small") == ("large", "default")
-        assert str(planned_escalation) == "large/default 25 %"
+        assert str(planned_escalation) == "25 % escalated to large"
 
 
 def test_escalations_keep_the_profile_fingerprint():

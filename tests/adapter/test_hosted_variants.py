@@ -75,7 +75,7 @@ def test_cascade_to_another_variant_is_planned():
         0
     ]
 
-    assert (stage.variant, str(stage.planned_escalation)) == ("middle", "heavy/default 10 %")
+    assert (stage.variant, str(stage.planned_escalation)) == ("middle", "10 % escalated to heavy")
     assert stage.expected_accuracy == pytest.approx(0.975)
     assert describe_shares(stage.expected_rows) == "90 % middle, 10 % escalated to heavy"
     assert ("heavy", "default") in keys(stage)

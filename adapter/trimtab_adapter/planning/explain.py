@@ -49,7 +49,7 @@ def describe_option(option: Option | StagePlan) -> str:
     if not option.replicas:
         return "no replicas"
     point = "" if option.operating_point == "default" else f"/{option.operating_point}"
-    escalation = "" if option.planned_escalation is None else f" > {option.planned_escalation}"
+    escalation = "" if option.planned_escalation is None else f", {option.planned_escalation}"
     return f"{option.variant}{point}{escalation} ×{option.replicas} batch {option.batch_size}"
 
 

@@ -19,6 +19,8 @@ RUN_DASHES = ("solid", "dot", "dash")
 REASON_STYLES = ((RED, ""), (ORANGE, "/"), ("#8a6fc9", "x"), ("#5a9a6a", "."), (GREY, "-"), ("#b08a5a", "+"))
 VARIANT_COLOURS = ("#9ec2f2", "#f0b878", "#7fbf8e", "#b39ddb", "#d98f8f", "#8fc7c7")
 INK = "#3a3f47"
+ALL_ROWS = 0.995
+"""Share from which a line would lie on the chart's upper edge."""
 HEIGHT = 260
 _GRID = "rgba(134,141,152,0.25)"
 
@@ -78,8 +80,8 @@ def rows_chart(run: Run, stage: str) -> go.Figure | None:
             area["fillpattern"] = {"shape": "/", "bgcolor": colour, "fgcolor": INK, "size": 6, "solidity": 0.2}
         _line(figure, measured, describe_answer(key), colour, width=0.5, **area)
         expected_top = expected.value + (expected_top if expected_top.size else 0.0)
-        if key != next(reversed(curves)) and expected_top.any():
-            edge = Curve(expected.at, expected_top)
+        edge = Curve(expected.at, np.where((expected.value > 0) & (expected_top < ALL_ROWS), expected_top, np.nan))
+        if not np.isnan(edge.value).all():
             _line(figure, edge, "expected", INK, width=1.6, dash="dash", shape="hvh", **_once(figure, "expected"))
     figure.update_yaxes(range=[0, 1], tickformat=".0%")
     return figure

@@ -5,7 +5,8 @@ and adds them. PAS' is divided by the number of stages here, so that both lie be
 """
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from functools import cache
 
 import numpy as np
 
@@ -33,25 +34,11 @@ def normalised_ranks(accuracies: Sequence[float]) -> dict[float, float]:
     return {accuracy: rank / (len(distinct) - 1) for rank, accuracy in enumerate(distinct)}
 
 
-def interpolated_value(stage: Stage, objective: Objective, accuracy: float) -> float:
-    """Value of an accuracy that no point of the stage has; its rank is interpolated between neighbours."""
+def accuracy_values(stage: Stage, objective: Objective) -> Callable[[float], float]:
+    """Map a stage's accuracy to the value that the metric combines; ranks are interpolated between points."""
     if objective.accuracy_metric == "Product":
-        return accuracy
-    ranks = normalised_ranks(
-        [p.measured_accuracy().on(objective.accuracy_basis) for v in stage.variants for p in v.points]
-    )
-    accuracies = sorted(ranks)
-    return float(np.interp(accuracy, accuracies, [ranks[known] for known in accuracies]))
-
-
-def stage_values(stage: Stage, objective: Objective) -> dict[tuple[str, str], float]:
-    """Map (variant, operating point) of a stage to the value the objective's metric combines."""
-    raw = {
-        (variant.name, point.name): point.measured_accuracy().on(objective.accuracy_basis)
-        for variant in stage.variants
-        for point in variant.points
-    }
-    if objective.accuracy_metric == "Product":
-        return raw
-    ranks = normalised_ranks(list(raw.values()))
-    return {key: ranks[accuracy] for key, accuracy in raw.items()}
+        return float
+    points = (point for variant in stage.variants for point in variant.points)
+    ranks = normalised_ranks([point.accuracy_on(objective.accuracy_basis) for point in points])
+    known, values = np.array(sorted(ranks.items())).T
+    return cache(lambda accuracy: float(np.interp(accuracy, known, values)))

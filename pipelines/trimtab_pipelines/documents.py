@@ -21,6 +21,7 @@ from trimtab_pipelines.errors import UserError
 from trimtab_pipelines.plan import PipelinePlan, idle_stages, plan_capacity
 from trimtab_pipelines.profile import ModelProfile, profiles_by_stage
 from trimtab_pipelines.quantity import AS_WRITTEN, MAX_NUMBER
+from trimtab_pipelines.replica_groups import group_of
 from trimtab_pipelines.rollout import Capacity
 from trimtab_pipelines.spec import InferencePipeline, Pools
 
@@ -99,10 +100,13 @@ def validate_plan(plan: PipelinePlan, pipeline: InferencePipeline) -> PipelinePl
     for stage in pipeline.spec.stages:
         try:
             planned = plan.spec.stage(stage.name)
-            for point in planned.points:
-                stage.variant(planned.variant).point(point.name)
+            for variant, point in (point.key(planned.variant) for point in planned.points):
+                stage.variant(variant).point(point)
+            groups = [group_of(stage, group.variant).name for group in planned.groups]
         except KeyError as error:
             raise DocumentError(f"spec.stages: {error.args[0]}") from error
+        if len(set(groups)) < len(groups):
+            raise DocumentError(f"spec.stages: {stage.name} has two otherGroups of variants that one replica hosts")
     idle = idle_stages(plan, pipeline.spec)
     for stage in pipeline.spec.stages:
         if not plan.spec.stage(stage.name).replicas and stage.name not in idle:

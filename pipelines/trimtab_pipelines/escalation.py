@@ -1,6 +1,6 @@
 """Escalation: rows with low confidence at one operating point are served again at a more accurate one.
 
-The second operating point is of the same variant, or of another one that the same replica hosts.
+The second operating point is of the same variant, or of another one: on the same replica, or in another replica group.
 """
 
 from pydantic import Field

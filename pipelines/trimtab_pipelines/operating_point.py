@@ -9,7 +9,13 @@ from typing import Annotated, Any, Literal, Protocol, Self
 
 from pydantic import Field, model_validator
 
-from trimtab_pipelines.accuracy_evidence import Accuracy, AccuracyBasis, AccuracyEvidence, declared_accuracy
+from trimtab_pipelines.accuracy_evidence import (
+    Accuracy,
+    AccuracyBasis,
+    AccuracyEvidence,
+    accuracy_on_basis,
+    declared_accuracy,
+)
 from trimtab_pipelines.escalation import MAX_ESCALATIONS, Escalation, EscalationPlan
 from trimtab_pipelines.quantity import Fraction
 from trimtab_pipelines.resource import Model, Name, is_empty
@@ -144,6 +150,11 @@ class OperatingPoint(Model):
     def measured_accuracy(self, task: str = "") -> Accuracy:
         """Accuracy with its evidence: of the task if known, else overall."""
         return self.accuracy_by_task.get(task) or declared_accuracy(self.accuracy, self.accuracy_evidence)
+
+    def accuracy_on(self, basis: AccuracyBasis) -> float:
+        """The overall accuracy on a basis."""
+        evidence = self.accuracy_evidence
+        return accuracy_on_basis(basis, self.accuracy, None if evidence is None else evidence.low)
 
     def without_evidence(self) -> "OperatingPoint":
         """A copy without evidence, which serving does not need."""

@@ -51,6 +51,20 @@ class RowShare(Model):
     """Whether another point serves the rows first, and their confidence is low."""
 
 
+class ReplicaGroupPlan(Model):
+    """Planned replicas of one replica group of a stage."""
+
+    variant: Name
+    """A variant that the group hosts."""
+    replicas: int = Field(ge=0)
+    cores: Cores = 1.0
+    """Cores of one replica."""
+
+    @property
+    def all_cores(self) -> float:
+        return self.replicas * self.cores
+
+
 class StagePlan(Model):
     """Planned configuration of one stage, and its expected performance."""
 
@@ -69,6 +83,8 @@ class StagePlan(Model):
     """Faster points, best first. The router may use them when slack runs out."""
     cores: Cores = 1.0
     """Cores of one replica."""
+    other_groups: tuple[ReplicaGroupPlan, ...] = Field(default=(), max_length=8, exclude_if=is_empty)
+    """Replicas of other replica groups than the variant's, which serve rows of the same queue."""
     accuracy: Fraction
     """Accuracy of the variant at its operating point."""
     accuracy_by_task: dict[Name, Fraction] = Field(default_factory=dict, exclude_if=is_empty)
@@ -121,6 +137,27 @@ class StagePlan(Model):
         )
 
     @property
+    def groups(self) -> tuple[ReplicaGroupPlan, ...]:
+        """Planned replicas by replica group, the planned variant's first."""
+        return ReplicaGroupPlan(variant=self.variant, replicas=self.replicas, cores=self.cores), *self.other_groups
+
+    @property
+    def second_pass_group(self) -> str:
+        """Variant of another replica group that serves the rows of the planned escalation; empty if there is none."""
+        target = "" if self.planned_escalation is None else self.planned_escalation.target(self.variant)[0]
+        return target if any(group.variant == target for group in self.other_groups) else ""
+
+    @property
+    def all_replicas(self) -> int:
+        """Planned replicas of all replica groups."""
+        return sum(group.replicas for group in self.groups)
+
+    @property
+    def all_cores(self) -> float:
+        """Cores of all replicas."""
+        return sum(group.all_cores for group in self.groups)
+
+    @property
     def expected_accuracy(self) -> float:
         """Expected accuracy of all rows at the planned load."""
         if self.mixed_accuracy is not None:
@@ -148,7 +185,7 @@ class StagePlan(Model):
 def unmeasured_point_plan(point: OperatingPoint, basis: AccuracyBasis = "Expected") -> PointPlan:
     return PointPlan(
         name=point.name,
-        accuracy=point.measured_accuracy().on(basis),
+        accuracy=point.accuracy_on(basis),
         accuracy_by_task=point.accuracies_by_task(basis),
         inputs=point.modalities,
         escalations=point.planned_escalations(basis),
@@ -283,7 +320,8 @@ def plan_capacity(plan: PipelinePlan, spec: InferencePipelineSpec) -> Capacity:
         for stage in spec.stages
         for variant in stage.variants
     }
-    return total(requests.get((s.name, s.variant), Capacity()).times(s.replicas) for s in plan.spec.stages)
+    groups = ((stage.name, group) for stage in plan.spec.stages for group in stage.groups)
+    return total(requests.get((name, group.variant), Capacity()).times(group.replicas) for name, group in groups)
 
 
 def idle_stages(plan: PipelinePlan, spec: InferencePipelineSpec) -> frozenset[str]:

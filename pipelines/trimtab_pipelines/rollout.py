@@ -44,7 +44,7 @@ def total(amounts: Iterable[Capacity]) -> Capacity:
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """Planned replicas of one stage, all of one replica group."""
+    """Planned replicas of one replica group of a stage."""
 
     stage: str
     name: str
@@ -92,13 +92,13 @@ class ReplicaGroupState:
 def decide(
     targets: Sequence[Target], sets: Sequence[ReplicaGroupState], limit: Capacity, *, new_routes: bool = True
 ) -> dict[str, int]:
-    """The next number of replicas of each replica group, including new ones; `targets` has one for each stage.
+    """The next number of replicas of each replica group, including new ones; `targets` has one or more for each stage.
 
     `new_routes` is whether no router remains that uses stages without a target.
     """
     existing = {state.name for state in sets}
     missing = [ReplicaGroupState(t.name, t.stage, t.per_replica, desired=0) for t in targets if t.name not in existing]
-    rollout = _RolloutStep([*sets, *missing], {target.stage: target for target in targets}, limit)
+    rollout = _RolloutStep([*sets, *missing], {target.name: target for target in targets}, limit)
     rollout.release_unschedulable()
     idle = {target.stage for target in targets if not target.replicas and not rollout.is_replaceable(target)}
     for target in targets:
@@ -118,11 +118,15 @@ class _RolloutStep:
 
     sets: list[ReplicaGroupState]
     targets: Mapping[str, Target]
+    """By name of the replica group."""
     limit: Capacity
     desired: dict[str, int] = field(default_factory=dict)
+    by_stage: dict[str, list[Target]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self.desired = {state.name: state.desired for state in self.sets}
+        for target in self.targets.values():
+            self.by_stage.setdefault(target.stage, []).append(target)
 
     @property
     def free(self) -> Capacity:
@@ -132,14 +136,14 @@ class _RolloutStep:
 
     @property
     def removed(self) -> list[ReplicaGroupState]:
-        return [state for state in self.sets if state.stage not in self.targets and self.desired[state.name]]
+        return [state for state in self.sets if state.stage not in self.by_stage and self.desired[state.name]]
 
     def stale(self, stage: str) -> list[ReplicaGroupState]:
-        """The stage's replica groups that the plan does not use."""
-        target = self.targets[stage].name if stage in self.targets else None
-        return [
-            state for state in self.sets if state.stage == stage and state.name != target and self.desired[state.name]
-        ]
+        """The stage's replica groups with replicas that the plan does not use."""
+        return [state for state in self.sets if state.stage == stage and self.desired[state.name] > self.planned(state)]
+
+    def planned(self, state: ReplicaGroupState) -> int:
+        return self.targets[state.name].replicas if self.is_target(state) else 0
 
     def ready(self, stage: str) -> int:
         """Ready replicas of a stage that remain, in any replica group."""
@@ -154,12 +158,12 @@ class _RolloutStep:
                 self.desired[state.name] = max(state.desired - state.unscheduled, 0)
 
     def is_target(self, state: ReplicaGroupState) -> bool:
-        return state.stage in self.targets and self.targets[state.stage].name == state.name
+        return state.name in self.targets
 
     def scale_up(self, target: Target) -> None:
-        """Request missing replicas within the limit; release surplus ones."""
-        desired = self.desired[target.name]
-        if desired > target.replicas:
+        """Request missing replicas within the limit; release surplus ones unless the stage's other groups need them."""
+        others_ready = all(self.is_ready(other) for other in self.by_stage[target.stage] if other is not target)
+        if self.desired[target.name] > target.replicas and others_ready:
             self.desired[target.name] = target.replicas
         while self.desired[target.name] < target.replicas and self.free.fits(target.per_replica):
             self.desired[target.name] += 1
@@ -171,13 +175,13 @@ class _RolloutStep:
     def scale_down(self, unmet: Sequence[Target], idle: Container[str]) -> None:
         """Release replicas that a ready successor replaces, and unready ones that block it."""
         for state in self.sets:
-            target = self.targets.get(state.stage)
+            targets = self.by_stage.get(state.stage, [])
             if state.stage in idle:
                 self.desired[state.name] = min(self.desired[state.name], state.ready)
-            elif target is not None and state.name != target.name:
-                if self.is_ready(target):
+            elif targets and not self.is_target(state):
+                if all(map(self.is_ready, targets)):
                     self.desired[state.name] = 0
-                elif target in unmet:
+                elif any(target in unmet for target in targets):
                     self.desired[state.name] = min(self.desired[state.name], state.ready)
 
     def scale_down_removed(self, unmet: Sequence[Target], *, new_routes: bool) -> None:
@@ -211,8 +215,8 @@ class _RolloutStep:
         planned one.
         """
         for state in self.sets:
-            target = self.targets.get(state.stage)
-            if target is not None and not target.replicas and self.desired[state.name]:
+            targets = self.by_stage.get(state.stage, [])
+            if targets and not any(target.replicas for target in targets) and self.desired[state.name]:
                 self.desired[state.name] -= 1
                 return
         stale = [(target, state) for target in unmet for state in self.stale(target.stage)]

@@ -25,13 +25,15 @@ class PolicyTraits:
     escalates: bool = False
     """Whether low-confidence rows may run again at a more accurate operating point."""
     max_batch_rows: int | None = None
+    shares_queues: bool = False
+    """Whether several replica groups of a stage may serve its queue at once."""
 
 
 PRODUCT_POLICIES = {
     "EarliestDeadlineFirst": PolicyTraits(uses_fallbacks=False),
     "SlackFit": PolicyTraits(),
     "ModalityMix": PolicyTraits(escalates=True, max_batch_rows=MAX_SPLIT_ROWS),
-    "TokenAdaptive": PolicyTraits(escalates=True),
+    "TokenAdaptive": PolicyTraits(escalates=True, shares_queues=True),
 }
 """The policies that every process knows, by name."""
 _registered = dict(PRODUCT_POLICIES)

@@ -1,6 +1,6 @@
 """Stage of a pipeline: a task, its variants, and the sources of its inputs."""
 
-from collections.abc import Callable, Collection, Hashable
+from collections.abc import Collection, Hashable
 from typing import Annotated, Literal, Self
 
 from pydantic import Field, model_validator
@@ -107,11 +107,7 @@ class Stage(Model):
 
     def hosting_key(self, variant: Variant) -> Hashable:
         """What variants that one replica loads have in common: they request the same resources on the same nodes."""
-        return variant.name if self.variant_placement == "Dedicated" else self._sharing_key(variant)
-
-    def _sharing_key(self, variant: Variant) -> Hashable:
-        """The hosting key with Shared placement."""
-        if variant.container is not None:
+        if self.variant_placement == "Dedicated" or variant.container is not None:
             return variant.name
         nodes = tuple(sorted(variant.node_selector.items())), variant.tolerations, variant.runtime_class_name
         return variant.resources, nodes, variant.secret_name
@@ -122,13 +118,15 @@ class Stage(Model):
         Of a stage that serves chats or reads tasks, only itself: a chat stays in the engine of its variant, and
         variants may have different tasks. KeyError lists the known variants.
         """
-        return self._serving_beside(variant, self.hosting_key)
-
-    def _serving_beside(self, variant: str, key: Callable[[Variant], Hashable]) -> tuple[Variant, ...]:
         own = self.variant(variant)
-        if self.serves_chats or any(read.name == TASK_INPUT for read in self.inputs):
+        if self.serves_one_variant:
             return (own,)
-        return tuple(other for other in self.variants if key(other) == key(own))
+        return tuple(other for other in self.variants if self.hosting_key(other) == self.hosting_key(own))
+
+    @property
+    def serves_one_variant(self) -> bool:
+        """Whether one variant at a time serves batches: in stages that serve chats or read tasks."""
+        return self.serves_chats or any(read.name == TASK_INPUT for read in self.inputs)
 
     @property
     def mixes_variants(self) -> bool:
@@ -297,10 +295,7 @@ class Stage(Model):
                     )
 
     def _require_valid_escalations(self) -> None:
-        """An escalation requires a confidence output and another operating point that the same replica may host.
-
-        It stays valid with Dedicated placement, as evidence that plans leave out.
-        """
+        """An escalation requires a confidence output and another operating point, of any variant."""
         for variant in self.variants:
             for point in variant.points:
                 where = f"stage {self.name}: operating point {point.name} of variant {variant.name}"
@@ -311,12 +306,11 @@ class Stage(Model):
 
     def _require_target(self, where: str, first: tuple[str, str], escalation: Escalation) -> None:
         target, own = escalation.target(first[0]), first[0]
-        hosted = {other.name: other for other in self._serving_beside(own, self._sharing_key)}
+        allowed = (self.variant(own),) if self.serves_one_variant else self.variants
+        hosted = {other.name: other for other in allowed}
         if target[0] not in hosted:
             others = ", ".join(hosted.keys() - {own}) or "none"
-            raise ValueError(
-                f"{where} escalates to variant {target[0]!r}; the variants that the same replica hosts are: {others}"
-            )
+            raise ValueError(f"{where} escalates to variant {target[0]!r}; the other variants are: {others}")
         known = {point.name for point in hosted[target[0]].points} - {first[1] if target[0] == own else ""}
         if target[1] not in known:
             whose = "" if target[0] == own else f" of variant {target[0]}"

@@ -281,12 +281,13 @@ def a_random_plan(rng, pipeline, generation):
     variant = str(rng.choice(["light", "heavy"]))
     stage = pipeline.spec.stages[-1]
     shared = len(stage.hosted_with(variant)) > 1
+    grouped = not shared and rng.random() < 0.5
     seconds = {1: 0.005, 4: 0.012} if rng.random() < 0.7 else {}
     points: list[dict[str, Any]] = [
         {"name": name, "accuracy": accuracy, "serviceSeconds": {1: 0.012 * accuracy**5, 4: 0.024 * accuracy**5}}
         for name, accuracy in ACCURACIES.items()
     ]
-    if shared:
+    if shared or grouped:
         look = {"to": "default", "variant": "heavy", "confidenceBelow": 0.4, "share": 0.3, "accuracy": 0.88}
         looks: dict[str, Any] = {"escalations": [look] if stage.confidence else []}
         light: dict[str, Any] = {"name": "default", "accuracy": 0.75, "serviceSeconds": {1: 0.003, 4: 0.006}} | looks
@@ -309,8 +310,17 @@ def a_random_plan(rng, pipeline, generation):
         cores=pipeline.spec.stages[0].variant(variant).resources.cpu,
         serviceSeconds=seconds,
         shadowPrice=float(rng.choice([0.0, 20.0])),
-        **(of_points if shared or variant == "heavy" else {}),
+        **(of_points if shared or grouped or variant == "heavy" else {}),
+        **({"otherGroups": [_another_group(rng, pipeline, variant)]} if grouped else {}),
+        **({"plannedEscalation": look} if grouped and variant == "light" and stage.confidence else {}),
     )
+
+
+def _another_group(rng, pipeline, planned):
+    """Replicas of the variant that replicas of the planned one do not host."""
+    other = "light" if planned == "heavy" else "heavy"
+    cores = pipeline.spec.stages[0].variant(other).resources.cpu
+    return {"variant": other, "replicas": int(rng.integers(1, 3)), "cores": cores}
 
 
 @pytest.mark.parametrize("seed", range(200))

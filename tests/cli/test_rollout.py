@@ -59,7 +59,7 @@ class Machine:
             yield action
 
     def route(self, targets: list[StageTarget]) -> None:
-        for target in targets:
+        for target in reversed(targets):  # the first target of a stage names its variant
             ready = [r for r in self.replicas if r.stage == target.stage and r.state == "ready"]
             if any(target.variant in servable_variants(r, target, VARIANTS) for r in ready):
                 self.serving[target.stage] = target.variant
@@ -91,7 +91,7 @@ class Machine:
     def arrived(self, targets: list[StageTarget]) -> bool:
         return all(r.state == "ready" for r in self.replicas) and all(
             sum(matches(r, t) for r in self.replicas if r.stage == t.stage) == t.replicas
-            and sum(r.stage == t.stage for r in self.replicas) == t.replicas
+            and sum(r.stage == t.stage for r in self.replicas) == sum(o.replicas for o in targets if o.stage == t.stage)
             for t in targets
         )
 
@@ -103,8 +103,8 @@ def plans(draw: st.DrawFn) -> tuple[float, list[list[StageTarget]]]:
     for _ in range(draw(st.integers(2, 4))):
         plan = []
         for stage in stages:
-            variant = draw(st.sampled_from(sorted(VARIANTS)))
-            plan.append(StageTarget(stage, variant, draw(st.integers(1, 4)), VARIANTS[variant]))
+            variants = draw(st.lists(st.sampled_from(sorted(VARIANTS)), min_size=1, max_size=2, unique=True))
+            plan += [StageTarget(stage, v, draw(st.integers(1, 4)), VARIANTS[v]) for v in variants]
         plans.append(plan)
     budget = max(sum(t.replicas * t.cores for t in plan) for plan in plans)
     return budget, plans

@@ -142,6 +142,22 @@ async def test_changed_variant_is_ready_before_the_old_one_stops(serving) -> Non
     assert [reason for reason, _ in await serving.events()] == ["PlanApplied", "PlanApplied"]
 
 
+async def test_second_group_is_ready_before_surplus_replicas_stop(serving) -> None:
+    await serving.apply_plan(2, replicas=2)
+    await serving.settle()
+    await serving.apply_plan(3, otherGroups=[{"variant": "large", "replicas": 1}])
+    await serving.look()
+
+    assert await serving.replicas() == {"small": 2, "large": 1}
+
+    await serving.settle()
+    (stage,) = (await serving.status())["stages"]
+
+    assert await serving.replicas() == {"small": 1, "large": 1}
+    assert await serving.good_plan() == 3
+    assert (stage["replicas"], stage["readyReplicas"]) == (2, 2)
+
+
 async def test_capacity_is_free_only_after_a_pod_ends(serving) -> None:
     serving.document["spec"]["budget"] = {"cores": "1"}
     await serving.apply_pipeline()

@@ -99,12 +99,14 @@ def a_target(stage: str, size: str, replicas: int) -> Target:
 
 @st.composite
 def plans(draw: st.DrawFn) -> tuple[Capacity, list[list[Target]]]:
-    """A budget, and a few plans within it for the same stages; all but the first may do without replicas."""
+    """A budget, and plans within it for the same stages of one or two groups; all but the first may have no replica."""
     stages = [f"stage{n}" for n in range(draw(st.integers(1, 3)))]
     found = [
         [
-            a_target(stage, draw(st.sampled_from(sorted(SIZES))), draw(st.integers(0 if n else 1, 4)))
+            a_target(stage, size, draw(st.integers(0 if n and len(sizes) == 1 else 1, 4)))
             for n, stage in enumerate(stages)
+            for sizes in [draw(st.lists(st.sampled_from(sorted(SIZES)), min_size=1, max_size=2, unique=True))]
+            for size in sizes
         ]
         for _ in range(draw(st.integers(2, 4)))
     ]

@@ -25,7 +25,7 @@ class SimulatedReplicaSet:
         self._startup_seconds = startup_seconds
         self._events = events
         self._members: dict[str, list[SimulatedReplica]] = {name: [] for name in stages}
-        self._targets: dict[str, tuple[ReplicaGroup, int]] = {}
+        self._targets: list[tuple[str, ReplicaGroup, int]] = []
         self.cores = 0.0
         self.core_seconds = 0.0
         self.starts = 0
@@ -34,7 +34,7 @@ class SimulatedReplicaSet:
 
     def begin(self, plan: PipelinePlan) -> None:
         self._aim(plan)
-        for name, (group, replicas) in self._targets.items():
+        for name, group, replicas in self._targets:
             for _ in range(replicas):
                 self._ready(self._add(name, group))
 
@@ -51,8 +51,7 @@ class SimulatedReplicaSet:
             for kind, alike in kinds.items()
         ]
         targets = [
-            Target(name, _kind(name, group), replicas, Capacity(group.cores))
-            for name, (group, replicas) in self._targets.items()
+            Target(name, _kind(name, group), replicas, Capacity(group.cores)) for name, group, replicas in self._targets
         ]
         desired = decide(targets, sets, Capacity(self._limit_cores))
         for replica_set in sets:
@@ -61,9 +60,10 @@ class SimulatedReplicaSet:
             for replica in living[: max(replica_set.desired - desired[replica_set.name], 0)]:
                 self._release(replica)
         have = {each.name: each.desired for each in sets}
-        for target in targets:
-            for _ in range(desired[target.name] - have.get(target.name, 0)):
-                self._begin_start(target.stage)
+        for name, group, _ in self._targets:
+            kind = _kind(name, group)
+            for _ in range(desired[kind] - have.get(kind, 0)):
+                self._begin_start(name, group)
 
     def lose_one(self, stage: str) -> None:
         """Kill the ready replica with the most batches, if there is one."""
@@ -87,12 +87,14 @@ class SimulatedReplicaSet:
         self._counted_at = self._events.now
 
     def _aim(self, plan: PipelinePlan) -> None:
-        for planned in plan.spec.stages:
-            group = group_of(self._stages[planned.name].stage, planned.variant)
-            self._targets[planned.name] = (group, planned.replicas)
+        self._targets = [
+            (planned.name, group_of(self._stages[planned.name].stage, group.variant), group.replicas)
+            for planned in plan.spec.stages
+            for group in planned.groups
+        ]
 
-    def _begin_start(self, name: str) -> None:
-        replica = self._add(name, self._targets[name][0])
+    def _begin_start(self, name: str, group: ReplicaGroup) -> None:
+        replica = self._add(name, group)
         self.starts += 1
         self._events.call_at(self._events.now + self._startup_seconds, partial(self._started, replica))
 

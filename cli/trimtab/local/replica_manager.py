@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -143,14 +144,22 @@ class ReplicaManager:
     @property
     def settled(self) -> bool:
         """Whether the ready replicas are exactly those of the plan."""
-        return bool(self.targets) and all(
-            [r.state == "ready" and rollout.matches(r, target) for r in self.replicas if r.stage == target.stage]
-            == [True] * target.replicas
-            for target in self.targets
+        stages = {target.stage for target in self.targets}
+        ready = {replica.name for replica in self.replicas if replica.state == "ready"}
+        assigned = rollout.assign(self.targets, self.replicas)
+        counts = Counter(target for name, target in assigned.items() if name in ready)
+        return (
+            bool(self.targets)
+            and sum(replica.stage in stages for replica in self.replicas) == sum(t.replicas for t in self.targets)
+            and all(counts[target] == target.replicas for target in self.targets)
         )
 
     def set_plan(self, plan: PipelinePlan) -> None:
-        self.targets = tuple(StageTarget(s.name, s.variant, s.replicas, s.cores) for s in plan.spec.stages)
+        self.targets = tuple(
+            StageTarget(stage.name, group.variant, group.replicas, group.cores)
+            for stage in plan.spec.stages
+            for group in stage.groups
+        )
 
     @property
     def has_unresponsive_replica(self) -> bool:

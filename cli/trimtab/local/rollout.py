@@ -27,12 +27,16 @@ _TOLERANCE = 1e-9
 
 @dataclass(frozen=True, slots=True)
 class StageTarget:
-    """Target state of one stage."""
+    """Planned replicas of one replica group of a stage; the first target of a stage names its planned variant."""
 
     stage: str
     variant: str
     replicas: int
     cores: float
+
+    @property
+    def name(self) -> str:
+        return f"{self.stage}: {self.variant}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,23 +112,24 @@ def decide(
 ) -> list[Action]:
     """Decide the next actions, given every replica with a process, including those being stopped.
 
-    `targets` has one for each stage, `serving` the variant that the router uses, if known, `not_before` the earliest
-    time of a stage's next start after failures. Times are seconds on one clock.
+    `targets` has one or more for each stage, `serving` the variant that the router uses, if known, `not_before` the
+    earliest time of a stage's next start after failures. Times are seconds on one clock.
     """
-    by_stage = {target.stage: target for target in targets}
-    moved = {stage for stage, target in by_stage.items() if serving.get(stage, target.variant) == target.variant}
+    planned = {target.stage: target.variant for target in reversed(targets)}
+    moved = {stage for stage, variant in planned.items() if serving.get(stage, variant) == variant}
     actions: list[Action] = [Stop(r.name) for r in replicas if r.state == "draining" and _has_drained(r, now)]
     free_cores = limit_cores - sum(replica.cores for replica in replicas)
     resizes, after, pending_cores = _resize(targets, replicas, free_cores, moved)
     actions += resizes
-    groups = _group(after, by_stage)
+    groups = _group(after, targets)
     sets = [
         ReplicaGroupState.of(name, alike[0].stage, Capacity(alike[0].cores), (replica.state for replica in alike))
         for name, alike in groups.items()
     ]
-    # Until the router uses the target's replicas, they do not count as ready successors.
-    observed = [replace(group, ready=0) if group.name in by_stage.keys() - moved else group for group in sets]
-    group_targets = [rollout.Target(t.stage, t.stage, t.replicas, Capacity(t.cores)) for t in targets]
+    # Until the router uses the planned variant's replicas, they do not count as ready successors.
+    unused = {f"{stage}: {variant}" for stage, variant in planned.items() if stage not in moved}
+    observed = [replace(group, ready=0) if group.name in unused else group for group in sets]
+    group_targets = [rollout.Target(t.stage, t.name, t.replicas, Capacity(t.cores)) for t in targets]
     desired = rollout.decide(group_targets, observed, Capacity(limit_cores - pending_cores))
     for group in sets:
         live = sorted((r for r in groups[group.name] if _is_live(r)), key=lambda replica: replica.state == "ready")
@@ -132,7 +137,7 @@ def decide(
     current = {group.name: group.desired for group in sets}
     for target in targets:
         if now >= (not_before or {}).get(target.stage, 0.0):
-            missing = desired[target.stage] - current.get(target.stage, 0)
+            missing = desired[target.name] - current.get(target.name, 0)
             actions += [Start(target.stage, target.variant, target.cores)] * missing
     return actions
 
@@ -147,10 +152,12 @@ def _resize(
     replicas as they will be, and the cores that will be released later.
     """
     resizes, after, pending_cores = [], {replica.name: replica for replica in replicas}, 0.0
+    assigned = assign(targets, [replica for replica in replicas if _is_live(replica)])
     for target in targets:
         live = [replica for replica in replicas if replica.stage == target.stage and _is_live(replica)]
-        missing = target.replicas - sum(matches(replica, target) for replica in live)
-        for replica in sorted(live, key=lambda replica: (replica.state != "ready", -replica.cores)):
+        missing = target.replicas - sum(assigned[replica.name] == target for replica in live)
+        spare = [r for r in live if after[r.name] is r and assigned[r.name] is None]
+        for replica in sorted(spare, key=lambda replica: (replica.state != "ready", -replica.cores)):
             more_cores = target.cores - replica.cores
             if missing <= 0 or not is_resizable(replica, target) or more_cores > free_cores + _TOLERANCE:
                 continue
@@ -164,17 +171,37 @@ def _resize(
     return resizes, list(after.values()), pending_cores
 
 
-def _group(replicas: Sequence[Replica], targets: Mapping[str, StageTarget]) -> dict[str, list[Replica]]:
-    """Group equal replicas; the group that matches the target is named by its stage.
+def _group(replicas: Sequence[Replica], targets: Sequence[StageTarget]) -> dict[str, list[Replica]]:
+    """Group equal replicas; a group that matches a target has its name.
 
     Resizable groups come last, so that they are stopped last.
     """
+
+    def resizable(replica: Replica) -> bool:
+        return any(target.stage == replica.stage and is_resizable(replica, target) for target in targets)
+
     groups: dict[str, list[Replica]] = {}
-    for replica in sorted(replicas, key=lambda r: r.stage in targets and is_resizable(r, targets[r.stage])):
-        target = targets.get(replica.stage)
+    assigned = assign(targets, replicas)
+    for replica in sorted(replicas, key=resizable):
+        target = assigned[replica.name]
         other = f"{replica.stage}, {replica.cores:g} cores, {' '.join(sorted(replica.variants))}"
-        groups.setdefault(replica.stage if target and matches(replica, target) else other, []).append(replica)
+        groups.setdefault(other if target is None else target.name, []).append(replica)
     return groups
+
+
+def assign(targets: Sequence[StageTarget], replicas: Sequence[Replica]) -> dict[str, StageTarget | None]:
+    """Map each replica to the target that it counts for; None if it matches none.
+
+    A replica that matches several counts for its own variant, or else for the first one with a replica missing.
+    """
+    missing, assigned = {target: target.replicas for target in targets}, dict[str, StageTarget | None]()
+    for replica in sorted(replicas, key=lambda replica: not _is_live(replica)):
+        fitting = [target for target in targets if target.stage == replica.stage and matches(replica, target)]
+        fitting.sort(key=lambda target: (missing[target] <= 0, target.variant != replica.variant))
+        assigned[replica.name] = fitting[0] if fitting else None
+        if fitting:
+            missing[fitting[0]] -= 1
+    return assigned
 
 
 def _is_live(replica: Replica) -> bool:

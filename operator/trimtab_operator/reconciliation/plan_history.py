@@ -66,14 +66,18 @@ def _transition_seconds(condition: Mapping[str, Any]) -> float:
 
 
 def rollout_targets(plan: PipelinePlan, pipeline: InferencePipeline) -> tuple[Target, ...]:
-    """Planned replica group and number of replicas of each stage."""
-    targets = []
-    for stage in pipeline.spec.stages:
-        planned = plan.spec.stage(stage.name)
-        group = group_of(stage, planned.variant)
-        name = replica_group_name(pipeline.name, stage.name, group.name)
-        targets.append(Target(stage.name, name, planned.replicas, Capacity(group.cores, group.gpus)))
-    return tuple(targets)
+    """Planned replica groups and numbers of replicas of each stage."""
+    planned = ((stage, each) for stage in pipeline.spec.stages for each in plan.spec.stage(stage.name).groups)
+    groups = ((stage, group_of(stage, each.variant), each.replicas) for stage, each in planned)
+    return tuple(
+        Target(
+            stage.name,
+            replica_group_name(pipeline.name, stage.name, group.name),
+            replicas,
+            Capacity(group.cores, group.gpus),
+        )
+        for stage, group, replicas in groups
+    )
 
 
 def _last_good(pipeline: InferencePipeline, config_map: Object | None) -> PipelinePlan | None:

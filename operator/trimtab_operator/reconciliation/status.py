@@ -204,14 +204,15 @@ def _stage(inputs: StatusInputs, planned: StagePlan) -> Object:
     ready = sum(
         each.ready
         for each in inputs.site.sets
-        if each.stage == planned.name and planned.variant in hosted_variants(inputs.site.live[each.name])
+        if each.stage == planned.name
+        and hosted_variants(inputs.site.live[each.name]) & {group.variant for group in planned.groups}
     )
     return {
         "name": planned.name,
         "variant": planned.variant,
         "operatingPoint": planned.operating_point,
         "batchSize": planned.batch_size,
-        "replicas": planned.replicas,
+        "replicas": planned.all_replicas,
         "readyReplicas": ready,
     }
 

@@ -81,6 +81,10 @@ class LatencyModel:
     def set_ready_variants(self, ready_by_replica: Iterable[frozenset[str]]) -> None:
         self._ready = frozenset().union(*ready_by_replica)
 
+    def offers(self, variant: str) -> bool:
+        """Return whether a variant is ready on any replica."""
+        return variant in self._ready
+
     def register_task(
         self, variant: str, task: str, accuracies: Mapping[str, Accuracy], basis: AccuracyBasis = "Expected"
     ) -> None:

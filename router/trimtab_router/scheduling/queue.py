@@ -67,6 +67,18 @@ class DeadlineQueue:
         entries: Iterable[_Entry] = lanes[0] if len(lanes) == 1 else merge(*lanes)
         return (entry[2] for entry in entries if not entry[2].request.closed)
 
+    def only(self, wanted: Callable[[RowSlice], bool]) -> "DeadlineQueue":
+        """Return a queue of the wanted slices, to read."""
+        part = DeadlineQueue(self.max_rows)
+        for signature, lane in self._lanes.items():
+            entries = _Lane(entry for entry in lane if not entry[2].request.closed and wanted(entry[2]))
+            if entries:
+                entries.rows = sum(entry[2].rows for entry in entries)
+                part._lanes[signature] = entries
+                part.rows += entries.rows
+                part.special_rows += sum(entry[2].rows for entry in entries if entry[2].request.special)
+        return part
+
     def batch_candidates(
         self, head: RowSlice, inputs: frozenset[str] | None = None, suits: Callable[[RowSlice], bool] | None = None
     ) -> "BatchCandidates":

@@ -15,13 +15,32 @@ from trimtab_pipelines.stages import Stage
 from trimtab_router.refusal import Refusal
 from trimtab_router.scheduling.accuracy_monitor import AccuracyMonitor
 from trimtab_router.scheduling.batch_completion import MAX_SUSPECTS, BatchCompletion, QueryOfDeathDetector
+from trimtab_router.scheduling.group_sharing import (
+    Overflow,
+    Server,
+    leaves_to_others,
+    needs_second_group,
+    overflow,
+    with_accuracy,
+    with_escalation,
+)
 from trimtab_router.scheduling.interfaces import Clock, Feature, StatsSink, Transport, overrides
 from trimtab_router.scheduling.latency_model import LatencyModel, StageCapacity
 from trimtab_router.scheduling.outlier_detection import OutlierDetector
 from trimtab_router.scheduling.policies import earliest_deadline_first
-from trimtab_router.scheduling.policies.interface import NEVER, Dispatch, DropPolicy, Policy, SchedulerView, WaitUntil
+from trimtab_router.scheduling.policies.interface import (
+    NEVER,
+    Dispatch,
+    DropPolicy,
+    Escalation,
+    Point,
+    Policy,
+    SchedulerView,
+    WaitUntil,
+    least_seconds,
+)
 from trimtab_router.scheduling.queue import DeadlineQueue
-from trimtab_router.scheduling.queue_admission import Expiry, QueueAdmission, StageStatus
+from trimtab_router.scheduling.queue_admission import TIMER_SECONDS, Expiry, QueueAdmission, StageStatus
 from trimtab_router.scheduling.replica_selection import ReplicaSelection
 from trimtab_router.scheduling.replica_slots import Batch, BatchOutcome, Completed, ReplicaSlots
 from trimtab_router.scheduling.shadow_evaluation import ShadowEvaluation
@@ -139,6 +158,7 @@ class StageScheduler:
         self._arrivals = 0
         self._arrival_rate = ArrivalRate(clock.now)
         self._wake_pending = False
+        self._overflow_due = NEVER
         self._status: StageStatus | None = None
         self.set_up_role()
         self._holding = [feature for feature in self.features if overrides(feature, "on_enqueue")]
@@ -186,12 +206,26 @@ class StageScheduler:
         self.wake()
 
     def capacity(self) -> StageCapacity:
-        return StageCapacity(self.ready_replicas * self.plan.batch_size, self.latency_model.occupancy_seconds())
+        return StageCapacity(self._equal_replicas() * self.plan.batch_size, self.latency_model.occupancy_seconds())
+
+    def _equal_replicas(self) -> int:
+        """Return how many replicas at the fastest point of any group serve as many rows as the ready replicas."""
+        if not self.plan.other_groups:
+            return self.ready_replicas
+        model, rows = self.latency_model, self.plan.batch_size
+        fastest = model.service_seconds(rows)
+        seconds = [
+            least_seconds(model.points(self._variant_of(replica), ready=replica.ready_variants), rows)
+            for replica in self.replicas
+            if replica.ready_variants
+            and (self.plan.variant in replica.ready_variants or not self.plan.second_pass_group)
+        ]
+        return max(int(sum(fastest / max(own, fastest) for own in seconds if own)), min(self.ready_replicas, 1))
 
     def status(self) -> StageStatus:
         """Return the state of the stage, the same until its replicas or its plan change."""
         if self._status is None:
-            batch_rows, replicas = self.latency_model.full_batch_rows, max(self.ready_replicas, 1)
+            batch_rows, replicas = self.latency_model.full_batch_rows, max(self._equal_replicas(), 1)
             capacity = self.plan.batch_size * replicas // batch_rows
             self._status = StageStatus(batch_rows, capacity, self._expiry.unready_since, 0)
         return self._status
@@ -262,7 +296,7 @@ class StageScheduler:
         suspects = self.completion.suspects
         if suspects.waiting:
             spares_one = self.ready_replicas > 1 and self.concurrent_rows
-            spare = MAX_SUSPECTS if spares_one or self.plan.replicas <= 1 else self.ready_replicas - 1
+            spare = MAX_SUSPECTS if spares_one or self.plan.all_replicas <= 1 else self.ready_replicas - 1
             self.completion.retry_suspects(spare, self._clock.now)
             self.wake()
         if suspects.waiting:
@@ -286,10 +320,18 @@ class StageScheduler:
     def _dispatch_ready(self) -> None:
         self._wake_pending = False
         now, queue = self._clock.now, self.queue
+        waiting: list[ReplicaSlots] = []  # free replicas of some group that serve no row of the queue now
         while queue.rows:
-            replica = self.replica_selection.free_replica(self._candidates(), self.variant)
-            if replica is None or not self._dispatch_next(replica, now):
+            candidates = self._candidates()
+            if waiting:
+                candidates = [replica for replica in candidates if replica not in waiting]
+            replica = self.replica_selection.free_replica(candidates, self.variant)
+            if replica is None:
                 break
+            if not self._dispatch_next(replica, now):
+                if not self.plan.other_groups:
+                    break
+                waiting.append(replica)
         for replica in self.replicas:
             if replica.accepts_prefetch and self._has_full_batch():
                 self._dispatch_next(replica, now)
@@ -306,7 +348,7 @@ class StageScheduler:
         """
         head, model = self.queue.head(), self.latency_model
         replicas = self.replicas if head is None or not head.failed_on else self.outliers.candidates(head.failed_on)
-        if not model.other_variants:
+        if not model.other_variants or self.plan.other_groups:
             return replicas
         return [slot for slot in replicas if slot.free and model.other_variants <= slot.ready_variants] or replicas
 
@@ -317,6 +359,9 @@ class StageScheduler:
     def view(self, variant: str, now: float, replica: ReplicaSlots | None = None) -> SchedulerView:
         """Return what the policy sees of the stage if a replica is free; None: of the stage as a whole."""
         prefills = self.concurrent_prefills() if replica is None else replica.concurrent_prefills
+        alike = self.replicas
+        if replica is not None and self.plan.other_groups:
+            alike = [other for other in alike if other.ready_variants == replica.ready_variants]
         return SchedulerView(
             now=now,
             waiting=self.queue,
@@ -328,8 +373,8 @@ class StageScheduler:
             max_batch_rows=self.max_batch_rows(variant),
             later_seconds=self.latency_model.later_seconds(),
             drop_policy=self._drop_policy,
-            ready_replicas=self.ready_replicas,
-            free_at=partial(self._expected_free_times, now),
+            ready_replicas=self.ready_replicas if alike is self.replicas else len(alike),
+            free_at=partial(_expected_free_times, alike, now),
             mixes_points=self.policy.mixes_points,
             shadow_price=self.latency_model.shadow_price,
             arrivals_rps=partial(self._arrival_rate.rps, now),
@@ -339,17 +384,43 @@ class StageScheduler:
     def max_batch_rows(self, variant: str) -> int:
         return self.latency_model.max_batch_rows(variant)
 
-    def _expected_free_times(self, now: float) -> list[float]:
-        return sorted(replica.expected_free_time(now) for replica in self.replicas if replica.ready_variants)
+    def _variant_of(self, replica: ReplicaSlots) -> str:
+        """Return the variant of a replica; of another group than the planned variant's, one that the plan lists."""
+        variant = self.replica_selection.variant_for(replica, self.variant) or self.variant
+        if variant == self.variant or not self.plan.other_groups:
+            return variant
+        return min(self.latency_model.other_variants & replica.ready_variants, default=variant)
+
+    def _overflow(self, view: SchedulerView, replica: ReplicaSlots) -> Overflow:
+        """Return the rows that busy replicas of more accurate groups leave to this one."""
+        model, planned = self.latency_model, (self.plan.variant, self.plan.operating_point)
+        best, servers = max(point.accuracy for point in view.points), []
+        for other in self.replicas:
+            if other.ready_variants and not other.free and not other.ejection and other is not replica:
+                points = model.points(self._variant_of(other), ready=other.ready_variants)
+                point = max(points, key=lambda point: (point.key == planned, point.accuracy))
+                if point.accuracy > best:
+                    rows = model.max_batch_rows(point.variant)
+                    servers.append(Server(other.expected_free_time(view.now), point.seconds(rows), rows))
+        if not servers:
+            return Overflow(view.max_batch_rows)
+        return overflow(
+            self.queue, servers, view.later_seconds, lambda rows: bool(view.points_for(rows)), view.max_batch_rows
+        )
 
     def _dispatch_next(self, replica: ReplicaSlots, now: float) -> bool:
-        variant = self.replica_selection.variant_for(replica, self.variant) or self.variant
+        variant, grouped = self._variant_of(replica), bool(self.plan.other_groups)
         view = self.view(variant, now, replica)
-        offers_all = self.latency_model.other_variants <= replica.ready_variants
+        offers_all = not grouped and self.latency_model.other_variants <= replica.ready_variants
         whole = None if offers_all else self.view(self.variant, now)
         self._expiry.drop_unreachable(whole or view)
-        decision = self._decide(view, whole)
+        shared = self._shared_view(view, whole or view, replica) if grouped else view
+        if shared is None:
+            return False
+        decision = self._decide(shared, whole)
         if isinstance(decision, Dispatch):
+            if grouped:
+                decision = with_escalation(decision, view.points, self._second_pass(view.points, replica))
             self.dispatch(replica, decision, now)
             return True
         if not self.queue.rows and not replica.inflight:
@@ -358,6 +429,38 @@ class StageScheduler:
             self._clock.call_at(decision.time, self.wake)
         return False
 
+    def _shared_view(self, view: SchedulerView, whole: SchedulerView, replica: ReplicaSlots) -> SchedulerView | None:
+        """Return the part of a view that one of several groups may serve now; None if it may serve nothing."""
+        plan = self.plan
+        if not plan.second_pass_group:
+            rows, until = self._overflow(view, replica)
+            if rows:
+                return replace(view, max_batch_rows=min(view.max_batch_rows, rows))
+            self._check_overflow_at(until)
+            return None
+        second_pass = self._second_pass(view.points, replica)
+        if second_pass is not None:
+            return replace(view, points=with_accuracy(view.points, plan, second_pass.accuracy))
+        if plan.variant in replica.ready_variants:
+            return view
+        waiting = self.queue.only(partial(needs_second_group, view, whole))
+        return replace(view, waiting=waiting) if waiting.rows else None
+
+    def _second_pass(self, points: Sequence[Point], replica: ReplicaSlots) -> Escalation | None:
+        """Return the planned escalation if another group than the replica's serves the second pass."""
+        plan, group, planned = self.plan, self.plan.second_pass_group, self.plan.planned_escalation
+        if planned is None or not group or group in replica.ready_variants or not self.latency_model.offers(group):
+            return None
+        wanted = planned.target(plan.variant), planned.confidence_below
+        first = (point for point in points if point.key == (plan.variant, plan.operating_point))
+        rules = (rule for point in first for rule in point.escalations)
+        return next((rule for rule in rules if (rule.target, rule.confidence_below) == wanted), None)
+
+    def _check_overflow_at(self, due: float) -> None:
+        if due < NEVER and not self._clock.now < self._overflow_due <= due:
+            self._overflow_due = due
+            self._clock.call_at(due + TIMER_SECONDS, self.wake)
+
     def _decide(self, view: SchedulerView, whole: SchedulerView | None) -> Dispatch | WaitUntil:
         """Ask the policy, and drop the slices it names, until it dispatches or waits.
 
@@ -365,9 +468,17 @@ class StageScheduler:
         """
         while True:
             decision = self.policy.decide(view)
-            if whole is not None and decision.drops:
+            if whole is not None:
                 drops = [row_slice for row_slice in decision.drops if not whole.points_for(row_slice)]
-                decision = replace(decision, drops=drops) if drops or isinstance(decision, Dispatch) else WaitUntil()
+                if (
+                    isinstance(decision, Dispatch)
+                    and self.plan.other_groups
+                    and leaves_to_others(decision, view, whole)
+                ):
+                    decision = WaitUntil(drops=drops)
+                elif decision.drops:
+                    dispatches = isinstance(decision, Dispatch)
+                    decision = replace(decision, drops=drops) if drops or dispatches else WaitUntil()
             dispatched = decision.row_slices if isinstance(decision, Dispatch) else ()
             self.queue.remove((*decision.drops, *dispatched))
             for row_slice in decision.drops:
@@ -426,6 +537,10 @@ class StageScheduler:
             replica.accepts_prefetch = True
             if self.queue.rows >= self.plan.batch_size:
                 self.wake()
+
+
+def _expected_free_times(replicas: Sequence[ReplicaSlots], now: float) -> list[float]:
+    return sorted(replica.expected_free_time(now) for replica in replicas if replica.ready_variants)
 
 
 def _decide_or_fall_back(policy: Policy, stats: StatsSink, view: SchedulerView) -> Dispatch | WaitUntil:

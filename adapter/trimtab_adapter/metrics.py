@@ -95,7 +95,8 @@ class _LastTick:
             yield "planned_latency_seconds", plan.expected.latency_seconds, ()
             yield "planned_cores", plan.expected.cores, ()
         for stage in plan.stages:
-            yield "planned_replicas", stage.replicas, (stage.name, stage.variant)
+            for group in stage.groups:
+                yield "planned_replicas", group.replicas, (stage.name, group.variant)
             yield "planned_batch_size_rows", stage.batch_size, (stage.name, stage.variant)
             for (variant, point, escalated), share in stage.expected_rows.items():
                 yield "planned_row_share", share, (stage.name, variant, point, str(escalated).lower())

@@ -74,7 +74,7 @@ class RemoteRecorder:
         if plan is not None and plan.spec != (self.plan.spec if self.plan else None):
             self._decisions.append(plan.model_dump_json(by_alias=True, exclude_none=True))
             self.plan = plan
-        cores = sum(stage.cores * stage.replicas for stage in self.plan.spec.stages) if self.plan else 0.0
+        cores = sum(stage.all_cores for stage in self.plan.spec.stages) if self.plan else 0.0
         stages = stage_samples([state for state, _ in fetched])
         self._record_rejections([state for state, _ in fetched])
         sample = Sample(time.time(), stages, cores, 0.0, sum_counters([counters for _, counters in fetched]))

@@ -96,7 +96,8 @@ class Run:
 def stage_summaries(plan: PipelinePlan) -> dict[str, str]:
     """Describe in a few words what each stage runs."""
     return {
-        stage.name: f"{stage.variant} ×{stage.replicas} batch {stage.batch_size}"
+        stage.name: " + ".join(f"{group.variant} ×{group.replicas}" for group in stage.groups)
+        + f" batch {stage.batch_size}"
         + ("" if stage.operating_point == "default" else f" {stage.operating_point}")
         for stage in plan.spec.stages
     }

@@ -75,7 +75,7 @@ def _row(name: str, stage: StageSample, plan: StagePlan | None) -> tuple[str, ..
     if plan is None:
         return name, stage.variant, str(stage.batch_size), str(stage.ready_replicas), str(stage.queue_rows)
     variant = stage.variant if stage.variant == plan.variant else f"{stage.variant} → {plan.variant}"
-    replicas = f"{stage.ready_replicas}/{plan.replicas}"
+    replicas = f"{stage.ready_replicas}/{plan.all_replicas}"
     return name, variant, str(stage.batch_size), replicas, str(stage.queue_rows)
 
 

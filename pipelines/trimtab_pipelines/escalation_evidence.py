@@ -82,12 +82,12 @@ def held_out_escalations(
     seconds: Mapping[Key, float],
     *,
     factor: float = 1.0,
-    hosted: Callable[[str, str], bool] = lambda *_: True,
+    serves_beside: Callable[[str, str], bool] = lambda *_: True,
 ) -> dict[Key, tuple[Escalation, ...]]:
     """Undominated escalations of a stage, with thresholds chosen on some of the rows and figures of the others.
 
     `seconds` are those of a row at each point; empty if they are unknown. A factor turns shares of correct results into
-    accuracies. `hosted` says whether a replica of the first variant hosts the second.
+    accuracies. `serves_beside`: whether rows of the first variant may run again at the second.
     """
     chosen = measure_stage_escalations({key: rows.subset(chosen_on).sample() for key, rows in points.items()})
     others = {key: rows.subset(~chosen_on) for key, rows in points.items()}
@@ -95,7 +95,7 @@ def held_out_escalations(
         first: [
             judge(again, others[first], others[again.target(first[0])], factor)
             for again in listed
-            if hosted(first[0], again.target(first[0])[0])
+            if serves_beside(first[0], again.target(first[0])[0])
         ]
         for first, listed in chosen.items()
     }

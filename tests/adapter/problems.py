@@ -7,6 +7,8 @@ from dataclasses import replace
 
 import numpy as np
 
+from tests.builders import a_chain, a_pipeline, a_point_profile, a_profile, a_variant
+from trimtab_adapter.planning.planning_problem import PlanningProblem
 from trimtab_adapter.solvers import exact
 from trimtab_adapter.solvers.program import Option, Program, Solution, StageOptions, Weights, models
 from trimtab_adapter.solvers.program_arrays import to_arrays
@@ -124,6 +126,57 @@ def a_large_graph(seed: int, stages: int = 8) -> Program:
     weights = WEIGHTS[int(rng.integers(len(WEIGHTS)))]
     metric = ("Product", "NormalizedRanks")[int(rng.integers(2))]
     return Program(listed, float(rng.uniform(0.4, 1.2)), cores, int(rng.integers(2, 9)), metric, weights)
+
+
+def a_hosting_problem(
+    seed: int, stages: int = 4, variants: int = 5, sizes: Sequence[int] = (), *, grouped: bool = False
+) -> PlanningProblem:
+    """Stages whose replicas host all variants, each with an escalation to every more accurate one; mixes are free.
+
+    `grouped`: the heaviest variant has replicas of its own.
+    """
+    rng = np.random.default_rng(seed)
+    chain, profiles = a_chain(stages), {}
+    for stage in chain:
+        accuracies = np.sort(rng.uniform(0.7, 0.99, variants)).tolist()
+        seconds = np.sort(np.exp(rng.uniform(np.log(0.0005), np.log(0.02), variants))).tolist()
+        outputs = [*stage["outputs"], {"name": "sure", "datatype": "FP32"}]
+        stage.update({"confidence": "sure", "outputs": outputs}, **({"batchSizes": sizes} if sizes else {}))
+        stage["variants"] = [
+            a_variant(f"v{n}", accuracy=accuracy, escalations=_looks(rng, n, accuracies))
+            for n, accuracy in enumerate(accuracies)
+        ]
+        if grouped:
+            stage["variants"][-1]["resources"] = {"cpu": 2}
+        points = [
+            a_point_profile(f"v{n}", 0.001, row_seconds, 2.0 if grouped and n == variants - 1 else 1.0)
+            for n, row_seconds in enumerate(seconds)
+        ]
+        profiles[stage["name"]] = a_profile(stage["name"], points)
+    objective: dict[str, object] = {
+        "goal": str(rng.choice(["Weighted", "MaxAccuracy"])),
+        "accuracyWeight": float(rng.choice([10.0, 100.0])),
+        "accuracyMetric": str(rng.choice(["Product", "NormalizedRanks"])),
+        "accuracyFloor": float(rng.choice([0.0, 0.6, 0.75])),
+    }
+    budget = {"cores": str(int(rng.integers(stages, 4 * stages)))}
+    pipeline = a_pipeline(
+        chain, objective=objective, schedulingPolicy=None, budget=budget, slo={"latency": f"{100 * stages}ms"}
+    )
+    return PlanningProblem(pipeline.spec, profiles, float(rng.uniform(5.0, 150.0)))
+
+
+def _looks(rng: np.random.Generator, first: int, accuracies: Sequence[float]) -> list[dict[str, object]]:
+    return [
+        {
+            "to": "default",
+            "variant": f"v{second}",
+            "confidenceBelow": 0.6,
+            "share": float(rng.uniform(0.05, 0.5)),
+            "accuracy": float(rng.uniform(accuracies[first], min(accuracies[second] + 0.01, 1.0))),
+        }
+        for second in range(first + 1, len(accuracies))
+    ]
 
 
 def brute_force(program: Program) -> tuple[Option, ...] | None:

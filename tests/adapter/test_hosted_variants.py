@@ -3,10 +3,9 @@
 import numpy as np
 import pytest
 
-from tests.adapter.problems import brute_force
+from tests.adapter.problems import a_hosting_problem, brute_force
 from tests.adapter.scenes import a_ladder, plan_for, profiles_of, with_stage
 from trimtab_adapter.planning.latency import sustained_load_rps
-from trimtab_adapter.planning.planning_problem import PlanningProblem
 from trimtab_adapter.planning.program_builder import build_program
 from trimtab_adapter.simulation.simulator import Scenario, simulate
 from trimtab_adapter.solvers import exact
@@ -124,27 +123,10 @@ def test_fewest_cores_of_a_mix_keep_the_accuracy_floor(floor, cores):
     assert ("middle" in {point.variant for point in stage.fallbacks}) == (floor < 0.97)
 
 
-def a_random_hosting_program(seed):
-    """Two stages of three hosted variants with escalations to heavier ones, at a random load, budget and goal."""
-    rng = np.random.default_rng(seed)
-    weights = {"goal": str(rng.choice(["Weighted", "MaxAccuracy"])), "accuracyWeight": float(rng.choice([10.0, 100.0]))}
-    weights |= {"accuracyFloor": float(rng.choice([0.0, 0.75, 0.85]))}
-    pipeline = a_hosting_ladder(2, objective=weights, budget={"cores": str(int(rng.integers(2, 6)))})
-    for index in range(2):
-        variants = [variant.model_dump(by_alias=True) for variant in pipeline.spec.stages[index].variants]
-        for n in range(2):
-            share = float(rng.uniform(0.05, 0.5))
-            look = HEAVY_LOOK | {"share": share, "accuracy": float(rng.uniform(variants[n]["accuracy"], 0.98))}
-            variants[n]["escalations"] = [look]
-        fields = {"variants": variants, "outputs": OUTPUTS, "confidence": "sure", "batchSizes": [1, 4, 16]}
-        pipeline = with_stage(pipeline, index, **fields)
-    return build_program(PlanningProblem(pipeline.spec, profiles_of(pipeline), float(rng.uniform(5.0, 400.0))))
-
-
 def test_exact_solver_equals_brute_force_with_mixes_and_cascades():
     mixed = cascades = 0
     for seed in range(500):
-        program = a_random_hosting_program(seed)
+        program = build_program(a_hosting_problem(seed, stages=2, variants=3, sizes=(1, 4, 16)))
         best, found = brute_force(program), exact.solve(program)
         assert (best is None) == (found is None)
         if best is not None and found is not None:

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 
 from tests.builders import a_pipeline, a_stage, a_variant
-from trimtab_pipelines.accuracy import normalised_ranks, pipeline_accuracy, stage_values
+from trimtab_pipelines.accuracy import accuracy_values, normalised_ranks, pipeline_accuracy
 from trimtab_pipelines.accuracy_evidence import Accuracy, mean_confidence, measured_accuracy, wilson_interval
 from trimtab_pipelines.escalation import Escalation, TaskEscalation
 from trimtab_pipelines.operating_point import OperatingPoint, TokenMerging, TokenPrompts
@@ -207,6 +207,6 @@ def test_each_operating_point_has_its_own_value():
     points = [{"name": "full", "accuracy": 0.9}, {"name": "merged", "tokenDelta": -8, "accuracy": 0.8}]
     stage = a_pipeline([a_stage(variants=[a_variant(operatingPoints=points)])]).spec.stages[0]
 
-    assert stage_values(stage, Objective()) == {("small", "full"): 0.9, ("small", "merged"): 0.8}
-    ranked = stage_values(stage, Objective(accuracy_metric="NormalizedRanks"))
-    assert ranked == {("small", "full"): 1.0, ("small", "merged"): 0.0}
+    assert [*map(accuracy_values(stage, Objective()), (0.9, 0.8))] == [0.9, 0.8]
+    ranked = accuracy_values(stage, Objective(accuracy_metric="NormalizedRanks"))
+    assert [*map(ranked, (0.9, 0.85, 0.8))] == pytest.approx([1.0, 0.5, 0.0])

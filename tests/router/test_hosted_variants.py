@@ -19,11 +19,11 @@ SMALL, BOTH = frozenset({"small"}), frozenset({"small", "large"})
 class Hosting(SchedulerScenario):
     """A stage that plans a small variant, which takes a tenth of the seconds, and may run a large one."""
 
-    def __init__(self, policy="TokenAdaptive", ready=(BOTH,), looks=(LOOK,)):
+    def __init__(self, policy="TokenAdaptive", ready=(BOTH,), looks=(LOOK,), **planned):
         variants = [a_variant("small", accuracy=0.8), a_variant("large", accuracy=0.9)]
         stage = {"outputs": OUTPUTS, "confidence": "sure", "variants": variants}
         plan = {"accuracy": 0.8, "serviceSeconds": {1: 0.1, 8: 0.4}, "escalations": list(looks), "upgrades": [LARGE]}
-        super().__init__(policy, slots=len(ready), stage=stage, **plan)
+        super().__init__(policy, slots=len(ready), stage=stage, **plan | planned)
         for slot, variants_ready in zip(self.slots, ready, strict=True):
             slot.set_ready_variants(variants_ready)
         self.scheduler.refresh_replicas()

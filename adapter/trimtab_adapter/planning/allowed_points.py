@@ -37,7 +37,8 @@ def allowed_points(
     own = _point_plan(problem, stage, variant, variant, option.operating_point, batch_sizes)
     if stage.pin.operating_point is not None:
         return AllowedPoints(own.model_copy(update={"escalations": ()}))
-    hosted = switchable_variants(problem.spec, stage, variant) or {variant.name}
+    groups = [variant, *(stage.variant(group.variant) for group in option.other_groups)]
+    hosted = frozenset[str]().union(*(switchable_variants(problem.spec, stage, own) or {own.name} for own in groups))
     others = [
         _point_plan(problem, stage, variant, other, point.name, batch_sizes)
         for other in stage.variants
@@ -87,12 +88,14 @@ def _exclusion_reason(
     key: tuple[str, str], points: Sequence[PointPlan], stage: Stage, planned: Variant, least_accuracy: float
 ) -> str:
     position, point = next((n, point) for n, point in enumerate(points) if point.key(planned.name) == key)
+    hosting_key = stage.hosting_key(stage.variant(key[0]))
     if not point.service_seconds:
         return f"not profiled with {stage.variant(key[0]).resources.cpu:g} cores"
     if point.variant is not None and point.accuracy < min(least_accuracy, points[0].accuracy):
         return f"accuracy {point.accuracy:.4g} does not reach objective.accuracyFloor"
     for n, other in enumerate(points):
-        if other is not point and _dominates(other, point, first=n < position):
+        together = stage.hosting_key(stage.variant(other.key(planned.name)[0])) == hosting_key
+        if other is not point and together and _dominates(other, point, first=n < position):
             size = max(point.service_seconds)
             own_ms, other_ms = (1e3 * p.service_seconds[size] for p in (point, other))
             name = other.name if other.variant == point.variant else "/".join(other.key(planned.name))

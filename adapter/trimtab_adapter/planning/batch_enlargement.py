@@ -47,7 +47,7 @@ def _larger(options: tuple[Option, ...], option: Option) -> list[Option]:
     larger = [
         replace(other, penalty=option.penalty)
         for other in options
-        if (other.model, other.replicas) == (option.model, option.replicas)
+        if (other.model, other.replicas, other.other_groups) == (option.model, option.replicas, option.other_groups)
         and other.batch_size > option.batch_size
         and other.throughput_rps > option.throughput_rps
     ]

@@ -1,8 +1,9 @@
 """`Candidate`: an operating point of a variant, with or without an escalation, and its speed."""
 
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from math import ceil, inf
+from typing import NamedTuple
 
 from trimtab_adapter.planning.planning_problem import PlanningError, PlanningProblem, profiled_points, service_ratio
 from trimtab_adapter.solvers.program import TOLERANCE
@@ -11,6 +12,8 @@ from trimtab_pipelines.model_spec import MAX_BODY_BYTES, max_rows
 from trimtab_pipelines.operating_point import OperatingPoint
 from trimtab_pipelines.plan import StagePlan
 from trimtab_pipelines.profile import PointProfile
+from trimtab_pipelines.row_shares import AnsweredBy
+from trimtab_pipelines.shadow_price import escalated_shares
 from trimtab_pipelines.spec import InferencePipelineSpec, ServiceLevel
 from trimtab_pipelines.stages import Pin, Stage
 from trimtab_pipelines.variants import Variant
@@ -24,13 +27,21 @@ class _PointSpeed:
     service_ratio: float
     max_rows: int
     """Largest batch of its variant."""
+    _rps: dict[int, float] = field(default_factory=dict)
+    _seconds: dict[tuple[int, float], float] = field(default_factory=dict)
 
     def replica_rps(self, batch_size: int) -> float:
-        return self.profile.throughput_rps(batch_size) / self.service_ratio
+        if batch_size not in self._rps:
+            self._rps[batch_size] = self.profile.throughput_rps(batch_size) / self.service_ratio
+        return self._rps[batch_size]
 
     def seconds(self, batch_size: int, quantile: float) -> float:
         """Service time of a full batch; of a generation stage the time to first token."""
-        return self.profile.to_first_token.latency_seconds(batch_size, quantile) * self.service_ratio
+        key = batch_size, quantile
+        if key not in self._seconds:
+            seconds = self.profile.to_first_token.latency_seconds(batch_size, quantile)
+            self._seconds[key] = seconds * self.service_ratio
+        return self._seconds[key]
 
     def generates_in_time(self, batch_size: int, slo: ServiceLevel) -> bool:
         """Whether time per output token and latency meet the SLO; True for other stages."""
@@ -81,6 +92,9 @@ class Candidate:
     """Variants whose points may serve batches beside it."""
     point_accuracy: float
     escalation: EscalationPlan | None = None
+    other_group_escalations: tuple[EscalationPlan, ...] = ()
+    """Escalations of the point to variants of other replica groups."""
+    _max_rps: dict[int, float] = field(default_factory=dict)
 
     @property
     def accuracy(self) -> float:
@@ -89,7 +103,10 @@ class Candidate:
 
     def max_rps(self, batch_size: int) -> float:
         """Rows per second of one replica at the fastest operating point that may run such batches."""
-        return max(speed.replica_rps(batch_size) for speed in self.allowed_speeds if speed.max_rows >= batch_size)
+        if batch_size not in self._max_rps:
+            rates = (speed.replica_rps(batch_size) for speed in self.allowed_speeds if speed.max_rows >= batch_size)
+            self._max_rps[batch_size] = max(rates)
+        return self._max_rps[batch_size]
 
     def matches(self, plan: StagePlan) -> bool:
         return (self.variant.name, self.point.name, self.escalation) == (
@@ -97,6 +114,38 @@ class Candidate:
             plan.operating_point,
             plan.planned_escalation,
         )
+
+    def sized(self, batch_size: int, slo: ServiceLevel) -> "SizedCandidate | None":
+        """The candidate with batches of this size; None if they are too large or too slow."""
+        if batch_size > self.speed.max_rows or not self.allowed_speeds[0].generates_in_time(batch_size, slo):
+            return None
+        speed = self.speed
+        rates = speed.replica_rps(batch_size), self.max_rps(batch_size)
+        return SizedCandidate(self, batch_size, *rates, speed.seconds(batch_size, slo.quantile))
+
+
+class SizedCandidate(NamedTuple):
+    """A candidate at a batch size."""
+
+    candidate: Candidate
+    batch_size: int
+    replica_rps: float
+    """Rows per second of one replica."""
+    max_rps: float
+    """The same at the fastest operating point that may run such batches."""
+    seconds: float
+    """Service time of a full batch at the SLO's quantile."""
+
+    @property
+    def key(self) -> tuple[str, str]:
+        """Variant and operating point."""
+        return self.candidate.variant.name, self.candidate.point.name
+
+    @property
+    def rows(self) -> dict[AnsweredBy, float]:
+        """Shares of the rows by the point that answers them."""
+        escalation = self.candidate.escalation
+        return {AnsweredBy(*self.key): 1.0} if escalation is None else escalated_shares(self.key, escalation)
 
 
 def candidates(problem: PlanningProblem, stage: Stage, pin: Pin) -> Iterator[Candidate]:
@@ -119,7 +168,7 @@ def candidates(problem: PlanningProblem, stage: Stage, pin: Pin) -> Iterator[Can
         for variant, point, profile in profiled
     }
     basis, least_accuracy = problem.spec.objective.accuracy_basis, _carrying_accuracy(problem, stage)
-    accuracies = {(variant.name, point.name): point.measured_accuracy().on(basis) for variant, point, _ in profiled}
+    accuracies = {(variant.name, point.name): point.accuracy_on(basis) for variant, point, _ in profiled}
     for variant, point, _ in profiled:
         if pin.variant in {None, variant.name} and pin.operating_point in {None, point.name}:
             key = variant.name, point.name
@@ -130,11 +179,16 @@ def candidates(problem: PlanningProblem, stage: Stage, pin: Pin) -> Iterator[Can
                 for other, other_speed in others.items()
                 if other[0] == variant.name or accuracies[other] >= least_accuracy
             )
-            base = Candidate(variant, point, speed, (speed, *carrying), hosted, accuracies[key])
+            planned = point.planned_escalations(basis) if problem.spec.policy_traits.escalates else ()
+            escalations = [escalation for escalation in planned if escalation.share > 0]
+            elsewhere = tuple(e for e in escalations if e.target(variant.name)[0] not in hosted)
+            base = Candidate(
+                variant, point, speed, (speed, *carrying), hosted, accuracies[key], other_group_escalations=elsewhere
+            )
             yield base
-            for escalation in point.planned_escalations(basis) if problem.spec.policy_traits.escalates else ():
+            for escalation in escalations:
                 target = others.get(escalation.target(variant.name))
-                if target is not None and escalation.share > 0:
+                if target is not None:
                     cascade = _Cascade(speed, target, escalation.share)
                     yield replace(base, speed=cascade, escalation=escalation)
 
@@ -162,5 +216,5 @@ def _carrying_accuracy(problem: PlanningProblem, stage: Stage) -> float:
     for other in problem.spec.stages:
         if other is not stage:
             points = (point for variant in other.variants for point in variant.points)
-            least *= min(point.measured_accuracy().on(objective.accuracy_basis) for point in points)
+            least *= min(point.accuracy_on(objective.accuracy_basis) for point in points)
     return objective.accuracy_floor / max(least, TOLERANCE)

@@ -15,7 +15,7 @@ from trimtab_adapter.planning.drift_correction import (
     drifted_points,
     with_registered_tasks,
 )
-from trimtab_adapter.planning.expectation import expectation, stage_expectation
+from trimtab_adapter.planning.expectation import StageExpectation, expectation, stage_expectation
 from trimtab_adapter.planning.explain import accuracy_basis_note, describe_option, explain
 from trimtab_adapter.planning.hysteresis import load_hold_reason, planning_load
 from trimtab_adapter.planning.planning_problem import PlanningProblem, prefill_profile
@@ -173,7 +173,8 @@ def planned_stages(problem: PlanningProblem, program: Program, choice: Sequence[
     planned = {}
     for stage, option in zip(program.stages, choice, strict=True):
         plan, excluded = _stage_plan(problem, stage.name, option, _least_accuracy(problem, choice, option))
-        expected = stage_expectation(problem, plan)
+        grouped = StageExpectation(plan.expected_accuracy, dict(option.rows)) if option.other_groups else None
+        expected = grouped or stage_expectation(problem, plan)
         shares = plan.model_copy(update={"shares": expected.row_shares})
         planned[stage.name] = PlannedStage(shares, expected.accuracy, excluded)
     return planned
@@ -225,6 +226,7 @@ def _stage_plan(
         upgrades=allowed.upgrades,
         fallbacks=allowed.fallbacks,
         cores=variant.resources.cpu,
+        other_groups=option.other_groups,
         accuracy=planned.accuracy,
         accuracy_by_task=planned.accuracy_by_task,
         inputs=planned.inputs,

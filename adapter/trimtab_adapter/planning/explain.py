@@ -50,7 +50,8 @@ def describe_option(option: Option | StagePlan) -> str:
         return "no replicas"
     point = "" if option.operating_point == "default" else f"/{option.operating_point}"
     escalation = "" if option.planned_escalation is None else f", {option.planned_escalation}"
-    return f"{option.variant}{point}{escalation} ×{option.replicas} batch {option.batch_size}"
+    others = "".join(f" + {group.variant} ×{group.replicas}" for group in option.other_groups)
+    return f"{option.variant}{point}{escalation} ×{option.replicas}{others} batch {option.batch_size}"
 
 
 def binding_constraint(solved: PlanSolution) -> str:

@@ -1,21 +1,26 @@
-"""Mixes: rows shared by two candidates of a replica with several variants, if it lacks time for the heavier one.
+"""Mixes: rows shared by two candidates, if the replicas lack time for the heavier one.
 
+Both are of variants that one replica hosts, or each has replicas of its own (`group_mixes`).
 For a batch size, the best mixes lie on the upper hull of (seconds of a row, accuracy). A mix whose heavier half is
 given has the hull's neighbor below it as its lighter half.
 """
 
+from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 from math import ceil
 
-from trimtab_adapter.planning.candidate import Candidate
+from trimtab_adapter.planning.candidate import SizedCandidate
 from trimtab_adapter.planning.planning_problem import PlanningProblem
+from trimtab_pipelines.escalation import EscalationPlan
+from trimtab_pipelines.row_shares import AnsweredBy
 from trimtab_pipelines.shadow_price import BUSY_SHARE, extend_hull
+from trimtab_pipelines.spec import InferencePipelineSpec
 
 MAX_COUNTS = 8
 """Numbers of replicas that are offered for one mix."""
-_Corner = tuple[float, float, Candidate]
+Corner = tuple[float, float, SizedCandidate]
 """Seconds of a row, accuracy, and the candidate."""
 
 
@@ -23,60 +28,100 @@ _Corner = tuple[float, float, Candidate]
 class Mix:
     """Two candidates, and the share of rows that the heavier one serves."""
 
-    lighter: Candidate
-    heavier: Candidate
+    lighter: SizedCandidate
+    heavier: SizedCandidate
     share: float
+    replicas: int
+    other_replicas: int = 0
+    """Replicas of the lighter candidate's own group; 0 if one replica hosts both."""
+
+    @property
+    def own(self) -> SizedCandidate:
+        return self.heavier
+
+    @property
+    def other(self) -> SizedCandidate:
+        return self.lighter
+
+    @property
+    def escalation(self) -> EscalationPlan | None:
+        return self.heavier.candidate.escalation
 
     @property
     def accuracy(self) -> float:
-        return self.lighter.accuracy + self.share * (self.heavier.accuracy - self.lighter.accuracy)
+        lighter, heavier = self.lighter.candidate.accuracy, self.heavier.candidate.accuracy
+        return lighter + self.share * (heavier - lighter)
 
-    def max_rps(self, batch_size: int) -> float:
-        """Rows per second of one replica at the fastest operating point that may run such batches."""
-        return max(half.max_rps(batch_size) for half in (self.lighter, self.heavier))
+    @property
+    def throughput_rps(self) -> float:
+        """Rows per second of all replicas at the fastest points of their groups."""
+        if not self.other_replicas:
+            return self.replicas * max(self.heavier.max_rps, self.lighter.max_rps)
+        return self.replicas * self.heavier.max_rps + self.other_replicas * self.lighter.max_rps
 
-    def seconds(self, batch_size: int, quantile: float) -> float:
+    @property
+    def least_accuracy(self) -> float:
+        """Accuracy of the lighter point."""
+        return self.lighter.candidate.point_accuracy
+
+    @property
+    def rows(self) -> dict[AnsweredBy, float]:
+        """Shares of the rows by the point that answers them."""
+        rows = Counter({key: (1.0 - self.share) * part for key, part in self.lighter.rows.items()})
+        rows.update({key: self.share * part for key, part in self.heavier.rows.items()})
+        return dict(rows)
+
+    @property
+    def seconds(self) -> float:
         """Service time of a full batch of the slower half."""
-        return max(half.speed.seconds(batch_size, quantile) for half in (self.lighter, self.heavier))
+        return max(self.lighter.seconds, self.heavier.seconds)
 
 
 def mixes(
-    problem: PlanningProblem, candidates: Sequence[Candidate], batch_size: int, sustained_rps: float, running: int
-) -> Iterator[tuple[Mix, int]]:
-    """Yield the best mixes of candidates that run such batches, each with a number of replicas that serves all rows.
+    problem: PlanningProblem, candidates: Sequence[SizedCandidate], sustained_rps: float, running: int
+) -> Iterator[Mix]:
+    """Yield the best mixes of candidates of one batch size that replicas host, each with enough replicas for all rows.
 
     The number of `running` replicas is among them if it serves a mix.
     Without an escalating policy there are none.
     """
-    spec = problem.spec
-    if not spec.policy_traits.escalates or sustained_rps <= 0:
+    if not may_mix(problem.spec, sustained_rps):
         return
-    busy = min(BUSY_SHARE, spec.adaptation.target_utilization)
+    busy = busy_share(problem.spec)
     for hosted in _groups(candidates):
-        for (light_seconds, _, lighter), (heavy_seconds, _, heavier) in _neighbors(hosted, batch_size):
+        for (light_seconds, _, lighter), (heavy_seconds, _, heavier) in _neighbors(hosted):
             fewest, all_heavier = (sustained_rps * seconds / busy for seconds in (light_seconds, heavy_seconds))
             counts = range(max(ceil(fewest - 1e-9), 1), ceil(all_heavier - 1e-9))
             offered = {*counts[:: max(ceil(len(counts) / MAX_COUNTS), 1)], *({running} & {*counts})}
             for replicas in sorted(offered):
                 seconds = busy * replicas / sustained_rps
                 share = (seconds - light_seconds) / (heavy_seconds - light_seconds)
-                yield Mix(lighter, heavier, share), replicas
+                yield Mix(lighter, heavier, share, replicas)
 
 
-def _groups(candidates: Sequence[Candidate]) -> Iterator[list[Candidate]]:
+def may_mix(spec: InferencePipelineSpec, sustained_rps: float) -> bool:
+    return spec.policy_traits.escalates and sustained_rps > 0
+
+
+def busy_share(spec: InferencePipelineSpec) -> float:
+    return min(BUSY_SHARE, spec.adaptation.target_utilization)
+
+
+def corners(candidates: Iterable[SizedCandidate]) -> Iterator[Corner]:
+    return ((1.0 / sized.replica_rps, sized.candidate.accuracy, sized) for sized in candidates)
+
+
+def _groups(candidates: Sequence[SizedCandidate]) -> Iterator[list[SizedCandidate]]:
     """Candidates of several variants that one replica hosts."""
-    ordered = sorted(candidates, key=lambda candidate: sorted(candidate.switchable))
-    for switchable, hosted in groupby(ordered, key=lambda candidate: candidate.switchable):
+    ordered = sorted(candidates, key=lambda sized: sorted(sized.candidate.switchable))
+    for switchable, hosted in groupby(ordered, key=lambda sized: sized.candidate.switchable):
         if len(switchable) > 1:
             yield list(hosted)
 
 
-def _neighbors(candidates: Iterable[Candidate], batch_size: int) -> Iterator[tuple[_Corner, _Corner]]:
+def _neighbors(candidates: Iterable[SizedCandidate]) -> Iterator[tuple[Corner, Corner]]:
     """Yield each candidate of the hull of those no slower than it, after its neighbor below."""
-    corners = [
-        (1.0 / candidate.speed.replica_rps(batch_size), candidate.accuracy, candidate) for candidate in candidates
-    ]
-    hull: list[_Corner] = []
-    for corner in sorted(corners, key=lambda corner: (corner[0], -corner[1])):
+    hull: list[Corner] = []
+    for corner in sorted(corners(candidates), key=lambda corner: (corner[0], -corner[1])):
         if extend_hull(hull, corner) and len(hull) > 1:
             yield hull[-2], hull[-1]

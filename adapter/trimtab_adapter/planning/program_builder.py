@@ -6,16 +6,23 @@ Options that are pinned away, out of bounds, not profiled, or larger than one re
 option that runs now stays available even with more replicas than needed, and is the only one without a switching cost.
 """
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Self
 
-from trimtab_adapter.planning.candidate import Candidate, candidates
+import numpy as np
+
+from trimtab_adapter.planning.candidate import SizedCandidate, candidates
+from trimtab_adapter.planning.group_mixes import SplitCascade, group_mixes, split_cascades
 from trimtab_adapter.planning.latency import backlog_seconds, planned_seconds, required_replicas
 from trimtab_adapter.planning.mixes import Mix, mixes
 from trimtab_adapter.planning.planning_problem import PlanningProblem
+from trimtab_adapter.solvers.dominance import undominated
 from trimtab_adapter.solvers.program import Option, Program, StageOptions, objective_weights
-from trimtab_pipelines.accuracy import interpolated_value, stage_values
+from trimtab_pipelines.accuracy import accuracy_values
+from trimtab_pipelines.escalation import EscalationPlan
 from trimtab_pipelines.graph import predecessors
+from trimtab_pipelines.plan import ReplicaGroupPlan, StagePlan
 from trimtab_pipelines.spec import InferencePipelineSpec
 from trimtab_pipelines.stages import Pin, Stage
 
@@ -48,7 +55,7 @@ def build_program(problem: PlanningProblem, relaxed: Relaxation = NO_RELAXATION)
             StageOptions(
                 name=stage.name,
                 predecessors=tuple(sorted({position[name] for name in predecessors(stage)})),
-                options=tuple(_options(problem, stage, relaxed)),
+                options=tuple(_StageBuilder.of(problem, stage, relaxed).options()),
             )
             for stage in spec.ordered_stages
         ),
@@ -67,13 +74,194 @@ def _pin(stage: Stage, relaxed: Relaxation) -> Pin:
     return stage.pin.model_copy(update={"replicas": None, "batch_size": None}) if relaxed.sizes else stage.pin
 
 
-def _options(problem: PlanningProblem, stage: Stage, relaxed: Relaxation) -> Iterator[Option]:
-    found = list(candidates(problem, stage, _pin(stage, relaxed)))
-    for candidate in found:
-        yield from _sizes(problem, stage, relaxed, candidate)
-    yield from _mixed_sizes(problem, stage, relaxed, found)
-    if stage.name in problem.spec.encoders.values():
-        yield _idle_option(problem, stage)
+@dataclass(frozen=True, slots=True)
+class _StageBuilder:
+    """What the options of one stage have in common."""
+
+    problem: PlanningProblem
+    stage: Stage
+    pin: Pin
+    running: StagePlan | None
+    load_rps: float
+    sustained_rps: float
+    rows_together: float
+    value: Callable[[float], float]
+    extra_seconds: float | None
+    """Seconds beside queueing and service; None if rows wait for no batch."""
+    is_encoder: bool
+    chooses_placement: bool
+
+    @classmethod
+    def of(cls, problem: PlanningProblem, stage: Stage, relaxed: Relaxation) -> Self:
+        waits = not stage.generates or problem.latency_target[0] != "slo.timeToFirstToken"
+        return cls(
+            problem,
+            stage,
+            _pin(stage, relaxed),
+            problem.running(stage.name),
+            problem.stage_rps(stage.name) * relaxed.fraction,
+            problem.sustained_stage_rps(stage.name) * relaxed.fraction,
+            problem.rows(stage.name),
+            accuracy_values(stage, problem.spec.objective),
+            (stage.embedding_transfer_seconds if stage.encodes else 0.0) if waits else None,
+            stage.name in problem.spec.encoders.values(),
+            stage.chooses_encoder_placement,
+        )
+
+    def options(self) -> Iterator[Option]:
+        sizes, slo = batch_sizes(self.problem.spec, self.stage, self.pin), self.problem.spec.slo
+        found = [
+            sized
+            for candidate in candidates(self.problem, self.stage, self.pin)
+            for size in sizes
+            if (sized := candidate.sized(size, slo)) is not None
+        ]
+        for sized in found:
+            yield from self._sizes(sized)
+        for size in sizes:
+            yield from self._mixed_sizes([sized for sized in found if sized.batch_size == size])
+        if self.is_encoder:
+            yield _idle_option(self.problem, self.stage)
+
+    def _sizes(self, sized: SizedCandidate) -> Iterator[Option]:
+        """Yield a candidate with its fewest replicas, and with the current number.
+
+        The fastest allowed operating point must carry the busiest second and the planned one the sustained load. Most
+        requests then get the planned accuracy, and no replica is needed for a short peak alone.
+        """
+        fewest = max(self._carrying(sized), self._required(self.sustained_rps, sized.replica_rps))
+        counts, running = [self.pin.replicas or fewest], self.running
+        if running is not None and running.batch_size == sized.batch_size and self.pin.replicas is None:
+            counts = sorted({fewest, running.replicas}) if sized.candidate.matches(running) else counts
+        for replicas in counts:
+            if fewest <= replicas <= self.stage.max_replicas:
+                yield self._option(sized, replicas)
+
+    def _mixed_sizes(self, found: Sequence[SizedCandidate]) -> Iterator[Option]:
+        """Yield mixes, with fewer replicas than the heavier half alone needs."""
+        running = self.running.replicas if self.running else 0
+        for mix in mixes(self.problem, found, self.sustained_rps, running):
+            fewest = self._required(self.load_rps, max(mix.heavier.max_rps, mix.lighter.max_rps))
+            in_bounds = max(fewest, self.stage.min_replicas) <= mix.replicas <= self.stage.max_replicas
+            if in_bounds and self.pin.replicas in {None, mix.replicas}:
+                yield self._option(mix.heavier, mix.replicas, mix)
+        if self.pin.replicas is None and not self.stage.serves_one_variant:
+            yield from self._two_groups(found)
+
+    def _two_groups(self, found: Sequence[SizedCandidate]) -> Iterator[Option]:
+        """Yield options of two replica groups that no other one beats in cores, GPUs, latency, value and penalty."""
+        stage = self.stage
+        mixed = group_mixes(self.problem, found, self.load_rps, self.sustained_rps, self.running)
+        pairs: list[Mix | SplitCascade] = [*mixed, *self._split_cascades(found)]
+        bounds = range(stage.min_replicas, stage.max_replicas + 1)
+        offered = [pair for pair in pairs if pair.replicas + pair.other_replicas in bounds]
+        if offered:
+            figures = np.array([self._figures(pair) for pair in offered])
+            for index in sorted(undominated([*figures.T]).tolist()):
+                yield self._option(offered[index].own, offered[index].replicas, offered[index])
+
+    def _figures(self, pair: Mix | SplitCascade) -> tuple[float, ...]:
+        """Cores, GPUs, latency, value and penalty of an option; smaller is better."""
+        own, other = pair.own.candidate.variant.resources, pair.other.candidate.variant.resources
+        return (
+            pair.replicas * own.cpu + pair.other_replicas * other.cpu,
+            pair.replicas * own.gpu + pair.other_replicas * other.gpu,
+            self._latency_seconds(pair.own, pair.replicas, pair),
+            -self.value(pair.accuracy),
+            self._penalty(pair.own, pair.replicas, pair.escalation, _other_groups(pair)) if self.running else 0.0,
+        )
+
+    def _split_cascades(self, found: Sequence[SizedCandidate]) -> Iterator[SplitCascade]:
+        """Yield cascades over two groups, each with its fewest replicas, and with the current numbers."""
+        running = self.running
+        for cascade in split_cascades(self.problem, found, self.sustained_rps):
+            fewest = max(self._carrying(cascade.first), self._required(self.sustained_rps, cascade.first.replica_rps))
+            yield replace(cascade, replicas=fewest)
+            if running is not None and running.planned_escalation == cascade.escalation:
+                counts = [group.replicas for group in running.groups]
+                if len(counts) == 2 and counts[0] >= fewest and counts[1] >= cascade.other_replicas:
+                    yield replace(cascade, replicas=counts[0], other_replicas=counts[1])
+
+    def _carrying(self, sized: SizedCandidate) -> int:
+        """The fewest replicas that carry the busiest second at the fastest allowed point."""
+        return max(self._required(self.load_rps, sized.max_rps), self.stage.min_replicas)
+
+    def _required(self, load_rps: float, replica_rps: float) -> int:
+        return required_replicas(load_rps, replica_rps, self.problem.spec.adaptation.target_utilization)
+
+    def _option(self, sized: SizedCandidate, replicas: int, mix: Mix | SplitCascade | None = None) -> Option:
+        candidate, batch_size = sized.candidate, sized.batch_size
+        variant, accuracy = candidate.variant, candidate.accuracy if mix is None else mix.accuracy
+        other_groups = () if mix is None else _other_groups(mix)
+        escalation = candidate.escalation if mix is None else mix.escalation
+        other_gpus = mix.other_replicas * mix.other.candidate.variant.resources.gpu if mix else 0
+        return Option(
+            variant=variant.name,
+            operating_point=candidate.point.name,
+            batch_size=batch_size,
+            replicas=replicas,
+            cores=replicas * variant.resources.cpu + (other_groups[0].all_cores if other_groups else 0.0),
+            gpus=replicas * variant.resources.gpu + other_gpus,
+            accuracy=accuracy,
+            value=self.value(accuracy),
+            latency_seconds=self._latency_seconds(sized, replicas, mix),
+            throughput_rps=replicas * sized.max_rps if mix is None else mix.throughput_rps,
+            penalty=self._penalty(sized, replicas, escalation, other_groups) if self.running else 0.0,
+            planned_escalation=escalation,
+            other_groups=other_groups,
+            rows=mix.rows if mix is not None and other_groups else {},
+            least_accuracy=1.0 if mix is None else mix.least_accuracy,
+            mixed=isinstance(mix, Mix),
+            disaggregated=not variant.colocated if self.chooses_placement else self.is_encoder or None,
+        )
+
+    def _penalty(
+        self,
+        sized: SizedCandidate,
+        replicas: int,
+        escalation: EscalationPlan | None,
+        others: tuple[ReplicaGroupPlan, ...],
+    ) -> float:
+        """Minimum gain required for a change. Fewer replicas of the same model cost at most the worth of one core.
+
+        With MaxAccuracy a core only breaks ties: a full switching cost would keep the replicas of a peak forever.
+        """
+        running, objective = self.running, self.problem.spec.objective
+        if running is None:
+            return 0.0
+        model = *sized.key, escalation, [group.variant for group in others]
+        same = model == (
+            running.variant,
+            running.operating_point,
+            running.planned_escalation,
+            [group.variant for group in running.other_groups],
+        )
+        counts = sized.batch_size, replicas, *(group.replicas for group in others)
+        if same and counts == (running.batch_size, *(group.replicas for group in running.groups)):
+            return 0.0
+        fewer = same and replicas + sum(group.replicas for group in others) < running.all_replicas
+        gain_needed = objective_weights(objective).core / (objective.cost_weight or 1.0) if fewer else 1.0
+        return self.problem.spec.adaptation.switching_cost * gain_needed
+
+    def _latency_seconds(self, sized: SizedCandidate, replicas: int, mix: Mix | SplitCascade | None) -> float:
+        """Planned latency of a row; a generation replica has a slot for each row, so it waits for no batch."""
+        quantile = self.problem.spec.slo.quantile
+        # A mix turns lighter as a backlog grows.
+        seconds, carried_rps = (
+            (sized.seconds, replicas * sized.replica_rps) if mix is None else (mix.seconds, mix.throughput_rps)
+        )
+        backlog = backlog_seconds(self.sustained_rps, carried_rps, quantile, self.rows_together)
+        if self.extra_seconds is None:
+            return seconds + backlog
+        fewest = replicas if mix is None else min(replicas, mix.other_replicas or replicas)
+        return planned_seconds(seconds, fewest, backlog, quantile) + self.extra_seconds
+
+
+def _other_groups(mix: Mix | SplitCascade) -> tuple[ReplicaGroupPlan, ...]:
+    variant = mix.other.candidate.variant
+    if not mix.other_replicas:
+        return ()
+    return (ReplicaGroupPlan(variant=variant.name, replicas=mix.other_replicas, cores=variant.resources.cpu),)
 
 
 def _idle_option(problem: PlanningProblem, stage: Stage) -> Option:
@@ -96,55 +284,6 @@ def _idle_option(problem: PlanningProblem, stage: Stage) -> Option:
     )
 
 
-def _sizes(problem: PlanningProblem, stage: Stage, relaxed: Relaxation, candidate: Candidate) -> Iterator[Option]:
-    """Yield the batch sizes of a candidate, each with its fewest replicas, and the current size.
-
-    The fastest allowed operating point must carry the busiest second and the planned one the sustained load. Most
-    requests then get the planned accuracy, and no replica is needed for a short peak alone.
-    """
-    pin, running = _pin(stage, relaxed), problem.running(stage.name)
-    if running is not None and not candidate.matches(running):
-        running = None
-    load_rps = problem.stage_rps(stage.name) * relaxed.fraction
-    sustained_rps = problem.sustained_stage_rps(stage.name) * relaxed.fraction
-    utilisation = problem.spec.adaptation.target_utilization
-    for batch_size in batch_sizes(problem.spec, stage, pin):
-        if not _fits(problem, candidate, batch_size):
-            continue
-        fewest = max(
-            required_replicas(load_rps, candidate.max_rps(batch_size), utilisation),
-            required_replicas(sustained_rps, candidate.speed.replica_rps(batch_size), utilisation),
-            stage.min_replicas,
-        )
-        counts = {fewest} if pin.replicas is None else {pin.replicas}
-        if running is not None and running.batch_size == batch_size and pin.replicas is None:
-            counts.add(running.replicas)
-        for replicas in sorted(counts):
-            if fewest <= replicas <= stage.max_replicas:
-                yield _option(problem, stage, candidate, batch_size, replicas, sustained_rps)
-
-
-def _mixed_sizes(
-    problem: PlanningProblem, stage: Stage, relaxed: Relaxation, found: Sequence[Candidate]
-) -> Iterator[Option]:
-    """Yield mixes, with fewer replicas than the heavier half alone needs."""
-    pin, running = _pin(stage, relaxed), problem.running(stage.name)
-    load_rps = problem.stage_rps(stage.name) * relaxed.fraction
-    sustained_rps = problem.sustained_stage_rps(stage.name) * relaxed.fraction
-    for batch_size in batch_sizes(problem.spec, stage, pin):
-        fitting = [candidate for candidate in found if _fits(problem, candidate, batch_size)]
-        for mix, replicas in mixes(problem, fitting, batch_size, sustained_rps, running.replicas if running else 0):
-            fewest = required_replicas(load_rps, mix.max_rps(batch_size), problem.spec.adaptation.target_utilization)
-            in_bounds = max(fewest, stage.min_replicas) <= replicas <= stage.max_replicas
-            if in_bounds and pin.replicas in {None, replicas}:
-                yield _option(problem, stage, mix.heavier, batch_size, replicas, sustained_rps, mix=mix)
-
-
-def _fits(problem: PlanningProblem, candidate: Candidate, batch_size: int) -> bool:
-    in_time = candidate.allowed_speeds[0].generates_in_time(batch_size, problem.spec.slo)
-    return batch_size <= candidate.speed.max_rows and in_time
-
-
 def batch_sizes(spec: InferencePipelineSpec, stage: Stage, pin: Pin) -> list[int]:
     """The batch sizes to choose from, ascending; none exceeds the scheduling policy's limit."""
     sizes = stage.batch_sizes if pin.batch_size is None else (pin.batch_size,)
@@ -165,70 +304,3 @@ def capped_batch_sizes(spec: InferencePipelineSpec) -> tuple[str, ...]:
 def _max_rows(spec: InferencePipelineSpec, stage: Stage) -> int | None:
     """Largest batch of a stage in rows; None if unlimited, as for generation stages, which do not batch rows."""
     return None if stage.generates else spec.policy_traits.max_batch_rows
-
-
-def _option(
-    problem: PlanningProblem,
-    stage: Stage,
-    candidate: Candidate,
-    batch_size: int,
-    replicas: int,
-    sustained_rps: float,
-    *,
-    mix: Mix | None = None,
-) -> Option:
-    variant, point, escalation = candidate.variant, candidate.point, candidate.escalation
-    quantile = problem.spec.slo.quantile
-    # A mix turns lighter as a backlog grows.
-    max_rps = candidate.max_rps(batch_size) if mix is None else mix.max_rps(batch_size)
-    replica_rps = candidate.speed.replica_rps(batch_size) if mix is None else max_rps
-    service = candidate.speed.seconds(batch_size, quantile) if mix is None else mix.seconds(batch_size, quantile)
-    carried_rps = replicas * replica_rps
-    backlog = backlog_seconds(sustained_rps, carried_rps, quantile, problem.rows(stage.name))
-    objective, is_encoder = problem.spec.objective, stage.name in problem.spec.encoders.values()
-    accuracy = candidate.accuracy if mix is None else mix.accuracy
-    if escalation is None and mix is None:
-        value = stage_values(stage, objective)[variant.name, point.name]
-    else:
-        value = interpolated_value(stage, objective, accuracy)
-    return Option(
-        variant=variant.name,
-        operating_point=point.name,
-        batch_size=batch_size,
-        replicas=replicas,
-        cores=replicas * variant.resources.cpu,
-        gpus=replicas * variant.resources.gpu,
-        accuracy=accuracy,
-        value=value,
-        latency_seconds=_latency_seconds(problem, stage, service, replicas, backlog),
-        throughput_rps=replicas * max_rps,
-        penalty=_penalty(problem, stage, candidate, batch_size, replicas),
-        planned_escalation=escalation,
-        mixed=mix is not None,
-        least_accuracy=1.0 if mix is None else mix.lighter.point_accuracy,
-        disaggregated=not variant.colocated if stage.chooses_encoder_placement else is_encoder or None,
-    )
-
-
-def _penalty(problem: PlanningProblem, stage: Stage, candidate: Candidate, batch_size: int, replicas: int) -> float:
-    """Minimum gain required for a change. Fewer replicas of the same model cost at most the worth of one core.
-
-    With MaxAccuracy a core only breaks ties: a full switching cost would keep the replicas of a peak forever.
-    """
-    running, objective = problem.running(stage.name), problem.spec.objective
-    if running is None:
-        return 0.0
-    same = candidate.matches(running)
-    if same and (batch_size, replicas) == (running.batch_size, running.replicas):
-        return 0.0
-    fewer = same and replicas < running.replicas
-    gain_needed = objective_weights(objective).core / (objective.cost_weight or 1.0) if fewer else 1.0
-    return problem.spec.adaptation.switching_cost * gain_needed
-
-
-def _latency_seconds(problem: PlanningProblem, stage: Stage, service: float, replicas: int, backlog: float) -> float:
-    """Planned latency of a row; a generation replica has a slot for each row, so it waits for no batch."""
-    if stage.generates and problem.latency_target[0] == "slo.timeToFirstToken":
-        return service + backlog
-    transfer = stage.embedding_transfer_seconds if stage.encodes else 0.0
-    return planned_seconds(service, replicas, backlog, problem.spec.slo.quantile) + transfer

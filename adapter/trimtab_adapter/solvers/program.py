@@ -4,11 +4,13 @@
 the problem is a multiple-choice knapsack over a DAG (IPA, section 4.2, eq. 5–10).
 """
 
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 
 from trimtab_pipelines.accuracy import pipeline_accuracy
 from trimtab_pipelines.escalation import EscalationPlan
+from trimtab_pipelines.plan import ReplicaGroupPlan
+from trimtab_pipelines.row_shares import AnsweredBy
 from trimtab_pipelines.spec import Objective
 
 TOLERANCE = 1e-9
@@ -37,6 +39,10 @@ class Option:
     """Switching cost, subtracted from the objective."""
     planned_escalation: EscalationPlan | None = None
     """Escalation of the low-confidence rows."""
+    other_groups: tuple[ReplicaGroupPlan, ...] = ()
+    """Replicas of other replica groups than the variant's; replicas are those of the variant's group."""
+    rows: Mapping[AnsweredBy, float] = field(default_factory=dict, hash=False)
+    """Shares of the rows by the point that answers them, if there are other groups."""
     mixed: bool = False
     """Whether a part of the rows is served by a lighter point; accuracy and value are those of all rows."""
     least_accuracy: float = 1.0
@@ -47,7 +53,8 @@ class Option:
     @property
     def model(self) -> tuple[str, str]:
         again = "" if self.planned_escalation is None else f" > {self.planned_escalation}"
-        return self.variant, self.operating_point + again
+        others = "".join(f" + {group.variant}" for group in self.other_groups)
+        return self.variant, self.operating_point + again + others
 
 
 @dataclass(frozen=True, slots=True)

@@ -242,14 +242,15 @@ def escalations(
                 scored.samples % 2 == 0,
                 costs,
                 factor=factor * best_share / best_accuracy,
-                hosted=partial(_hosted, stage),
+                serves_beside=partial(_serves_beside, stage),
             )
         by_point |= {(stage.name, *key): listed for key, listed in kept.items()}
     return by_point
 
 
-def _hosted(stage: Stage, first: str, second: str) -> bool:
-    return any(variant.name == second for variant in stage.hosted_with(first))
+def _serves_beside(stage: Stage, first: str, second: str) -> bool:
+    """Whether low-confidence rows of the first variant may run again at the second."""
+    return second == first or not stage.serves_one_variant
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -116,10 +116,10 @@ def decide(
     earliest time of a stage's next start after failures. Times are seconds on one clock.
     """
     planned = {target.stage: target.variant for target in reversed(targets)}
-    moved = {stage for stage, variant in planned.items() if serving.get(stage, variant) == variant}
+    unused = {f"{stage}: {v}" for stage, v in planned.items() if serving.get(stage, v) != v}
     actions: list[Action] = [Stop(r.name) for r in replicas if r.state == "draining" and _has_drained(r, now)]
     free_cores = limit_cores - sum(replica.cores for replica in replicas)
-    resizes, after, pending_cores = _resize(targets, replicas, free_cores, moved)
+    resizes, after, pending_cores = _resize(targets, replicas, free_cores, unused)
     actions += resizes
     groups = _group(after, targets)
     sets = [
@@ -127,7 +127,6 @@ def decide(
         for name, alike in groups.items()
     ]
     # Until the router uses the planned variant's replicas, they do not count as ready successors.
-    unused = {f"{stage}: {variant}" for stage, variant in planned.items() if stage not in moved}
     observed = [replace(group, ready=0) if group.name in unused else group for group in sets]
     group_targets = [rollout.Target(t.stage, t.name, t.replicas, Capacity(t.cores)) for t in targets]
     desired = rollout.decide(group_targets, observed, Capacity(limit_cores - pending_cores))
@@ -143,13 +142,13 @@ def decide(
 
 
 def _resize(
-    targets: Sequence[StageTarget], replicas: Sequence[Replica], free_cores: float, moved: AbstractSet[str]
+    targets: Sequence[StageTarget], replicas: Sequence[Replica], free_cores: float, unused: AbstractSet[str]
 ) -> tuple[list[Resize], list[Replica], float]:
     """Resize replicas to the target, as far as free cores allow.
 
-    A ready replica shrinks once the router no longer needs its cores. Until then it counts as resized, so that no other
-    is started in its place, and the cores it will release are not free yet. Returns the resizes to execute now, all
-    replicas as they will be, and the cores that will be released later.
+    A ready replica shrinks for the planned variant once the router no longer needs its cores. Until then it counts as
+    resized, so that no other is started in its place, and the cores it will release are not free yet. Returns the
+    resizes to execute now, all replicas as they will be, and the cores that will be released later.
     """
     resizes, after, pending_cores = [], {replica.name: replica for replica in replicas}, 0.0
     assigned = assign(targets, [replica for replica in replicas if _is_live(replica)])
@@ -163,7 +162,7 @@ def _resize(
                 continue
             missing -= 1
             after[replica.name] = replace(replica, variant=target.variant, cores=target.cores)
-            if more_cores < 0 and replica.state == "ready" and target.stage not in moved:
+            if more_cores < 0 and replica.state == "ready" and target.name in unused:
                 pending_cores -= more_cores
             else:
                 resizes.append(Resize(replica.name, target.variant, target.cores))

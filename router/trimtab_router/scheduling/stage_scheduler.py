@@ -441,7 +441,8 @@ class StageScheduler:
         second_pass = self._second_pass(view.points, replica)
         if second_pass is not None:
             return replace(view, points=with_accuracy(view.points, plan, second_pass.accuracy))
-        if plan.variant in replica.ready_variants:
+        first_group = [other for other in self.replicas if plan.variant in other.ready_variants]
+        if replica in first_group or all(other.ejection for other in first_group):
             return view
         waiting = self.queue.only(partial(needs_second_group, view, whole))
         return replace(view, waiting=waiting) if waiting.rows else None

@@ -81,6 +81,7 @@ def test_mean_confidence_needs_a_value_for_each_row() -> None:
     heard = [
         ReceivedAnswer(Score(2, 2), {"all": "0.9,0.5", "some": "0.5", "logit": "0.3"}),
         ReceivedAnswer(Score(1, 1), {"all": "0.4", "some": "", "logit": "3.1"}),
+        ReceivedAnswer(Score(0, 1), {"some": "0.2"}),
     ]
     assert mean_confidences(heard) == {"all": 0.6}
 

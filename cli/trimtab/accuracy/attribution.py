@@ -43,7 +43,7 @@ class ReceivedAnswer:
 
     score: Score
     confidences: Mapping[str, str] = field(default_factory=dict)
-    """By stage, the confidence of each row, separated by commas."""
+    """By stage that got rows of the sample, the confidence of each row, separated by commas."""
     task: str = ""
     """Task of the sample, if it names one."""
     truth: Mapping[str, Any] = field(default_factory=dict)
@@ -99,7 +99,8 @@ def mean_confidences(answers: Sequence[ReceivedAnswer], by_task_stages: Collecti
     """Map stages to their mean confidence over all rows, or over those of a task where accuracies are by task."""
     means = {}
     for stage in {stage for answer in answers for stage in answer.confidences}:
-        rows = [float(row or "nan") for answer in answers for row in answer.confidences.get(stage, "").split(",")]
+        texts = [answer.confidences[stage] for answer in answers if stage in answer.confidences]
+        rows = [float(row or "nan") for text in texts for row in text.split(",")]
         mean = mean_confidence(rows, [answer.task for answer in answers] if stage in by_task_stages else ())
         if mean is not None:
             means[stage] = mean

@@ -161,7 +161,11 @@ async def _send(
                 raise StartError(f"sample {number} was served by {served[0]}, not by {variant} {point}")
         arrays = {tensor.name: tensor.array for tensor in answer.message.outputs}
         try:
-            confidences = {stage: str(values.get(names.confidences, "")) for stage, names in parameters.items()}
+            confidences = {
+                stage: str(values.get(names.confidences, ""))
+                for stage, names in parameters.items()
+                if names.variant in values  # it got rows of this sample
+            }
             if reference is None:
                 score = samples.score(payload.truth, arrays)
             else:

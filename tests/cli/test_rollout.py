@@ -171,6 +171,16 @@ def test_replica_shrinks_after_the_router_switched() -> None:
     assert decide([target], [replica], limit_cores=1, serving={"read": "s"}, now=0) == [Resize("read-0", "s", 0.25)]
 
 
+def test_replica_grows_into_cores_that_a_later_stage_releases() -> None:
+    targets = [StageTarget("locate", "l", 1, 1.0), StageTarget("read", "m", 1, 0.5)]
+    replicas, serving = [ready("locate-0", "m", 0.5), ready("read-1", "l", 1.0)], {"locate": "m", "read": "m"}
+
+    assert decide(targets, replicas, limit_cores=1.5, serving=serving, now=0) == [
+        Resize("read-1", "m", 0.5),
+        Resize("locate-0", "l", 1.0),
+    ]
+
+
 def test_new_replica_starts_before_the_old_one_drains() -> None:
     target, old = StageTarget("read", "l", 1, 1.0), ready("read-0", "s", 1.0, loaded="s")
     new = ready("read-1", "l", 1.0, loaded="l")

@@ -152,15 +152,15 @@ def _resize(
     """
     resizes, after, pending_cores = [], {replica.name: replica for replica in replicas}, 0.0
     assigned = assign(targets, [replica for replica in replicas if _is_live(replica)])
-    for target in targets:
+    missing = {target: target.replicas - sum(each == target for each in assigned.values()) for target in targets}
+    for target in (*targets, *targets):  # again with the cores that other stages release
         live = [replica for replica in replicas if replica.stage == target.stage and _is_live(replica)]
-        missing = target.replicas - sum(assigned[replica.name] == target for replica in live)
         spare = [r for r in live if after[r.name] is r and assigned[r.name] is None]
         for replica in sorted(spare, key=lambda replica: (replica.state != "ready", -replica.cores)):
             more_cores = target.cores - replica.cores
-            if missing <= 0 or not is_resizable(replica, target) or more_cores > free_cores + _TOLERANCE:
+            if missing[target] <= 0 or not is_resizable(replica, target) or more_cores > free_cores + _TOLERANCE:
                 continue
-            missing -= 1
+            missing[target] -= 1
             after[replica.name] = replace(replica, variant=target.variant, cores=target.cores)
             if more_cores < 0 and replica.state == "ready" and target.name in unused:
                 pending_cores -= more_cores

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from trimtab_adapter.planning.baselines import with_single_variants
 from trimtab_adapter.planning.decide import PlanningInputs, decide
 from trimtab_pipelines.plan import ForecastRecord, PipelinePlan
 from trimtab_pipelines.profile import ModelProfile
@@ -43,8 +44,7 @@ def changing_load(pipeline: InferencePipeline, profiles: Mapping[str, ModelProfi
     Plans are those of one variant at a time, so that a policy that mixes variants meets the same load.
     If no load makes every stage change, the high rate is close to the highest feasible rate.
     """
-    spec = pipeline.spec.model_copy(update={"scheduling_policy": "EarliestDeadlineFirst"})
-    pipeline = pipeline.model_copy(update={"spec": spec})
+    pipeline = with_single_variants(pipeline)
     loads = np.geomspace(MIN_RPS, MAX_RPS, STEPS)
     initial = _variants(_plan(pipeline, profiles, float(loads[0])))
     initial_until, high, feasible_until = float(loads[0]), 0.0, float(loads[0])

@@ -14,7 +14,7 @@ from tests.builders import a_pipeline, a_plan
 from tests.cli.runs import BEGAN, SECONDS, a_run, a_sample
 from trimtab import run_record
 from trimtab.commands import status
-from trimtab.commands.compare import comparison_result
+from trimtab.commands.compare import ADAPTIVE, HEAVIEST, LIGHTEST, SINGLE, comparison_result
 from trimtab.commands.demo import demo_result
 from trimtab.load_options import default_client
 from trimtab.local.counters import Counters, chat_stats
@@ -22,7 +22,7 @@ from trimtab.remote_recorder import sum_counters
 from trimtab.report import charts, series
 from trimtab.report.page import render
 from trimtab.report.summary import summary_items
-from trimtab.report.summary_stats import run_stats
+from trimtab.report.summary_stats import RunStats, run_stats
 from trimtab.run_samples import SampleWindow
 from trimtab_loadtester.load_spec import LoadError
 from trimtab_loadtester.results import Record, Results, RunFacts
@@ -205,10 +205,27 @@ def test_demo_result_needs_adaptation() -> None:
 
 
 def test_comparison_without_gain_fails() -> None:
-    figures = run_stats(a_run())
-    held = {b.bar: b.holds for b in comparison_result(figures, figures, figures).bars}
+    stats = run_stats(a_run())
+    held = bars_of_comparison(stats, stats)
     assert held["share of the accuracy between lightest and heaviest"] is False
     assert held["adaptive: fraction within the SLO"] is False
+    assert held["mean cores / those of the best single variants"] is False
+
+
+def bars_of_comparison(single: RunStats, adaptive: RunStats) -> dict[str, bool]:
+    stats = {ADAPTIVE: adaptive, SINGLE: single, LIGHTEST: single, HEAVIEST: single}
+    return {bar.bar: bar.holds for bar in comparison_result(stats).bars}
+
+
+@pytest.mark.parametrize(
+    ("gained", "cores_share", "holds"),
+    [(0.02, 1.0, True), (0.02, 1.01, False), (0.01, 0.5, False), (-0.0029, 0.65, True), (0.0, 0.66, False)],
+)
+def test_gain_is_accuracy_or_cores(gained: float, cores_share: float, holds: bool) -> None:  # noqa: FBT001
+    single = run_stats(a_run())
+    accuracy, cores = single.measured_accuracy + gained, single.mean_cores * cores_share
+    held = bars_of_comparison(single, replace(single, measured_accuracy=accuracy, mean_cores=cores))
+    assert all(fits for bar, fits in held.items() if "single variants" in bar) is holds
 
 
 def test_constant_accuracy_is_drawn_flat() -> None:

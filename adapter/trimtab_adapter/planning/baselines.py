@@ -1,4 +1,4 @@
-"""Baselines: plans that never adapt, with fixed variants and all the cores of the budget."""
+"""Baselines: plans that never adapt, with fixed variants and all the cores of the budget, and plans of one variant."""
 
 from collections.abc import Mapping
 from dataclasses import replace
@@ -47,6 +47,12 @@ def static_plan(
     solved = replace(solved, fraction=share)
     forecast = ForecastRecord(peak_rps=load_rps, source="static", reason=f"{choice} variants, never changed")
     return build_plan(pinned, problem, solved, forecast, now_seconds)
+
+
+def with_single_variants(pipeline: InferencePipeline) -> InferencePipeline:
+    """The pipeline with plans of one variant and operating point a stage at a time, which serve every batch."""
+    spec = pipeline.spec.model_copy(update={"scheduling_policy": "EarliestDeadlineFirst"})
+    return pipeline.model_copy(update={"spec": spec})
 
 
 def with_pins(spec: InferencePipelineSpec, pins: Mapping[str, Pin]) -> InferencePipelineSpec:

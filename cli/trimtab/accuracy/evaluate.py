@@ -13,7 +13,6 @@ from trimtab_loadtester.clients import RestClient
 from trimtab_loadtester.payloads.interface import Outputs
 from trimtab_loadtester.payloads.labelled import LabelledPayloads, SamplesError, agreement
 from trimtab_pipelines.documents import dump_yaml, write_atomically, write_json
-from trimtab_pipelines.model_spec import resolve_uri
 from trimtab_pipelines.plan import PipelinePlan, PipelinePlanSpec, StagePlan
 from trimtab_pipelines.processes.child_process import StartError
 from trimtab_pipelines.resource import Metadata
@@ -35,7 +34,7 @@ class Evaluation:
 
     pipeline: InferencePipeline
     home: Path
-    """Base of relative storage URIs."""
+    """Base of relative paths."""
     samples: LabelledPayloads
     count: int
     """Number of samples to send."""
@@ -49,13 +48,15 @@ async def evaluate(
     Without labels, the score of an answer is its agreement with that of the best choice by declared accuracies.
     Raises StartError if a process did not start, or a request failed.
     """
-    pipeline = without_deadlines(evaluation.pipeline, evaluation.home)
+    pipeline = without_deadlines(evaluation.pipeline)
     pipeline_file = folder / "measured" / "pipeline.yaml"
     write_atomically(pipeline_file, dump_yaml(pipeline))
     pipeline_choices = choices(pipeline)
     first = single_choice_plan(pipeline, pipeline_choices[0], 1)
     answers: dict[Choice, Sequence[ReceivedAnswer]] = {}
-    async with Supervisor(Setup(pipeline_file, folder / "run", None, first, proxy=False)) as supervisor:
+    async with Supervisor(
+        Setup(pipeline_file, folder / "run", None, first, proxy=False, home=evaluation.home)
+    ) as supervisor:
         await supervisor.ready(TIMEOUT_SECONDS)
         for number, choice in enumerate(pipeline_choices, 1):
             write_json(supervisor.plan_file, single_choice_plan(pipeline, choice, number))
@@ -67,7 +68,7 @@ async def evaluate(
     return answers
 
 
-def without_deadlines(pipeline: InferencePipeline, home: Path) -> InferencePipeline:
+def without_deadlines(pipeline: InferencePipeline) -> InferencePipeline:
     """Return the pipeline without drops by deadline, and with a budget for a change of variants."""
     cores = sum(max(variant.resources.cpu for variant in stage.variants) for stage in pipeline.spec.stages)
     document: dict[str, Any] = pipeline.model_dump(mode="json", by_alias=True, exclude_none=True)
@@ -77,9 +78,6 @@ def without_deadlines(pipeline: InferencePipeline, home: Path) -> InferencePipel
         "dropPolicy": "Never",
         "schedulingPolicy": "EarliestDeadlineFirst",
     }
-    for stage in document["spec"]["stages"]:
-        for variant in stage["variants"]:
-            variant["storageUri"] = resolve_uri(variant["storageUri"], home)
     return InferencePipeline.model_validate(document)
 
 

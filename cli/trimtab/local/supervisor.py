@@ -107,6 +107,8 @@ class Setup:
     """Envoy's settings."""
     admin_keys: Path | None = None
     """Keys of clients that may register tasks."""
+    home: Path | None = None
+    """Base of the pipeline's relative paths; the folder of its file if None."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,7 +153,8 @@ class Supervisor:
         budget = self.pipeline.spec.budget
         limit = budget.cores + budget.surge_cores
         memory = memory_bytes_per_replica(self.pipeline, limit, psutil.virtual_memory().available)
-        home, identity = pipeline_folder(self.setup.pipeline_file), load_edge(self.setup.edge).replicas
+        home = self.setup.home or pipeline_folder(self.setup.pipeline_file)
+        identity = load_edge(self.setup.edge).replicas
         site = LocalSite(self.pipeline, home, self.setup.folder, limit, memory, identity)
         self.replica_manager = ReplicaManager(
             site, time.monotonic, self._changed.set, self.record_fault, self.record_fault

@@ -92,7 +92,7 @@ class OptionCache:
 
     def __init__(self, view: SchedulerView) -> None:
         self.view = view if view.max_batch_rows <= MAX_SPLIT_ROWS else replace(view, max_batch_rows=MAX_SPLIT_ROWS)
-        self._points = _PointSet(view.points)
+        self._points = PointSet(view.points)
         self._by_inputs_and_task: dict[tuple[frozenset[str], str], PointOptions] = {}
 
     def point_options(self, slices: Sequence[RowSlice]) -> PointOptions:
@@ -109,7 +109,7 @@ class OptionCache:
         return options
 
 
-class _PointSet:
+class PointSet:
     """Points as a dictionary key, compared by identity."""
 
     __slots__ = ("_hash", "points")
@@ -122,7 +122,7 @@ class _PointSet:
         return self._hash
 
     def __eq__(self, other: object) -> bool:
-        if not isinstance(other, _PointSet) or len(self.points) != len(other.points):
+        if not isinstance(other, PointSet) or len(self.points) != len(other.points):
             return False
         return all(mine is theirs for mine, theirs in zip(self.points, other.points, strict=True))
 
@@ -134,7 +134,7 @@ def precompute_tables(points: Sequence[Point], most_rows: int) -> Callable[[], N
     the current speeds. Until it has run, decisions use unsplit options only, so that they do not block the event loop.
     """
     most_rows = min(most_rows, MAX_SPLIT_ROWS)
-    point_set = _PointSet(points)
+    point_set = PointSet(points)
     point_sets = {point_set, *(_usable_points(point_set, p.inputs) for p in points if p.inputs is not None)}
     all_options = [
         _build_point_options(usable, "", most_rows)
@@ -156,7 +156,7 @@ def _build_tables(all_options: Sequence[PointOptions]) -> None:
             point_options.scaled_splits(rows, mixed=False)
 
 
-def _build_point_options(point_set: _PointSet, task: str, most_rows: int) -> PointOptions:
+def _build_point_options(point_set: PointSet, task: str, most_rows: int) -> PointOptions:
     slowdowns = tuple(_slowdown(point, most_rows) for point in point_set.points)
     all_profiled = all(point.profiled for point in point_set.points)
     build = _cached_split_table if all_profiled else _build_split_table
@@ -169,15 +169,15 @@ def _input_names(signature: Signature) -> frozenset[str]:
 
 
 @lru_cache(maxsize=256)
-def _usable_points(points: _PointSet, names: frozenset[str]) -> _PointSet:
+def _usable_points(points: PointSet, names: frozenset[str]) -> PointSet:
     """Return the points that read only these inputs; if there are none, those that read at least one of them."""
     complete = [point for point in points.points if point.inputs is not None and point.inputs <= names]
     complete += [point for point in points.points if point.inputs is None]
     usable = [point for point in points.points if point.inputs is None or point.inputs & names]
-    return _PointSet(complete or usable or points.points)
+    return PointSet(complete or usable or points.points)
 
 
-def _build_split_table(point_set: _PointSet, task: str, most_rows: int) -> SplitTable:
+def _build_split_table(point_set: PointSet, task: str, most_rows: int) -> SplitTable:
     return split_table(point_set.points, task, most_rows)
 
 

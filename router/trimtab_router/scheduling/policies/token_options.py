@@ -17,7 +17,8 @@ import numpy as np
 
 from trimtab_pipelines.row_splits import Floats, Integers
 from trimtab_pipelines.shadow_price import best_mixes
-from trimtab_router.scheduling.policies.interface import SchedulerView
+from trimtab_router.scheduling.policies.interface import Point, SchedulerView
+from trimtab_router.scheduling.policies.option_cache import PointSet
 from trimtab_router.scheduling.policies.queue_plan import RowGroup, group_rows, growing_sizes, priority_utility
 from trimtab_router.scheduling.policies.split_table import ServingOption, profiled, serving_options
 from trimtab_router.scheduling.queue import MAX_SLICES
@@ -101,31 +102,43 @@ def utility_class(utility: float, priority: int) -> tuple[float, int]:
 _ROUNDING = 1e-9
 
 
+class _Basis:
+    """What the options of some points have in common at any speed of the points."""
+
+    def __init__(self, points: Sequence[Point], max_rows: int) -> None:
+        self.table = np.array([(0.0, *profiled(point, max_rows)) for point in points])
+        """Profiled seconds of batches of 0, 1, 2, … rows. Shape (points, rows + 1)."""
+        self.options = serving_options(points)
+        looks = [option for option in self.options if option.escalation is not None]
+        shares = np.array([option.escalation.share for option in looks if option.escalation is not None])
+        self.first = np.array([option.point_index for option in looks], np.int64)
+        self.second = np.array([[option.escalation_index] for option in looks], np.int64)
+        """Points of the escalations. Shapes (escalations,) and (escalations, 1)."""
+        self.escalated = np.ceil(np.outer(shares, np.arange(max_rows + 1)) - _ROUNDING).astype(np.int64)
+        """Escalated rows of a batch of 0, 1, 2, … rows. Shape (escalations, rows + 1)."""
+        accuracy = np.array([option.accuracy for option in self.options])
+        before = np.arange(accuracy.size) < np.arange(len(points), accuracy.size)[:, None]
+        self.as_accurate = before & (accuracy >= accuracy[len(points) :, None])
+        """Options before an escalation that are no less accurate. Shape (escalations, options)."""
+
+
 class TokenOptions:
-    """The options of a view."""
+    """The options of a view: its points, and the escalations that no option beats in both seconds and accuracy."""
 
     def __init__(self, view: SchedulerView) -> None:
         self.points = list(view.points)
         self._max_rows = view.max_batch_rows
-        table = _table(tuple(profiled(point, view.max_batch_rows) for point in self.points))
+        basis = _basis(self.points, view.max_batch_rows)
         now = np.array([point.seconds(view.max_batch_rows) for point in self.points])
-        ratios = np.divide(now, table[:, -1], out=np.ones(now.size), where=table[:, -1] > 0)
-        self._seconds = table * ratios[:, None]
-        self.options: list[ServingOption] = []
-        for option in serving_options(self.points):
-            self._add(option)
-
-    def _add(self, option: ServingOption) -> None:
-        """Add an option, unless it is an escalation that another option beats in both seconds and accuracy."""
-        escalation = option.escalation
-        if escalation is not None:
-            escalated_rows = np.ceil(escalation.share * np.arange(self._max_rows + 1) - _ROUNDING).astype(np.int64)
-            again = self._seconds[option.escalation_index][escalated_rows]
-            seconds, accuracy = self._seconds[option.point_index] + again, np.array([o.accuracy for o in self.options])
-            if ((self._seconds[:, -1] <= seconds[-1]) & (accuracy >= option.accuracy)).any():
-                return
-            self._seconds = np.concatenate([self._seconds, seconds[None]])
-        self.options.append(option)
+        ratios = np.divide(now, basis.table[:, -1], out=np.ones(now.size), where=basis.table[:, -1] > 0)
+        self._seconds = basis.table * ratios[:, None]
+        self.options = basis.options
+        if basis.first.size:
+            again = self._seconds[basis.first] + self._seconds[basis.second, basis.escalated]
+            seconds = np.concatenate([self._seconds, again])
+            beaten = (basis.as_accurate & (seconds[:, -1] <= again[:, -1:])).any(axis=1)
+            kept = np.concatenate([np.arange(now.size), now.size + np.flatnonzero(~beaten)])
+            self._seconds, self.options = seconds[kept], [basis.options[index] for index in kept.tolist()]
 
     def accuracy_for(self, option: ServingOption, task: str) -> float:
         """Return the expected accuracy of an option for a task; an escalation of all tasks adds the same to each."""
@@ -170,12 +183,15 @@ def increasing_value(seconds: Floats, values: Floats) -> tuple[Integers, list[In
     return order, [indices[keep] for indices, keep in zip(order, keeps, strict=True)]
 
 
+def _basis(points: Sequence[Point], max_rows: int) -> _Basis:
+    """Return the basis of points, cached if their seconds are profiled and so last as long as they do."""
+    all_profiled = all(point.profiled for point in points)
+    return _cached_basis(PointSet(points), max_rows) if all_profiled else _Basis(points, max_rows)
+
+
 @lru_cache(maxsize=64)
-def _table(seconds: tuple[tuple[float, ...], ...]) -> Floats:
-    """Return the seconds of batches of 0, 1, 2, … rows. Shape (points, rows + 1)."""
-    table = np.zeros((len(seconds), len(seconds[0]) + 1))
-    table[:, 1:] = seconds
-    return table
+def _cached_basis(points: PointSet, max_rows: int) -> _Basis:
+    return _Basis(points.points, max_rows)
 
 
 def shadow_price(view: SchedulerView, batches: Sequence[CandidateBatch], token_options: TokenOptions) -> float:
@@ -187,6 +203,8 @@ def shadow_price(view: SchedulerView, batches: Sequence[CandidateBatch], token_o
     waiting = sum(batch.rows for batch in batches)
     expected = max(waiting, view.arrivals_rps() * horizon)
     seconds = max(view.ready_replicas, 1) * horizon * waiting / expected
+    if seconds >= waiting * float(token_options.row_seconds.max()):
+        return 0.0  # every row has time for the slowest option
     return marginal_utility(_curves(batches, token_options), seconds)
 
 

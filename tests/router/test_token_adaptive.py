@@ -190,6 +190,14 @@ def test_escalation_by_task_adds_its_profiled_gain() -> None:
     assert found.escalation.for_task("ships").accuracy is None
 
 
+def test_single_row_costs_its_share_of_an_escalation() -> None:
+    look = Escalation(0.4, "more", 0.9, 0.15)
+    points = (a_point("more"), a_point("few", [look]))
+    view = replace(a_view([a_work(0.006)], points=points), max_batch_rows=1)
+
+    assert dispatched(view).escalation == look
+
+
 def test_split_table_uses_escalations_of_its_task() -> None:
     own = Escalation(0.4, "more", 0.82, 0.15, {"cars": TaskEscalation(confidence_below=0.6, share=0.3, accuracy=0.94)})
     whole = Escalation(0.5, "more", 0.85, 0.4)

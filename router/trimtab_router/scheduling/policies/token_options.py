@@ -20,7 +20,12 @@ from trimtab_pipelines.shadow_price import best_mixes
 from trimtab_router.scheduling.policies.interface import Point, SchedulerView
 from trimtab_router.scheduling.policies.option_cache import PointSet
 from trimtab_router.scheduling.policies.queue_plan import RowGroup, group_rows, growing_sizes, priority_utility
-from trimtab_router.scheduling.policies.split_table import ServingOption, profiled, serving_options
+from trimtab_router.scheduling.policies.split_table import (
+    ESCALATION_FILL_ROWS,
+    ServingOption,
+    profiled,
+    serving_options,
+)
 from trimtab_router.scheduling.queue import MAX_SLICES
 from trimtab_router.scheduling.stage_request import RowSlice
 
@@ -114,12 +119,25 @@ class _Basis:
         self.first = np.array([option.point_index for option in looks], np.int64)
         self.second = np.array([[option.escalation_index] for option in looks], np.int64)
         """Points of the escalations. Shapes (escalations,) and (escalations, 1)."""
-        self.escalated = np.ceil(np.outer(shares, np.arange(max_rows + 1)) - _ROUNDING).astype(np.int64)
-        """Escalated rows of a batch of 0, 1, 2, … rows. Shape (escalations, rows + 1)."""
+        escalated = np.outer(shares, np.arange(max_rows + 1))
+        self.whole = np.minimum(escalated.astype(np.int64), max(max_rows - 1, 0))
+        self.rest = escalated - self.whole
+        """Expected escalated rows of a batch, whole ones and the rest. Shape (escalations, rows + 1)."""
+        self.rows, self.fill = np.arange(max_rows + 1), min(ESCALATION_FILL_ROWS, max_rows)
         accuracy = np.array([option.accuracy for option in self.options])
         before = np.arange(accuracy.size) < np.arange(len(points), accuracy.size)[:, None]
         self.as_accurate = before & (accuracy >= accuracy[len(points) :, None])
         """Options before an escalation that are no less accurate. Shape (escalations, options)."""
+
+    def escalation_seconds(self, seconds: Floats) -> Floats:
+        """Return the expected seconds of the escalated rows, in batches that rows of other batches fill up.
+
+        `seconds`: of batches of 0, 1, 2, … rows at each point. Shape (points, rows + 1).
+        """
+        filled = np.minimum(seconds, self.rows * (seconds[:, self.fill] / self.fill)[:, None])
+        less, more = filled[self.second, self.whole], filled[self.second, self.whole + 1]
+        result: Floats = less + self.rest * (more - less)
+        return result
 
 
 class TokenOptions:
@@ -134,7 +152,7 @@ class TokenOptions:
         self._seconds = basis.table * ratios[:, None]
         self.options = basis.options
         if basis.first.size:
-            again = self._seconds[basis.first] + self._seconds[basis.second, basis.escalated]
+            again = self._seconds[basis.first] + basis.escalation_seconds(self._seconds)
             seconds = np.concatenate([self._seconds, again])
             beaten = (basis.as_accurate & (seconds[:, -1] <= again[:, -1:])).any(axis=1)
             kept = np.concatenate([np.arange(now.size), now.size + np.flatnonzero(~beaten)])

@@ -94,6 +94,19 @@ def test_late_second_pass_keeps_the_first_response():
     assert [part.escalation_pending for part in work.owner.served] == [False, True]
 
 
+def test_second_pass_leaves_later_stages_their_planned_time():
+    top, later = Hosting("ModalityMix"), Hosting().scheduler
+    later.latency_model.apply_plan(later.plan.model_copy(update={"latency_seconds": 1.2}))
+    top.scheduler.set_downstream([later])
+    work = top.ask(rows=2, seconds=1.9)
+    top.clock.run(0.14)
+    top.answer(top.sent[0], [SURE, DOUBTED])
+    top.clock.run(0.7)
+
+    assert len(top.sent) == 1
+    assert work.owner.outputs["y"][:, 0].tolist() == [0.0, 0.0]
+
+
 @pytest.mark.parametrize("policy", ["EarliestDeadlineFirst", "TokenAdaptive", "SlackFit"])
 def test_row_waits_for_a_replica_with_its_variant(policy):
     top = Hosting(policy, ready=(BOTH, SMALL), looks=())

@@ -289,6 +289,14 @@ class LatencyModel:
             )
         return self._later_seconds
 
+    def reserved_seconds(self) -> float:
+        """Return what second passes leave to the downstream stages beyond `later_seconds`: their planned queueing."""
+        return max(self.planned_later_seconds() - self.later_seconds(), 0.0)
+
+    def planned_later_seconds(self) -> float:
+        planned = (stage.plan.latency_seconds + stage.planned_later_seconds() for stage in self._downstream)
+        return max(planned, default=0.0)
+
     @property
     def shadow_price(self) -> float:
         """Expected correct rows that a second of a replica is worth to later arrivals, at the service ratio."""

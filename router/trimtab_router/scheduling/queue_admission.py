@@ -182,7 +182,7 @@ class Expiry:
         return max(self.unready_since, head.request.enqueued_at) + self._grace_seconds
 
     def set_response_timers(self, batch: Batch) -> None:
-        later_seconds = self._latency_model.later_seconds()
+        later_seconds = self._latency_model.later_seconds() + self._latency_model.reserved_seconds()
         for request in dict.fromkeys(
             row_slice.request for row_slice in batch.row_slices if not row_slice.request.closed
         ):

@@ -373,6 +373,7 @@ class StageScheduler:
             max_batch_rows=self.max_batch_rows(variant),
             later_seconds=self.latency_model.later_seconds(),
             drop_policy=self._drop_policy,
+            reserved_seconds=self.latency_model.reserved_seconds(),
             ready_replicas=self.ready_replicas if alike is self.replicas else len(alike),
             free_at=partial(_expected_free_times, alike, now),
             mixes_points=self.policy.mixes_points,

@@ -115,6 +115,8 @@ class SchedulerView:
     """Recent arrival rate in rows per second."""
     loaded_point: tuple[str, str] = ("", "")
     """Variant and operating point that the free replica ran last; empty if it has run none."""
+    reserved_seconds: float = 0.0
+    """What rows with a provisional response leave to the downstream stages beyond `later_seconds`."""
 
     def points_for(self, row_slice: RowSlice) -> Sequence[Point]:
         """Return the points that may serve a slice, preferred first; none if no point reaches its floor.
@@ -147,6 +149,7 @@ class SchedulerView:
                 return row_slice.request.deadline
             case "Predicted":
                 seconds = least_seconds(points, min(row_slice.rows, self.max_batch_rows))
+                seconds += self.reserved_seconds if row_slice.provisional_response is not None else 0.0
                 return row_slice.request.due_at - seconds - self.later_seconds
 
     def fitting_rows(self, point: Point, head: RowSlice, full: int) -> int:

@@ -132,7 +132,7 @@ def group_rows(
                 continue
         deadline = row_slice.request.due_at - view.later_seconds
         if row_slice.provisional_response is not None:
-            deadline -= RESPONSE_MARGIN_SECONDS  # the provisional response is sent then
+            deadline -= RESPONSE_MARGIN_SECONDS + view.reserved_seconds  # the provisional response is sent then
         for start in range(0, slice_rows, max_rows):
             if len(groups) == max_groups:
                 return groups

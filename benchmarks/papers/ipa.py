@@ -42,6 +42,8 @@ SEEDS, QUICK_SECONDS, QUICK_WORKLOADS = 3, 240, ("bursty", "steady_low")
 PAPER_NAMES = {OURS: "IPA", "FA2-low": "FA2-low", "FA2-high": "FA2-high", "RIM": "RIM"}
 """Our methods' names in the paper's recorded runs."""
 MAX_ORACLE_VIOLATIONS, MAX_LSTM_VIOLATIONS = 0.005, 0.01
+MIN_ABOVE, MAX_MIXED_VIOLATIONS = 0.7, 0.002
+"""With mixes: least share of pairs above the front, and most violations."""
 SAME_CORES, SAME_ACCURACY = 0.005, 0.0005
 """What counts as equal if the seeds' own interval is narrower: half a percent of the cores, 0.05 points."""
 
@@ -94,8 +96,10 @@ def _mean_point(rows: Sequence[PlannerRow]) -> tuple[float, float]:
     return float(np.mean([row.cores for row in rows])), float(np.mean([row.served_accuracy for row in rows]))
 
 
-def judge(evaluation: Evaluation[PlannerRow], seconds: float) -> Report:
+def judge(evaluation: Evaluation[PlannerRow], seconds: float, *, mixes: bool) -> Report:
     """Hold two thresholds: nowhere below the front, and few violations wherever they can be avoided.
+
+    With mixes, most pairs are above the front.
 
     Without cells to compare, or if an oracle or a plan met no requests, they do not hold.
     """
@@ -118,11 +122,16 @@ def judge(evaluation: Evaluation[PlannerRow], seconds: float) -> Report:
     reactive = [evaluation.mean(case, REACTIVE, _violations) for case in cases]
     report.add({"worst_violations_reactive": max(reactive, default=0.0)})
     below = sum(each.standing == "below" for each in places.values())
+    above = sum(each.standing == "above" for each in places.values())
     worst = float(np.max(avoidable)) if avoidable else math.inf  # NaN if one is
     report.hold("pipeline x workload pairs judged", len(cases), ">=", 1)
     report.hold("pairs where an oracle avoids violations", len(avoidable), ">=", 1)
     report.hold("pipeline x workload pairs below the baselines' front", below, "==", 0)
-    report.hold("worst violations with the LSTM where the oracle has at most 0.5 %", worst, "<=", MAX_LSTM_VIOLATIONS)
+    report.add({"pairs_above_the_front": above})
+    if mixes:
+        report.hold("share of pairs above the front", above / max(1, len(cases)), ">=", MIN_ABOVE)
+    most = MAX_MIXED_VIOLATIONS if mixes else MAX_LSTM_VIOLATIONS
+    report.hold("worst violations with the LSTM where the oracle has at most 0.5 %", worst, "<=", most)
     return report
 
 
@@ -131,19 +140,8 @@ def _violations(row: PlannerRow) -> float:
 
 
 COLUMNS = (
-    "pipeline",
-    "workload",
-    "method",
-    "PAS",
-    "served PAS",
-    "cores",
-    "late",
-    "dropped",
-    "objective",
-    "p99",
-    "standing",
-    "paper: PAS",
-    "paper: cores",
+    *("pipeline", "workload", "method", "PAS", "served PAS", "cores", "late"),
+    *("dropped", "objective", "p99", "standing", "paper: PAS", "paper: cores"),
 )
 FRONT_NOTE = (
     "Mean cores against mean PAS, over all seeds; crosses are the paper's recorded runs, on its own machines and with "
@@ -250,6 +248,7 @@ def main() -> int:
         offset_seconds=options.trace_start,
         published=options.published_excerpts,
         seconds=QUICK_SECONDS if options.quick else None,
+        mixes=options.mixes,
     )
     names = options.only or list(PIPELINES)
     if options.profiles_only:
@@ -268,7 +267,7 @@ def _evaluate(options: argparse.Namespace, source: Source, wanted: Sequence[Cell
     lead = f"{len(evaluation.all_rows)} simulations, {options.seeds} seeds each · excerpts: {excerpts}"
     rows = table_rows(evaluation, recorded)
     print_table(COLUMNS, rows)
-    report = judge(evaluation, time.perf_counter() - began)
+    report = judge(evaluation, time.perf_counter() - began, mixes=source.mixes)
     build_page(evaluation, recorded, report, lead).write(options.out / "ipa.html")
     return report.finish()
 
@@ -280,6 +279,7 @@ def _parse() -> argparse.Namespace:
     parser.add_argument("--published-excerpts", action="store_true", help="the paper's own seconds of the recording")
     parser.add_argument("--only", action="append", choices=PIPELINES, help="this pipeline; repeatable")
     parser.add_argument("--profiles-only", action="store_true", help="only write OUT/PIPELINE/profile.yaml")
+    parser.add_argument("--mixes", action="store_true", help="let our planner mix variants of a stage")
     parser.add_argument("--seeds", type=int, default=SEEDS)
     parser.add_argument("--quick", action="store_true", help="two workloads, four minutes each")
     return parser.parse_args()

@@ -44,6 +44,7 @@ class Source:
         offset_seconds: second of the recording at which the trace begins.
         published: whether the paper's own excerpts are used.
         seconds: maximum length of each workload; None for all of it.
+        mixes: whether our planner may mix variants of a stage.
     """
 
     folder: Path
@@ -52,6 +53,7 @@ class Source:
     offset_seconds: int = 0
     published: bool = False
     seconds: int | None = None
+    mixes: bool = False
 
 
 @cache
@@ -99,13 +101,15 @@ def measure(source: Source, cell: Cell) -> PlannerRow:
     pipeline, profiles = read_pipeline(source, name)
     workload = read_workloads(source)[workload_name]
     arrivals = poisson_arrivals(workload.rates_rps, cell.seed)
-    result = simulate(_scenario(source, cell, _with_forecaster(pipeline, cell.method), profiles, workload, arrivals))
+    changed = _with_forecaster(pipeline, cell.method, mixes=source.mixes)
+    result = simulate(_scenario(source, cell, changed, profiles, workload, arrivals))
     return _row(cell, pipeline, result)
 
 
-def _with_forecaster(pipeline: InferencePipeline, method: str) -> InferencePipeline:
+def _with_forecaster(pipeline: InferencePipeline, method: str, *, mixes: bool) -> InferencePipeline:
     adaptation = pipeline.spec.adaptation.model_copy(update={"forecaster": FORECASTERS.get(method, "LSTM")})
-    return pipeline.model_copy(update={"spec": pipeline.spec.model_copy(update={"adaptation": adaptation})})
+    policy = {"scheduling_policy": "TokenAdaptive"} if mixes and method not in BASELINES else {}
+    return pipeline.model_copy(update={"spec": pipeline.spec.model_copy(update={"adaptation": adaptation, **policy})})
 
 
 def _scenario(

@@ -96,7 +96,7 @@ def _mean_point(rows: Sequence[PlannerRow]) -> tuple[float, float]:
     return float(np.mean([row.cores for row in rows])), float(np.mean([row.served_accuracy for row in rows]))
 
 
-def judge(evaluation: Evaluation[PlannerRow], seconds: float, *, mixes: bool) -> Report:
+def judge(evaluation: Evaluation[PlannerRow], seconds: float, *, mixes: bool = False) -> Report:
     """Hold two thresholds: nowhere below the front, and few violations wherever they can be avoided.
 
     With mixes, most pairs are above the front.

@@ -54,4 +54,5 @@ def test_unavoidable_or_unknown_violations_do_not_hold(ours, oracle, holds):
     evaluation = Evaluation([a_row(OURS, violations=ours), a_row(ORACLE, violations=oracle), *others])
 
     assert judge(evaluation, 1.0).holds is holds
+    assert not judge(evaluation, 1.0, mixes=True).holds
     assert not judge(Evaluation([]), 1.0).holds

@@ -199,7 +199,7 @@ def read_state(content: object) -> State:
         prompt_tokens=tokens,
         rejected_replicas=rejected,
         router_cpu_seconds=document.cpu_seconds_per_request,
-        rows={name: reported_rows(stage.recent_rows) for name, stage in document.stages.items()},
+        rows={name: found for name, stage in document.stages.items() if (found := reported_rows(stage.recent_rows))},
         low_confidence=low_confidence,
     )
 

@@ -24,8 +24,7 @@ COMMANDS = {
     "up": "Serve a pipeline on this machine and adapt it to its load, until the load ends or Ctrl-C.",
     "loadtest": "Send an open-loop load of real inputs to a running pipeline and account for every request.",
     "profile": "Measure latency and throughput of every variant, operating point, batch size and core allocation.",
-    "evaluate": "Measure the accuracy of every variant and operating point on labelled samples; write it into the "
-    "pipeline.",
+    "evaluate": "Measure the accuracy of every variant and operating point on samples; write it into the pipeline.",
     "tune": "Find operating points of a vision transformer: token merging rates, merge rules and precisions.",
     "train-task": "Train a new task for a vision transformer: a head and prompts for each of its operating points.",
     "push": "Upload local weights with their digests to S3 or MinIO (AWS_ENDPOINT_URL, AWS_ACCESS_KEY_ID, …).",

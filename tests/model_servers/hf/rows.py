@@ -3,23 +3,17 @@
 import io
 import random
 from collections.abc import Sequence
-from functools import cache
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import soundfile
 from PIL import Image
 
-ROOT = Path(__file__).parents[3]
+from trimtab_pipelines.synthetic_inputs import WORDS
+
 RATE_HZ = 16_000
+TOKENS = (*WORDS, "|", "–", "→", "1.3", "429", "naïve", "`code`", "(a)", "first_token_seconds", "/v1/models")
 Rows = list[bytes]
-
-
-@cache
-def texts() -> tuple[str, ...]:
-    pages = (page.read_text() for page in sorted((ROOT / "docs").glob("*.md")))
-    return tuple(line for page in pages for line in page.splitlines() if line.strip())
 
 
 def samples(files: Sequence[bytes]) -> list[Any]:
@@ -29,8 +23,8 @@ def samples(files: Sequence[bytes]) -> list[Any]:
 
 def some_texts(count: int, seed: int = 0) -> Rows:
     """Texts of 1 to about 60 tokens."""
-    draw, words = random.Random(seed), " ".join(texts()).split()
-    return [" ".join(draw.choices(words, k=draw.randint(1, 16)))[:200].encode() for _ in range(count)]
+    draw = random.Random(seed)
+    return [" ".join(draw.choices(TOKENS, k=draw.randint(1, 16)))[:200].encode() for _ in range(count)]
 
 
 def some_images(count: int, seed: int = 0) -> Rows:

@@ -262,9 +262,9 @@ class StageStats:
         count.inc(rows)
 
     def count_low_confidence(self, key: Key, below: float, rows: int, low_rows: int) -> None:
-        counts = self._row_counts.low_confidence.setdefault((key, below), (Count(), Count()))
-        counts[0].inc(rows)
-        counts[1].inc(low_rows)
+        compared, low = self._row_counts.low_confidence[key, below]
+        compared.inc(rows)
+        low.inc(low_rows)
 
     def count_deduplicated_row(self, source: str) -> None:
         self._families.encoder_dedup.labels(*self._labels, source).inc()

@@ -1,7 +1,7 @@
 """Row counts of one stage: rows by the point that served them, escalated rows, and rows of low confidence."""
 
 import math
-from collections import Counter, deque
+from collections import Counter, defaultdict, deque
 from collections.abc import Hashable, Mapping
 from dataclasses import dataclass, field
 
@@ -39,7 +39,9 @@ class RowCounts:
     """An escalated row counts at both of its points."""
     escalated: dict[tuple[Key, Key], Count] = field(default_factory=dict)
     """Rows that were served again, by their first and their second point."""
-    low_confidence: dict[tuple[Key, float], tuple[Count, Count]] = field(default_factory=dict)
+    low_confidence: defaultdict[tuple[Key, float], tuple[Count, Count]] = field(
+        default_factory=lambda: defaultdict(lambda: (Count(), Count()))
+    )
     """Rows whose confidence was compared to a threshold, and those below it, by point and threshold."""
     _recent: RecentCounts = field(default_factory=RecentCounts)
     _recent_low: RecentCounts = field(default_factory=RecentCounts)

@@ -63,6 +63,7 @@ class LatencyModel:
         self.upstream: list[LatencyModel] = []
         self._predictions: dict[tuple[int, int], Prediction] = {}  # since the last observation
         self._later_seconds: float | None = None
+        self._planned_later_seconds: float | None = None
         self._compute_times = ServiceTimes()
         self._typical_rows = 1.0
         self.apply_plan(plan)
@@ -247,7 +248,7 @@ class LatencyModel:
 
     def forget_predictions(self) -> None:
         """Compute predictions again. Call it after each change of what they depend on."""
-        self._predictions, self._later_seconds = {}, None
+        self._predictions, self._later_seconds, self._planned_later_seconds = {}, None, None
         for model in self.upstream:
             model.forget_predictions()
 
@@ -294,8 +295,10 @@ class LatencyModel:
         return max(self.planned_later_seconds() - self.later_seconds(), 0.0)
 
     def planned_later_seconds(self) -> float:
-        planned = (stage.plan.latency_seconds + stage.planned_later_seconds() for stage in self._downstream)
-        return max(planned, default=0.0)
+        if self._planned_later_seconds is None:
+            planned = (stage.plan.latency_seconds + stage.planned_later_seconds() for stage in self._downstream)
+            self._planned_later_seconds = max(planned, default=0.0)
+        return self._planned_later_seconds
 
     @property
     def shadow_price(self) -> float:

@@ -20,7 +20,7 @@ from trimtab_adapter.observation import (
     lookback_seconds,
 )
 from trimtab_adapter.planning.decide import Planner, PlanningInputs, decide
-from trimtab_adapter.planning.drift_correction import AccuracyKey, RegisteredAccuracies, Threshold
+from trimtab_adapter.planning.drift_correction import AccuracyKey, RegisteredAccuracies, ThresholdKey
 from trimtab_adapter.planning.hysteresis import outgrows
 from trimtab_adapter.planning.slowdown_estimate import SlowdownEstimate
 from trimtab_pipelines.plan import ForecastRecord, PipelinePlan
@@ -83,7 +83,7 @@ class Controller:
         self._rows: dict[str, Measured] = {}
         self._tokens: dict[str, Measured] = {}
         self._ratios: dict[tuple[str, str], Measured] = {}
-        self._shares: dict[Threshold, Measured] = {}
+        self._shares: dict[ThresholdKey, Measured] = {}
         self._router_cpu: Measured | None = None
         self._accuracies: dict[AccuracyKey, float] = {}
         self._slowdown = SlowdownEstimate()

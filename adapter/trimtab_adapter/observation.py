@@ -10,7 +10,7 @@ from typing import Literal, TypeVar
 
 from pydantic import ValidationError
 
-from trimtab_adapter.planning.drift_correction import AccuracyKey, RegisteredAccuracies, Threshold
+from trimtab_adapter.planning.drift_correction import AccuracyKey, RegisteredAccuracies, ThresholdKey
 from trimtab_pipelines.accuracy_evidence import Accuracy
 from trimtab_pipelines.request_outcome import RequestOutcome
 from trimtab_pipelines.router_state import (
@@ -128,7 +128,7 @@ class State:
     """CPU time of a router for a request."""
     rows: Mapping[str, Rows] = field(default_factory=dict)
     """Rows of the last minute by stage and the point that answered them."""
-    low_confidence: Mapping[Threshold, tuple[float, float]] = field(default_factory=dict)
+    low_confidence: Mapping[ThresholdKey, tuple[float, float]] = field(default_factory=dict)
     """Rows of the last minute whose confidence was compared to a threshold, and those below it."""
 
 
@@ -185,7 +185,7 @@ def read_state(content: object) -> State:
         for replica, endpoint in stage.endpoints.items()
         if endpoint.rejection
     }
-    low_confidence: dict[Threshold, tuple[float, float]] = {
+    low_confidence: dict[ThresholdKey, tuple[float, float]] = {
         (name, low.variant, low.operating_point, low.confidence_below): (low.rows, min(low.low_rows, low.rows))
         for name, stage in document.stages.items()
         for low in stage.low_confidence

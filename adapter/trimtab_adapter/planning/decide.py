@@ -9,7 +9,7 @@ from trimtab_adapter.planning.batch_enlargement import enlarge_batches
 from trimtab_adapter.planning.drift_correction import (
     AccuracyKey,
     RegisteredAccuracies,
-    Threshold,
+    ThresholdKey,
     apply_observed_accuracy,
     apply_observed_shares,
     drifted_points,
@@ -47,7 +47,7 @@ class PlanningInputs:
     accuracies: Mapping[AccuracyKey, float] = field(default_factory=dict)
     """Observed accuracies that drifted from the profile."""
     registered_accuracies: RegisteredAccuracies = field(default_factory=dict)
-    escalated_shares: Mapping[Threshold, float] = field(default_factory=dict)
+    escalated_shares: Mapping[ThresholdKey, float] = field(default_factory=dict)
     """Observed shares of rows below the thresholds of escalations."""
     slowdown: float = 1.0
     """Factor on the profiled times of generation stages, estimated from missed SLOs."""

@@ -15,7 +15,7 @@ AccuracyKey = tuple[str, str, str, str]
 """Stage, variant, operating point and task; an empty task stands for all rows."""
 RegisteredAccuracies = Mapping[tuple[str, str, str], Mapping[str, Accuracy]]
 """By stage, variant and operating point: the accuracy on each task registered at run time."""
-Threshold = tuple[str, str, str, float]
+ThresholdKey = tuple[str, str, str, float]
 """Stage, variant, operating point, and the confidence below which rows are escalated."""
 MIN_SHARE_DRIFT = 0.03
 """Smallest change of an escalated share that is planned with."""
@@ -45,7 +45,7 @@ def apply_observed_accuracy(
 
 
 def apply_observed_shares(
-    spec: InferencePipelineSpec, shares: Mapping[Threshold, float]
+    spec: InferencePipelineSpec, shares: Mapping[ThresholdKey, float]
 ) -> tuple[InferencePipelineSpec, tuple[str, ...]]:
     """Replace the profiled shares of escalations by observed ones; return also what changed.
 
@@ -67,8 +67,8 @@ def apply_observed_shares(
 
 
 def _share_changes(
-    spec: InferencePipelineSpec, shares: Mapping[Threshold, float]
-) -> Iterator[tuple[Threshold, tuple[float, float]]]:
+    spec: InferencePipelineSpec, shares: Mapping[ThresholdKey, float]
+) -> Iterator[tuple[ThresholdKey, tuple[float, float]]]:
     """Yield the thresholds whose share changed, with the profiled and the observed share."""
     for stage in spec.stages:
         for variant in stage.variants:
@@ -81,7 +81,7 @@ def _share_changes(
 
 
 def _with_shares(
-    point: OperatingPoint, key: tuple[str, str, str], changes: Mapping[Threshold, tuple[float, float]]
+    point: OperatingPoint, key: tuple[str, str, str], changes: Mapping[ThresholdKey, tuple[float, float]]
 ) -> OperatingPoint:
     own = {threshold[3]: change for threshold, change in changes.items() if threshold[:3] == key}
     if not own:

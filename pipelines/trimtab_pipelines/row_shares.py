@@ -1,6 +1,6 @@
 """Row shares: the variants that answer the rows of a stage, as a plan expects or as a router measured them."""
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Mapping
 from typing import NamedTuple
 
@@ -36,11 +36,21 @@ def answered_rows(served: Mapping[Key, float], escalated: Escalated) -> dict[Ans
     return {answered_by: count for answered_by, count in rows.items() if count > 0}
 
 
+def mixed_rows(lighter: Rows, heavier: Rows, share: float) -> dict[AnsweredBy, float]:
+    """Shares of the rows if the heavier of two options serves this share of them."""
+    rows = Counter({key: (1.0 - share) * part for key, part in lighter.items()})
+    rows.update({key: share * part for key, part in heavier.items()})
+    return dict(rows)
+
+
+def describe_point(variant: str, point: str) -> str:
+    return variant if point == "default" else f"{variant}/{point}"
+
+
 def describe_answer(answered_by: AnsweredBy) -> str:
     """A phrase such as `read-m`, or `escalated to read-xl`."""
-    variant, point, escalated = answered_by
-    name = variant if point == "default" else f"{variant}/{point}"
-    return f"escalated to {name}" if escalated else name
+    name = describe_point(answered_by.variant, answered_by.operating_point)
+    return f"escalated to {name}" if answered_by.escalated else name
 
 
 def escalation_rate(rows: Rows) -> float:

@@ -9,7 +9,7 @@ A plan's price is computed from the profile. The router recomputes it from obser
 yield fewer correct responses per second and use up the available seconds earlier.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from itertools import pairwise
 from typing import Any, TypeVar
 
@@ -56,18 +56,27 @@ def observed_shadow_price(stage: StagePlan, service_ratio: float) -> float:
 
 def row_options(stage: StagePlan) -> list[RowOption]:
     """Each option of a row in full batches, including escalations."""
-    size, points = stage.batch_size, {point.key(stage.variant): point for point in stage.points}
-    seconds = {key: point.service_seconds.get(size, 0.0) / size for key, point in points.items()}
+    points, seconds = {point.key(stage.variant): point for point in stage.points}, row_seconds(stage)
     options: list[RowOption] = [
-        (seconds[key], point.accuracy, {AnsweredBy(*key): 1.0}) for key, point in points.items()
+        (seconds.get(key, 0.0), point.accuracy, {AnsweredBy(*key): 1.0}) for key, point in points.items()
     ]
     escalations = ((key, escalation) for key, point in points.items() for escalation in point.escalations)
     options += [
         (seconds[first] + escalation.share * again, escalation.accuracy, escalated_shares(first, escalation))
         for first, escalation in escalations
-        if seconds[first] > 0 and (again := seconds.get(escalation.target(first[0]), 0.0)) > 0
+        if seconds.get(first, 0.0) > 0 and (again := seconds.get(escalation.target(first[0]), 0.0)) > 0
     ]
     return options
+
+
+def row_seconds(stage: StagePlan) -> dict[Key, float]:
+    """Seconds of a row in full batches, by the points whose seconds are known."""
+    size = stage.batch_size
+    return {
+        point.key(stage.variant): point.service_seconds[size] / size
+        for point in stage.points
+        if size in point.service_seconds
+    }
 
 
 def escalated_shares(first: Key, escalation: EscalationPlan) -> dict[AnsweredBy, float]:
@@ -78,10 +87,14 @@ def escalated_shares(first: Key, escalation: EscalationPlan) -> dict[AnsweredBy,
 
 def best_mixes(points: Sequence[tuple[float, float]]) -> list[tuple[float, float]]:
     """Best mixes of options: the corners of the upper hull of (seconds, accuracy), starting at serving no row."""
-    hull = [(0.0, 0.0)]
-    for point in sorted(points, key=lambda point: (point[0], -point[1])):
-        if point[0] > 0:
-            extend_hull(hull, point)
+    return upper_hull([(0.0, 0.0), *(point for point in points if point[0] > 0)])
+
+
+def upper_hull(corners: Iterable[Corner]) -> list[Corner]:
+    """Corners of the upper hull of (seconds, accuracy), the quickest first."""
+    hull: list[Corner] = []
+    for corner in sorted(corners, key=lambda corner: (corner[0], -corner[1])):
+        extend_hull(hull, corner)
     return hull
 
 

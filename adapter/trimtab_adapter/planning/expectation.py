@@ -6,7 +6,6 @@ scheduling policies approach under a steady load.
 """
 
 import math
-from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
@@ -14,8 +13,8 @@ from itertools import pairwise
 from trimtab_adapter.planning.planning_problem import PlanningProblem, point_profile, service_ratio
 from trimtab_adapter.solvers.program import Option, Program
 from trimtab_pipelines.plan import Expectation, PointPlan, RowShare, StagePlan
-from trimtab_pipelines.row_shares import AnsweredBy
-from trimtab_pipelines.shadow_price import RowOption, escalated_shares, extend_hull, row_options, seconds_per_row
+from trimtab_pipelines.row_shares import AnsweredBy, mixed_rows
+from trimtab_pipelines.shadow_price import RowOption, escalated_shares, row_options, seconds_per_row, upper_hull
 
 SHARE_DIGITS = 2
 """Digits of shares: a plan whose load hardly changed stays the same."""
@@ -64,18 +63,13 @@ def stage_expectation(problem: PlanningProblem, plan: StagePlan) -> StageExpecta
 
 def _best_mix(options: Sequence[RowOption], seconds: float) -> tuple[float, dict[AnsweredBy, float]]:
     """Accuracy and shares of the best mix of two options that serves every row, within these seconds per row."""
-    hull: list[RowOption] = []
-    for option in sorted(options, key=lambda option: (option[0], -option[1])):
-        if option[0] > 0:
-            extend_hull(hull, option)
+    hull = upper_hull(option for option in options if option[0] > 0)
     heavier = next((pair for pair in pairwise(hull) if seconds < pair[1][0]), None)
     if heavier is None:
         return (hull[-1][1], hull[-1][2]) if hull else (0.0, {})
     (light_seconds, light_accuracy, light), (heavy_seconds, heavy_accuracy, heavy) = heavier
     share = max(seconds - light_seconds, 0.0) / (heavy_seconds - light_seconds)
-    shares = Counter({key: (1.0 - share) * part for key, part in light.items()})
-    shares.update({key: share * part for key, part in heavy.items()})
-    return light_accuracy + share * (heavy_accuracy - light_accuracy), dict(shares)
+    return light_accuracy + share * (heavy_accuracy - light_accuracy), mixed_rows(light, heavy, share)
 
 
 def _in_time(problem: PlanningProblem, plan: StagePlan) -> StagePlan:

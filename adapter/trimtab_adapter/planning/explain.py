@@ -8,6 +8,7 @@ from trimtab_adapter.solvers.exact import solve
 from trimtab_adapter.solvers.program import Option, Program, models
 from trimtab_pipelines.accuracy_evidence import AGREEMENT
 from trimtab_pipelines.plan import Explanation, PipelinePlan, RunnerUp, StagePlan
+from trimtab_pipelines.row_shares import describe_point
 from trimtab_pipelines.spec import InferencePipelineSpec
 
 _MIN_REPORTED_GAIN = 1e-5
@@ -48,10 +49,10 @@ def describe_option(option: Option | StagePlan) -> str:
     """A short description such as `read-l ×2 batch 8`."""
     if not option.replicas:
         return "no replicas"
-    point = "" if option.operating_point == "default" else f"/{option.operating_point}"
     escalation = "" if option.planned_escalation is None else f", {option.planned_escalation}"
     others = "".join(f" + {group.variant} ×{group.replicas}" for group in option.other_groups)
-    return f"{option.variant}{point}{escalation} ×{option.replicas}{others} batch {option.batch_size}"
+    point = describe_point(option.variant, option.operating_point)
+    return f"{point}{escalation} ×{option.replicas}{others} batch {option.batch_size}"
 
 
 def binding_constraint(solved: PlanSolution) -> str:

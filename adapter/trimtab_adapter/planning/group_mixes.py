@@ -1,17 +1,17 @@
 """Mixes and cascades over two replica groups of one stage, each with replicas of its own."""
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import permutations
 from math import ceil
 
 from trimtab_adapter.planning.candidate import SizedCandidate
-from trimtab_adapter.planning.mixes import MAX_COUNTS, Corner, Mix, busy_share, corners, may_mix
+from trimtab_adapter.planning.mixes import MAX_COUNTS, Mix, busy_share, corners, may_mix
 from trimtab_adapter.planning.planning_problem import PlanningProblem
 from trimtab_pipelines.escalation import EscalationPlan
 from trimtab_pipelines.plan import StagePlan
 from trimtab_pipelines.row_shares import AnsweredBy
-from trimtab_pipelines.shadow_price import escalated_shares, extend_hull
+from trimtab_pipelines.shadow_price import escalated_shares, upper_hull
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,17 +118,9 @@ def _pairs(candidates: Sequence[SizedCandidate]) -> Iterator[tuple[SizedCandidat
     for sized in candidates:
         if sized.candidate.switchable:
             groups.setdefault(sized.candidate.switchable, []).append(sized)
-    fronts = {hosted: [corner[2] for corner in _front(group)] for hosted, group in groups.items()}
+    fronts = {hosted: [corner[2] for corner in upper_hull(corners(group))] for hosted, group in groups.items()}
     for own, other in permutations(fronts, 2):
         for heavier in fronts[own]:
             for lighter in fronts[other]:
                 if lighter.candidate.accuracy < heavier.candidate.accuracy:
                     yield lighter, heavier
-
-
-def _front(candidates: Iterable[SizedCandidate]) -> list[Corner]:
-    """The hull of seconds of a row and accuracy."""
-    hull: list[Corner] = []
-    for corner in sorted(corners(candidates), key=lambda corner: (corner[0], -corner[1])):
-        extend_hull(hull, corner)
-    return hull

@@ -5,7 +5,6 @@ For a batch size, the best mixes lie on the upper hull of (seconds of a row, acc
 given has the hull's neighbor below it as its lighter half.
 """
 
-from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import groupby
@@ -14,7 +13,7 @@ from math import ceil
 from trimtab_adapter.planning.candidate import SizedCandidate
 from trimtab_adapter.planning.planning_problem import PlanningProblem
 from trimtab_pipelines.escalation import EscalationPlan
-from trimtab_pipelines.row_shares import AnsweredBy
+from trimtab_pipelines.row_shares import AnsweredBy, mixed_rows
 from trimtab_pipelines.shadow_price import BUSY_SHARE, extend_hull
 from trimtab_pipelines.spec import InferencePipelineSpec
 
@@ -67,9 +66,7 @@ class Mix:
     @property
     def rows(self) -> dict[AnsweredBy, float]:
         """Shares of the rows by the point that answers them."""
-        rows = Counter({key: (1.0 - self.share) * part for key, part in self.lighter.rows.items()})
-        rows.update({key: self.share * part for key, part in self.heavier.rows.items()})
-        return dict(rows)
+        return mixed_rows(self.lighter.rows, self.heavier.rows, self.share)
 
     @property
     def seconds(self) -> float:

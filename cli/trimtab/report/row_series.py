@@ -14,6 +14,7 @@ from trimtab.run_samples import Run
 from trimtab_pipelines.escalation import Key
 from trimtab_pipelines.plan import StagePlan
 from trimtab_pipelines.row_shares import AnsweredBy, Escalated, Rows, answered_rows
+from trimtab_pipelines.shadow_price import row_seconds
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +39,7 @@ class RowBin:
         By the plan's service times of full batches.
         """
         saved: defaultdict[str, float] = defaultdict(float)
-        seconds = {} if self.plan is None else _row_seconds(self.plan)
+        seconds = {} if self.plan is None else row_seconds(self.plan)
         for (first, second), count in self.escalated.items():
             if count and {first, second} <= seconds.keys():
                 passed_on = sum(rows for (source, _), rows in self.escalated.items() if source == first)
@@ -99,11 +100,3 @@ def share_curves(run: Run, stage: str, spans: Sequence[RowBin]) -> dict[Answered
 def _share(rows: Rows, key: AnsweredBy) -> float:
     total = sum(rows.values())
     return rows.get(key, 0.0) / total if total else np.nan
-
-
-def _row_seconds(plan: StagePlan) -> dict[Key, float]:
-    return {
-        point.key(plan.variant): point.service_seconds[plan.batch_size] / plan.batch_size
-        for point in plan.points
-        if plan.batch_size in point.service_seconds
-    }

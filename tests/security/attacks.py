@@ -175,7 +175,7 @@ FETCHED: Final = (
 SHOWN: Final = (
     Attack("pixels that cannot be decompressed", _showing(png(8, b"no pixels at all")), 400, _INVALID),
     Attack("pixels that unpack to 100 MB", _showing(lambda: png(8, _zeros_packed(10**8))), 200),
-    Attack("a comment that unpacks to 100 MB", _showing(_commented), 400, _INVALID),
+    Attack("a comment that unpacks to 100 MB", _showing(_commented), 200),
     Attack("a GIF of 100,000 frames", _showing(_gif(1, 100_000)), 200),
     Attack("placeholders spelled in text", lambda ground: chat(ground, SPELLED), 200),
     Attack("as many letters as there are numbers", _asking(max_tokens=10**15), 400, _INVALID),

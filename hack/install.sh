@@ -19,5 +19,5 @@ fi
 if [ -n "${PACKAGE_CACHE:-}" ]; then cache="--cache-dir $PACKAGE_CACHE"; else cache=--no-cache; fi
 # No links: what is cached may be on another file system, and must not change with the image.
 # shellcheck disable=SC2086 # an option and its value
-SSL_CERT_FILE=/etc/ssl/certs/ca-certificates.crt UV_HTTP_TIMEOUT=300 UV_LINK_MODE=copy VIRTUAL_ENV=/opt/venv \
+SSL_CERT_FILE=/etc/ssl/certs/ca-certificates.crt UV_HTTP_TIMEOUT=300 UV_COMPILE_BYTECODE_TIMEOUT=600 UV_LINK_MODE=copy VIRTUAL_ENV=/opt/venv \
   "$installer/bin/uv" pip install --quiet --no-deps --compile-bytecode --require-hashes -r "$list" $cache

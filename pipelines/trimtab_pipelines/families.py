@@ -31,7 +31,7 @@ class TaskTensors:
     inputs: tuple[TensorSpec, ...]
     outputs: tuple[StageOutput, ...]
     optional: frozenset[str]
-    """Inputs that a stage may have, and outputs that it has only if they are read."""
+    """Inputs that a stage may have, and outputs that it has only if they are read or its `confidence`."""
 
     @classmethod
     def of(
@@ -70,7 +70,7 @@ HF_FAMILIES: Mapping[str, TaskTensors] = {
     "hf/summarization": TaskTensors.of("text", ["text"], _TEXT),
     "hf/translation": TaskTensors.of("text", ["text", "language"], _TEXT, optional="language"),
     "hf/text-embedding": TaskTensors.of("text", ["text"], _EMBEDDING),
-    "hf/speech-recognition": TaskTensors.of("audio", ["audio"], _TEXT),
+    "hf/speech-recognition": TaskTensors.of("audio", ["audio"], {**_TEXT, "score": ("FP32", ())}, optional="score"),
     "hf/image-classification": TaskTensors.of("image", ["image"], _LABEL),
     "hf/object-detection": TaskTensors.of("image", ["image"], _OBJECTS, "objects", optional="crop"),
     "hf/zero-shot-image-classification": TaskTensors.of("image", ["image"], _LABEL),
@@ -111,7 +111,9 @@ def _fill_stage(stage: Document, references: set[str]) -> Document:
     outputs = [
         output.model_dump(exclude_defaults=True)
         for output in declared.outputs
-        if output.name not in declared.optional or f"{stage['name']}.outputs.{output.name}" in references
+        if output.name not in declared.optional
+        or output.name == stage.get("confidence")
+        or f"{stage['name']}.outputs.{output.name}" in references
     ]
     return {"inputs": inputs, "outputs": outputs, **stage}
 

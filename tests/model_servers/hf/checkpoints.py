@@ -27,6 +27,15 @@ def moonshine(folder: Path) -> Path:
     )
 
 
+def parakeet(folder: Path) -> Path:
+    """A CTC model of spectra: words, a frame of 80 ms."""
+    encoder = hf.ParakeetEncoderConfig(**ENCODER, num_mel_bins=16, subsampling_conv_channels=8, layerdrop=0.0)
+    config = hf.ParakeetCTCConfig(vocab_size=TOKENS["vocab_size"], pad_token_id=0, encoder_config=encoder)
+    raw = word_tokenizer().backend_tokenizer
+    tokenizer = hf.ParakeetTokenizer(tokenizer_object=raw, pad_token="<pad>", unk_token="<unk>")
+    return save(folder, hf.ParakeetForCTC(config), tokenizer, hf.ParakeetFeatureExtractor(feature_size=16))
+
+
 def clip(folder: Path) -> Path:
     config = hf.CLIPConfig(
         text_config={**TOKENS, "max_position_embeddings": MAX_TOKENS, **ENCODER},

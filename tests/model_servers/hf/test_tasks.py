@@ -17,6 +17,7 @@ from tests.model_servers.hf.rows import RATE_HZ, Rows, samples, some_images, som
 from trimtab_model_servers.errors import InvalidRow, ModelError
 from trimtab_model_servers.families.hf import miniatures
 from trimtab_model_servers.families.hf.audio_files import decode_audio
+from trimtab_model_servers.families.hf.speech import text_probabilities
 from trimtab_model_servers.server.hosted_model import HostedModel, load_model
 from trimtab_pipelines.families import HF_FAMILIES
 from trimtab_pipelines.model_spec import InputSpec, ModelSpec
@@ -38,6 +39,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
         "translation": miniatures.marian,
         "speech-recognition": miniatures.wav2vec2,
         "generated speech": checkpoints.moonshine,
+        "spectral speech": checkpoints.parakeet,
         "unmasked speech": lambda path: miniatures.wav2vec2(path, masked=False),
         "image-classification": miniatures.vit,
         "timm": miniatures.timm_resnet,
@@ -156,11 +158,44 @@ def test_images_get_the_pipelines_given_label(folder):
 @pytest.mark.parametrize("checkpoint", ["speech-recognition", "unmasked speech", "generated speech"])
 def test_speech_is_recognized_as_by_the_pipeline(folder, checkpoint):
     path, files = folder(checkpoint), some_sounds(40)
+    spec = a_spec("speech-recognition", path)
     pipeline = transformers.pipeline("automatic-speech-recognition", model=str(path), device=-1)
     expected = [pipeline(samples)["text"].encode() for samples in samples(files)]
-    answers = infer(a_model("speech-recognition", path), audio=files)
+    answers = infer(load_model(spec.model_copy(update={"outputs": spec.outputs[:1]})), audio=files)
     assert answers["text"].tolist() == expected
     assert len(set(expected)) > 20
+
+
+def test_speech_in_spectra_is_recognized_as_by_generate(folder):
+    path, files = folder("spectral speech"), some_sounds(40)
+    processor, model = (
+        transformers.AutoProcessor.from_pretrained(path),
+        transformers.AutoModelForCTC.from_pretrained(path),
+    )
+    features = processor([*samples(files)], sampling_rate=RATE_HZ, return_tensors="pt")
+    expected = processor.batch_decode(model.eval().generate(**features))
+    answers = infer(a_model("speech-recognition", path), audio=files)
+    assert answers["text"].tolist() == [text.encode() for text in expected]
+    assert len(set(expected)) > 20
+
+
+@pytest.mark.parametrize("checkpoint", ["speech-recognition", "spectral speech"])
+def test_score_of_speech_is_the_same_in_a_batch(folder, checkpoint):
+    model, files = a_model("speech-recognition", folder(checkpoint)), some_sounds(ROWS)
+    together = infer(model, audio=files)["score"]
+    assert together == pytest.approx([float(infer(model, audio=[file])["score"][0]) for file in files], rel=1e-3)
+    assert 0 < together.max() < 1
+
+
+def test_score_is_the_probability_of_the_text():
+    probabilities = torch.tensor([[0.6, 0.4], [0.3, 0.7]])  # blank and a token: only two blanks are another text
+    scores = text_probabilities(probabilities.log()[None], torch.tensor([2]), 0)
+    assert scores.tolist() == pytest.approx([1 - 0.6 * 0.3])
+
+
+def test_generated_speech_has_no_score(folder):
+    with pytest.raises(ModelError, match="only CTC models have an output 'score'"):
+        a_model("speech-recognition", folder("generated speech"))
 
 
 @pytest.mark.parametrize(

@@ -6,14 +6,7 @@ from typing import Any
 from pydantic import BaseModel
 
 from trimtab_pipelines.plan import PipelinePlan
-from trimtab_pipelines.profile import (
-    ChatProfile,
-    LatencyCurve,
-    LatencyFit,
-    Measurement,
-    ModelProfile,
-    PointProfile,
-)
+from trimtab_pipelines.profile import ChatProfile, LatencyCurve, LatencyFit, Measurement, ModelProfile, PointProfile
 from trimtab_pipelines.spec import InferencePipeline
 from trimtab_profiler.fit import fit_latency
 

@@ -25,19 +25,9 @@ def bars(name: str, x: Iterable[object], y: Iterable[float], colour: str, **more
     return go.Bar(x=list(x), y=list(y), name=name, marker_color=colour, **more)
 
 
-def panels(
-    columns: Sequence[Panel],
-    *,
-    x: str = "",
-    y: str = "",
-    **layout: Any,
-) -> go.Figure:
+def panels(columns: Sequence[Panel], *, x: str = "", y: str = "", **layout: Any) -> go.Figure:
     """Return a chart with one panel a column; `x` is the title of every x axis, `y` of the first y axis."""
-    figure = make_subplots(
-        rows=1,
-        cols=len(columns),
-        subplot_titles=[title for title, _ in columns],
-    )
+    figure = make_subplots(rows=1, cols=len(columns), subplot_titles=[title for title, _ in columns])
     listed = set[str]()
     for column, (_, traces) in enumerate(columns, 1):
         for trace in traces:

@@ -35,11 +35,7 @@ class Cell:
 
 
 def grid(
-    cases: Iterable[tuple[str, ...]],
-    methods: Iterable[str],
-    *,
-    factors: Iterable[float] = (1.0,),
-    seeds: int = 1,
+    cases: Iterable[tuple[str, ...]], methods: Iterable[str], *, factors: Iterable[float] = (1.0,), seeds: int = 1
 ) -> list[Cell]:
     """Return the cells of all combinations; seeds count from 1."""
     sides = (cases, methods, factors, range(1, seeds + 1))
@@ -95,11 +91,7 @@ class Evaluation(Generic[AnyRow]):
         return self._rows.get(Cell(case, method, factor, 0), [])
 
     def mean(
-        self,
-        case: tuple[str, ...],
-        method: str,
-        figure: Callable[[AnyRow], float],
-        factor: float | None = None,
+        self, case: tuple[str, ...], method: str, figure: Callable[[AnyRow], float], factor: float | None = None
     ) -> float:
         """Return the mean of a figure over the seeds, and over all loads if `factor` is None."""
         factors = self.factors(case) if factor is None else [factor]

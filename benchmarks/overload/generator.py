@@ -20,13 +20,7 @@ from typing import Literal
 import numpy as np
 
 from benchmarks.harness.processors import pin
-from benchmarks.overload.connections import (
-    Connection,
-    Http1Connection,
-    Http2Connection,
-    Http2Request,
-    ResponseHeaders,
-)
+from benchmarks.overload.connections import Connection, Http1Connection, Http2Connection, Http2Request, ResponseHeaders
 from benchmarks.overload.outcomes import ABANDONED, OfferSummary, Outcomes, summarize
 from trimtab_protocol import InferRequest, Tensor, rest
 from trimtab_protocol.grpc_messages import method_path, request_to_message

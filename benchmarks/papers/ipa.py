@@ -113,11 +113,7 @@ def judge(evaluation: Evaluation[PlannerRow], seconds: float, *, mixes: bool = F
         if not oracle > MAX_ORACLE_VIOLATIONS:
             avoidable.append(ours)
         report.add(
-            {
-                f"{name}_standing": ours_place.label,
-                f"{name}_margin": ours_place.margin,
-                f"{name}_violations": ours,
-            }
+            {f"{name}_standing": ours_place.label, f"{name}_margin": ours_place.margin, f"{name}_violations": ours}
         )
     reactive = [evaluation.mean(case, REACTIVE, _violations) for case in cases]
     report.add({"worst_violations_reactive": max(reactive, default=0.0)})
@@ -192,12 +188,7 @@ def _table_row(
     )
 
 
-def build_page(
-    evaluation: Evaluation[PlannerRow],
-    recorded: RecordedRuns,
-    report: Report,
-    lead: str,
-) -> Page:
+def build_page(evaluation: Evaluation[PlannerRow], recorded: RecordedRuns, report: Report, lead: str) -> Page:
     cases = evaluation.cases
     pipelines = list(dict.fromkeys(pipeline for pipeline, _ in cases))
     page = Page("IPA's evaluation", "simulated", lead)

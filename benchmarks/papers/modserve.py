@@ -247,10 +247,7 @@ def build_page(evaluation: Systems, report: Report, trace: str) -> Page:
 
 
 def _chart(
-    systems: Iterable[System],
-    values: Sequence[float],
-    figure: Callable[[Profile, System, float], float],
-    **layout: Any,
+    systems: Iterable[System], values: Sequence[float], figure: Callable[[Profile, System, float], float], **layout: Any
 ) -> go.Figure:
     """Return lines over some values, one a system, in a panel for each model."""
     columns = [

@@ -16,14 +16,7 @@ from numpy.typing import NDArray
 import benchmarks.papers.policies  # noqa: F401 - registers the baselines
 from benchmarks.harness.grid import Cell
 from benchmarks.harness.report import Page, Report, print_table
-from benchmarks.harness.serving import (
-    Profiles,
-    cached_profiles,
-    plan_pinned,
-    serve,
-    slow_down,
-    write_pipeline,
-)
+from benchmarks.harness.serving import Profiles, cached_profiles, plan_pinned, serve, slow_down, write_pipeline
 from benchmarks.papers import otas_queries
 from benchmarks.papers.otas_queries import (
     BURSTY,

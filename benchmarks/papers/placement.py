@@ -209,12 +209,7 @@ async def _search_steady(bench: Bench, placement: Placement, name: str) -> dict[
 
 
 async def _search_goodputs(
-    bench: Bench,
-    placement: Placement,
-    name: str,
-    slo: ChatSlo,
-    images: Iterable[int],
-    load: Callable[..., Holds],
+    bench: Bench, placement: Placement, name: str, slo: ChatSlo, images: Iterable[int], load: Callable[..., Holds]
 ) -> dict[int, float]:
     """Return the goodput by images a chat; `load` returns the trial of a rate."""
     goodputs = {}

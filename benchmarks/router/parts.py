@@ -111,10 +111,7 @@ async def _take_turns(batch_size: int, concurrency: int, key: Callable[[Tally], 
     A slow period of the machine then affects all.
     """
     pipeline = echo_pipeline(SMALL_NUMBERS, 0.0, LONG_SLO_SECONDS)
-    async with (
-        served(pipeline, batch_size, 0.0, proxy=False) as bare,
-        served(pipeline, batch_size, 0.0) as target,
-    ):
+    async with served(pipeline, batch_size, 0.0, proxy=False) as bare, served(pipeline, batch_size, 0.0) as target:
         targets: Mapping[str, tuple[Served, Connect]] = {
             "direct": (bare, direct_client),
             "bare_rest": (bare, rest_client),

@@ -143,9 +143,7 @@ async def routed(
 
 
 @asynccontextmanager
-async def chained_mlservers(
-    settings: Mapping[str, Any],
-) -> AsyncIterator[ChainedServers]:
+async def chained_mlservers(settings: Mapping[str, Any]) -> AsyncIterator[ChainedServers]:
     """Run two plain MLServers with `PlusOne`, as shipped but for these settings of the server."""
     async with _starting() as (folder, start):
         grpc_ports, servers = [], []

@@ -279,11 +279,7 @@ def _task_escalation(threshold: TaskThreshold, confidence: float) -> TaskEscalat
 def _figures(threshold: TaskThreshold, confidence: float) -> dict[str, Any]:
     low = _lower_bound(threshold.hits, threshold.rows, confidence)
     accuracy = round(threshold.hits / threshold.rows, 4)
-    return {
-        "share": round(threshold.share, 4),
-        "accuracy": accuracy,
-        "accuracy_low": round(max(low - 5e-5, 0.0), 4),
-    }
+    return {"share": round(threshold.share, 4), "accuracy": accuracy, "accuracy_low": round(max(low - 5e-5, 0.0), 4)}
 
 
 def _lower_bound(hits: int, rows: int, confidence: float) -> float:

@@ -9,10 +9,7 @@ from trimtab_router.scheduling.policies import POLICIES
 
 SECONDS = {"full": (0.040, 0.010), "half": (0.004, 0.002)}
 POINTS = [{"name": "full", "accuracy": 0.9}, {"name": "half", "accuracy": 0.8}]
-INPUTS = [
-    {"name": "x", "from": "request.inputs.x"},
-    {"name": "z", "from": "request.inputs.z", "optional": True},
-]
+INPUTS = [{"name": "x", "from": "request.inputs.x"}, {"name": "z", "from": "request.inputs.z", "optional": True}]
 
 
 def planned(load_rps=1.0, points=POINTS, seconds=SECONDS, stage=None, **spec):

@@ -7,16 +7,7 @@ from functools import partial, reduce
 
 import httpx
 
-from tests.adapter.clusters import (
-    SECONDS,
-    Adapter,
-    a_pipeline_of,
-    an_adapter,
-    condition,
-    put,
-    routed,
-    seen,
-)
+from tests.adapter.clusters import SECONDS, Adapter, a_pipeline_of, an_adapter, condition, put, routed, seen
 from tests.adapter.scenes import FakeRouter, profiles_of
 from tests.builders import a_body
 from tests.tcp_relay import before_the_api_server

@@ -31,8 +31,7 @@ def test_the_oracle_reads_the_trace_from_its_start(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("content", "reason"),
-    [(None, "the oracle has no trace"), ("rps\nmany\n", "the oracle's trace is invalid: ")],
+    ("content", "reason"), [(None, "the oracle has no trace"), ("rps\nmany\n", "the oracle's trace is invalid: ")]
 )
 def test_an_oracle_without_a_trace_is_reactive_and_says_so(tmp_path, content, reason):
     trace = None

@@ -100,11 +100,7 @@ def test_what_cannot_be_read_is_named(asked, message):
     ("variant", "accuracy", "binding"),
     [
         ("heavy", 0.9, "slo.latency: without it the objective would gain 2"),
-        (
-            "light",
-            0.7,
-            "none: no looser limit would allow a better plan",
-        ),  # only a smaller batch
+        ("light", 0.7, "none: no looser limit would allow a better plan"),  # only a smaller batch
     ],
 )
 def test_slo_binds_if_it_forbids_a_better_model(variant, accuracy, binding):

@@ -6,16 +6,7 @@ import pytest
 from benchmarks.harness.grid import Cell
 from benchmarks.harness.report import Report
 from benchmarks.papers import otas_served
-from benchmarks.papers.otas import (
-    INFAAS,
-    METHODS,
-    TOME,
-    VPT,
-    build_page,
-    judge,
-    measure,
-    table_rows,
-)
+from benchmarks.papers.otas import INFAAS, METHODS, TOME, VPT, build_page, judge, measure, table_rows
 from benchmarks.papers.otas_queries import (
     BURSTY,
     OTAS,

@@ -52,10 +52,7 @@ ADAPTER: Rights = {
     "/events": {"create"},
 }
 ROUTER: Rights = {"trimtab.dev/pipelineplans": READ, "discovery.k8s.io/endpointslices": READ}
-PROFILER: Rights = {
-    "trimtab.dev/inferencepipelines": {"get"},
-    "trimtab.dev/modelprofiles": {"get", "create", "patch"},
-}
+PROFILER: Rights = {"trimtab.dev/inferencepipelines": {"get"}, "trimtab.dev/modelprofiles": {"get", "create", "patch"}}
 EVERYTHING = {*OPERATOR, *ADAPTER} | {
     "/secrets",
     "/nodes",

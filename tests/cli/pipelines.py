@@ -6,15 +6,7 @@ from typing import Any
 
 import yaml
 
-from tests.builders import (
-    a_pipeline,
-    a_pipeline_document,
-    a_plan,
-    a_point_profile,
-    a_profile,
-    a_stage,
-    a_variant,
-)
+from tests.builders import a_pipeline, a_pipeline_document, a_plan, a_point_profile, a_profile, a_stage, a_variant
 from tests.model_servers.transformer.test_family import IMAGE, OUTPUTS
 from trimtab_pipelines.documents import write_json
 from trimtab_pipelines.plan import PipelinePlan

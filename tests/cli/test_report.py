@@ -411,8 +411,5 @@ def test_counters_have_rows_by_stage_and_point():
     stats.count_escalated_rows(("s", "all"), ("l", "all"), 2)
     counters = Counters.parse(b"".join(metrics.exposition()).decode())
 
-    assert (counters.served_rows, counters.escalated_rows) == (
-        {"read": {"s/all": 6.0}},
-        {"read": {"s/all l/all": 2.0}},
-    )
+    assert (counters.served_rows, counters.escalated_rows) == ({"read": {"s/all": 6.0}}, {"read": {"s/all l/all": 2.0}})
     assert sum_counters([counters, counters]).escalated_rows == {"read": {"s/all l/all": 4.0}}

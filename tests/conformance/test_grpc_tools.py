@@ -6,14 +6,7 @@ from pathlib import Path
 import pytest
 
 from tests.conformance.installed import go_program, run
-from tests.conformance.target import (
-    PATIENCE_SECONDS,
-    UNKNOWN_METHOD,
-    Target,
-    check_grpc,
-    grpc_request,
-    write_protoset,
-)
+from tests.conformance.target import PATIENCE_SECONDS, UNKNOWN_METHOD, Target, check_grpc, grpc_request, write_protoset
 from tests.local_run import until
 from trimtab_protocol.grpc_messages import METHODS, SERVICE
 

@@ -157,10 +157,7 @@ async def _accepted(pipeline: ObservedPipeline, client: str) -> None:
     headers = {"x-api-key": pipeline.installation.credentials.keys[client]}
 
     async def is_accepted() -> bool:
-        async with (
-            connection(pipeline) as session,
-            session.get(metadata_url(pipeline), headers=headers) as response,
-        ):
+        async with connection(pipeline) as session, session.get(metadata_url(pipeline), headers=headers) as response:
             return response.status == 200
 
     await until(is_accepted, f"the key of {client}", KEY_SECONDS, LOOK_SECONDS)

@@ -24,17 +24,7 @@ import yaml
 
 from tests.charts.expressions import all_expressions, evaluate
 from tests.e2e import clients
-from tests.e2e.conftest import (
-    LOAD,
-    NAMESPACE,
-    ROOT,
-    SYSTEM,
-    TOOLS,
-    Installation,
-    chart_values,
-    pipeline_document,
-    run,
-)
+from tests.e2e.conftest import LOAD, NAMESPACE, ROOT, SYSTEM, TOOLS, Installation, chart_values, pipeline_document, run
 from tests.e2e.digits_av_jobs import MIN_RIGHT_SHARE, run_jobs
 from tests.e2e.intruder import access_from_elsewhere
 from tests.e2e.load import free_cores, load_within, send

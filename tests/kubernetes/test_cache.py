@@ -83,10 +83,7 @@ class Restored(Cluster):
     """An API server whose second list is from a backup of its store; its watches end at once."""
 
     def __init__(self) -> None:
-        self._listings = [
-            Listing([a_pod(90), a_pod(95, name="new")], "100"),
-            Listing([a_pod(40)], "50"),
-        ]
+        self._listings = [Listing([a_pod(90), a_pod(95, name="new")], "100"), Listing([a_pod(40)], "50")]
 
     async def list(self, *_: object) -> Listing:
         if not self._listings:

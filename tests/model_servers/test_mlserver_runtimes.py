@@ -131,10 +131,7 @@ def a_classifier(folder: Path) -> tuple[Any, Path]:
 
 
 def a_sklearn_spec(weights: str, **changes: Any) -> Any:
-    outputs = [
-        {"name": "predict", "datatype": "INT64"},
-        {"name": "predict_proba", "datatype": "FP32", "shape": [3]},
-    ]
+    outputs = [{"name": "predict", "datatype": "INT64"}, {"name": "predict_proba", "datatype": "FP32", "shape": [3]}]
     return a_spec(**{"family": SKLEARN, "storageUri": weights, "outputs": outputs, "maxBatchSize": 64} | changes)
 
 

@@ -60,10 +60,7 @@ LOCATE = {
 READ = {
     "family": "digits/reader",
     "inputs": [{"name": "crop", "datatype": "UINT8", "shape": [1, 28, 28]}],
-    "outputs": [
-        {"name": "digit", "datatype": "INT64"},
-        {"name": "confidence", "datatype": "FP32"},
-    ],
+    "outputs": [{"name": "digit", "datatype": "INT64"}, {"name": "confidence", "datatype": "FP32"}],
 }
 
 

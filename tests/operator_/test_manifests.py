@@ -20,12 +20,7 @@ from trimtab_kubernetes import Cluster
 from trimtab_operator.manifests.network_policies import network_policies
 from trimtab_operator.manifests.objects import ROUTER, pipeline_labels
 from trimtab_operator.manifests.profile_jobs import profile_job, profiler_account
-from trimtab_operator.manifests.replica_groups import (
-    replica_group,
-    replica_group_budget,
-    replica_monitors,
-    service,
-)
+from trimtab_operator.manifests.replica_groups import replica_group, replica_group_budget, replica_monitors, service
 from trimtab_operator.manifests.routers import router_objects, router_pipeline, task_objects
 from trimtab_operator.reconcile import reconcile
 from trimtab_operator.reconciliation.object_diff import contains

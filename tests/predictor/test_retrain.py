@@ -20,13 +20,7 @@ from trimtab_kubernetes import Cluster
 from trimtab_predictor.load_history import ObservationError
 from trimtab_predictor.lstm import LstmWeights
 from trimtab_predictor.prometheus_history import read_histories
-from trimtab_predictor.retrain import (
-    WEIGHTS_KEY,
-    WeightsComparison,
-    compare_weights,
-    retrain,
-    weights_in_use,
-)
+from trimtab_predictor.retrain import WEIGHTS_KEY, WeightsComparison, compare_weights, retrain, weights_in_use
 from trimtab_predictor.trace import TraceError
 from trimtab_predictor.windows import hold_back
 

@@ -55,10 +55,7 @@ async def test_later_rounds_add_samples_without_warm_up() -> None:
     assert samples.measurement().throughput_rps == pytest.approx(200)
 
 
-@pytest.mark.parametrize(
-    ("seconds", "expected_batches"),
-    [(0.001, 100), (0.05, 5), (0.25, 4), (3.0, 1)],
-)
+@pytest.mark.parametrize(("seconds", "expected_batches"), [(0.001, 100), (0.05, 5), (0.25, 4), (3.0, 1)])
 async def test_effort_is_bounded_by_batches_and_time(seconds: float, expected_batches: int) -> None:
     fake, samples = FakeReplica([seconds]), Samples(batch_size=1)
     await measure_round(fake.serve, batches(1), samples, Effort(0.0995, 5, 0.9, rounds=1), fake.clock)

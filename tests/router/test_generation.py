@@ -11,14 +11,7 @@ from tests.router.test_queue import Caller
 from tests.router.test_stage_scheduler import Scenario, why
 from trimtab_protocol.chat.internal_wire import Chunk, LastChunk, Usage
 from trimtab_router.scheduling.policies import POLICIES
-from trimtab_router.scheduling.replica_slots import (
-    BatchFailed,
-    Cancelled,
-    Completed,
-    NotReady,
-    ReplicaLost,
-    StreamCut,
-)
+from trimtab_router.scheduling.replica_slots import BatchFailed, Cancelled, Completed, NotReady, ReplicaLost, StreamCut
 from trimtab_router.scheduling.roles import GenerationScheduler
 from trimtab_router.scheduling.stage_request import StageRequest
 

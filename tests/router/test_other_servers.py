@@ -95,10 +95,7 @@ async def test_tensors_are_binary_or_as_large_as_json_makes_them(extensions):
     any_row = {"datatype": "FP32", "shape": [width]}
     stage = a_stage("stage-0", outputs=[{"name": "y", **any_row}])
     pipeline = a_pipeline([stage], inputs=[{"name": "x", **any_row}])
-    async with (
-        RawTestServer(theirs) as server,
-        a_rig(pipeline, {"stage-0": []}, ready=False, batchSize=64) as rig,
-    ):
+    async with RawTestServer(theirs) as server, a_rig(pipeline, {"stage-0": []}, ready=False, batchSize=64) as rig:
         assert server.port is not None
         rig.router.apply_endpoints(at(server.port))
         await rig.until_ready()

@@ -108,17 +108,8 @@ def _mean_average_precision(truths: Sequence[Mapping[str, Any]], answers: Sequen
     return max(0.0, float(result.stats[0]))
 
 
-RATIOS: Mapping[str, Ratio] = {
-    "f1": _f1,
-    "exact-match": _exact_match,
-    "rouge-l": _rouge,
-    "word-accuracy": _words,
-}
-CORPUS: Mapping[str, Corpus] = {
-    "bleu": _sacrebleu("bleu"),
-    "chrf": _sacrebleu("chrf"),
-    "map": _mean_average_precision,
-}
+RATIOS: Mapping[str, Ratio] = {"f1": _f1, "exact-match": _exact_match, "rouge-l": _rouge, "word-accuracy": _words}
+CORPUS: Mapping[str, Corpus] = {"bleu": _sacrebleu("bleu"), "chrf": _sacrebleu("chrf"), "map": _mean_average_precision}
 METRICS = (ACCURACY, *RATIOS, *CORPUS)
 
 

@@ -150,9 +150,7 @@ class ChatModel:
         raise RefusalError(500, "the response ended without a last event")
 
 
-async def _gather(
-    answers: Iterable[Coroutine[Any, Any, tuple[str, LastChunk]]],
-) -> list[tuple[str, LastChunk]]:
+async def _gather(answers: Iterable[Coroutine[Any, Any, tuple[str, LastChunk]]]) -> list[tuple[str, LastChunk]]:
     """Wait for all answers; the first failure cancels the others."""
     tasks = [asyncio.create_task(answer) for answer in answers]
     try:

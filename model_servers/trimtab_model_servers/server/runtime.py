@@ -25,11 +25,7 @@ DATA_PORT_VARIABLE = "TRIMTAB_DATA_PORT"
 
 # MLServer's gRPC port maps every other code to UNKNOWN.
 mlserver.grpc.utils.STATUS_CODE_MAPPING.update(
-    {
-        413: grpc.StatusCode.RESOURCE_EXHAUSTED,
-        429: grpc.StatusCode.RESOURCE_EXHAUSTED,
-        503: grpc.StatusCode.UNAVAILABLE,
-    }
+    {413: grpc.StatusCode.RESOURCE_EXHAUSTED, 429: grpc.StatusCode.RESOURCE_EXHAUSTED, 503: grpc.StatusCode.UNAVAILABLE}
 )
 
 

@@ -81,10 +81,7 @@ def profile_job(pipeline: InferencePipeline, task: ProfileTask, settings: Settin
         automountServiceAccountToken=True,
         restartPolicy="Never",
         securityContext=security_of_pod(),
-        volumes=[
-            *scratch("tmp", "weights"),
-            {"name": "config", "configMap": {"name": router_name(pipeline.name)}},
-        ],
+        volumes=[*scratch("tmp", "weights"), {"name": "config", "configMap": {"name": router_name(pipeline.name)}}],
         **node_placement(variants[0]),
         **image_pull_secrets(settings),
     )

@@ -127,11 +127,7 @@ def service(pipeline: InferencePipeline, stage: Stage, group: ReplicaGroup, sett
         replica_group_name(pipeline.name, stage.name, group.name),
         pipeline,
         labels | variant_labels(group),
-        spec={
-            "clusterIP": "None",
-            "selector": _selector(labels),
-            "ports": [{"name": DATA_PORT_NAME, **port}],
-        },
+        spec={"clusterIP": "None", "selector": _selector(labels), "ports": [{"name": DATA_PORT_NAME, **port}]},
     )
 
 
@@ -140,11 +136,7 @@ def disruption_budget(
 ) -> Object:
     """Allow a node drain to evict one pod at a time, even with one replica."""
     return owned(
-        "PodDisruptionBudget",
-        name,
-        pipeline,
-        labels,
-        spec={"maxUnavailable": 1, "selector": {"matchLabels": selector}},
+        "PodDisruptionBudget", name, pipeline, labels, spec={"maxUnavailable": 1, "selector": {"matchLabels": selector}}
     )
 
 

@@ -89,10 +89,7 @@ def edge_files(pipeline: InferencePipeline, settings: Settings) -> dict[str, str
 
 def edge_container(settings: Settings) -> Object:
     """Envoy; it starts before and ends after the router, so that clients see no gap."""
-    mounts = [
-        {"name": "config", "mountPath": FOLDER, "readOnly": True},
-        {"name": "sockets", "mountPath": SOCKETS},
-    ]
+    mounts = [{"name": "config", "mountPath": FOLDER, "readOnly": True}, {"name": "sockets", "mountPath": SOCKETS}]
     if settings.edge_tls_secret:
         mounts.append({"name": "tls", "mountPath": TLS_FOLDER, "readOnly": True})
     return {
@@ -142,13 +139,7 @@ def router_objects(
         config_map(pipeline, plan, settings),
         *task_objects(pipeline, labels),
         owned("Service", name, pipeline, labels, spec={"selector": selector, "ports": _ports(_CLIENT_PORTS)}),
-        owned(
-            "Service",
-            admin_name,
-            pipeline,
-            labels,
-            spec={"selector": selector, "ports": _ports(admin)},
-        ),
+        owned("Service", admin_name, pipeline, labels, spec={"selector": selector, "ports": _ports(admin)}),
         _deployment(pipeline, 1 if plan is None else plan.spec.routers, settings),
         disruption_budget(name, pipeline, labels, selector),
         *([owned("PodMonitor", name, pipeline, labels, spec=monitor)] if pod_monitor else []),

@@ -109,10 +109,7 @@ class ImageFetcher:
 
     async def _fetch_file(self, target: UrlTarget, field: str, reservation: Reservation) -> bytes:
         try:
-            async with (
-                self._session(target) as session,
-                session.get(target.url, allow_redirects=False) as response,
-            ):
+            async with self._session(target) as session, session.get(target.url, allow_redirects=False) as response:
                 return await self._read(response, field, reservation)
         except PrivateAddress as error:
             raise _failed(field, "leads to a private address") from error

@@ -268,8 +268,7 @@ def _validate(stage: Stage, variant: str, name: str, content: bytes) -> None:
     unknown = sorted(record.accuracy_by_point.keys() - points)
     if unknown:
         raise TaskRefused(
-            400,
-            f"task {name!r}: unknown operating point {unknown[0]!r}; known: {', '.join(sorted(points))}",
+            400, f"task {name!r}: unknown operating point {unknown[0]!r}; known: {', '.join(sorted(points))}"
         )
 
 

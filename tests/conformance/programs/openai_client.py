@@ -89,10 +89,7 @@ async def main() -> None:
     content = [image_part(order["page"]), {"type": "text", "text": order["question"]}]
     messages = [{"role": "user", "content": content}]
     chat = {"model": order["model"], "messages": messages, "max_completion_tokens": MAX_TOKENS}
-    transport = {
-        "verify": ssl.create_default_context(cafile=order["ca"]) if order["ca"] else True,
-        "trust_env": False,
-    }
+    transport = {"verify": ssl.create_default_context(cafile=order["ca"]) if order["ca"] else True, "trust_env": False}
     server = {"base_url": f"{order['base_url']}/v1", "api_key": order["key"] or "none"}
     server |= {"timeout": order["timeout_seconds"]}
     with OpenAI(**server, http_client=openai.DefaultHttpx2Client(**transport)) as client:

@@ -99,6 +99,5 @@ def test_crops_come_from_the_given_page(pool):
     box = pool.boxes[:2, 0]
 
     assert torch.equal(
-        cut_crops(pool.images, torch.tensor([0, 1]), box)[1],
-        cut_crops(pool.images[1:2], torch.tensor([0]), box[1:])[0],
+        cut_crops(pool.images, torch.tensor([0, 1]), box)[1], cut_crops(pool.images[1:2], torch.tensor([0]), box[1:])[0]
     )

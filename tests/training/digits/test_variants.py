@@ -7,13 +7,7 @@ from safetensors.torch import save_file
 
 from tests.training.digits import variants_of
 from trimtab_model_servers.errors import ModelError
-from trimtab_model_servers.families.digits.family import (
-    VARIANTS,
-    build_network,
-    load,
-    prepare_for_serving,
-    save,
-)
+from trimtab_model_servers.families.digits.family import VARIANTS, build_network, load, prepare_for_serving, save
 from trimtab_model_servers.families.digits.layers import Convolution
 from trimtab_model_servers.families.digits.locator import MAX_OBJECTS, Locator, LocatorConfig, cut_crops, decode
 from trimtab_model_servers.weights.loading import fuse_batch_norms

@@ -47,11 +47,7 @@ def test_training_logits_equal_those_of_the_model(model):
         training = AnswerTraining(network, architecture, tower, features, character_ids(TOKENIZER))
         empty = torch.zeros(0)
         batch = Batch(
-            inputs["input_ids"],
-            empty,
-            torch.zeros(1, pages, 4, dtype=torch.int64),
-            torch.arange(pages)[None],
-            empty,
+            inputs["input_ids"], empty, torch.zeros(1, pages, 4, dtype=torch.int64), torch.arange(pages)[None], empty
         )
         with torch.inference_mode():
             torch.testing.assert_close(training.logits(batch), network(**inputs).logits)

@@ -1,10 +1,19 @@
 """Miniature checkpoints that only tests need."""
 
+import json
 from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-from trimtab_model_servers.families.hf.miniatures import ENCODER, MAX_TOKENS, TOKENS, WIDTH, save, word_tokenizer
+from trimtab_model_servers.families.hf.miniatures import (
+    ENCODER,
+    MAX_TOKENS,
+    SEQ2SEQ,
+    TOKENS,
+    WIDTH,
+    save,
+    word_tokenizer,
+)
 
 hf: Any = import_module("transformers")  # by name: checking its types takes mypy minutes
 
@@ -25,6 +34,21 @@ def moonshine(folder: Path) -> Path:
     return save(
         folder, model, word_tokenizer(), hf.Wav2Vec2FeatureExtractor(return_attention_mask=True, do_normalize=False)
     )
+
+
+def whisper(folder: Path) -> Path:
+    """An encoder-decoder model of spectra, which pads every sound to 30 s."""
+    model = json.loads(word_tokenizer().backend_tokenizer.to_str())["model"]
+    merges, end = [tuple(pair) for pair in model["merges"]], "</s>"
+    roles = dict.fromkeys(("pad_token", "bos_token", "eos_token", "unk_token"), end)
+    tokenizer = hf.WhisperTokenizer(vocab=model["vocab"], merges=merges, **roles)
+    tokenizer.add_special_tokens({"extra_special_tokens": ["<|startoftranscript|>", "<|notimestamps|>"]})
+    start, untimed = len(tokenizer) - 2, len(tokenizer) - 1
+    ids = {f"{role}_id": tokenizer.eos_token_id for role in roles if role != "unk_token"}
+    sizes = SEQ2SEQ | ids | {"vocab_size": len(tokenizer), "decoder_start_token_id": start}
+    network = hf.WhisperForConditionalGeneration(hf.WhisperConfig(**sizes, num_mel_bins=16))
+    network.generation_config.update(no_timestamps_token_id=untimed, is_multilingual=False)
+    return save(folder, network, tokenizer, hf.WhisperFeatureExtractor(feature_size=16))
 
 
 def parakeet(folder: Path) -> Path:

@@ -106,8 +106,7 @@ def with_accelerators(program: Program, gpus: int) -> Program:
     """A program in which each option may sit on GPUs too: six times as fast there, with one core a replica."""
 
     def on_gpus(option: Option) -> Option:
-        return replace(
-            option,
+        return option._replace(
             latency_seconds=option.latency_seconds / 6,
             cores=float(option.replicas),
             gpus=max(1, option.replicas // 6),

@@ -29,7 +29,7 @@ def divided(seed: int, program: Program) -> Program:
             replace(
                 stage,
                 options=tuple(
-                    replace(o, disaggregated=(None, True, False)[int(random.integers(3))]) for o in stage.options
+                    o._replace(disaggregated=(None, True, False)[int(random.integers(3))]) for o in stage.options
                 ),
             )
             for stage in program.stages

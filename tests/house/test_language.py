@@ -113,6 +113,7 @@ def private_access(module: ast.Module) -> set[str]:
         for node in ast.walk(module)
         if isinstance(node, ast.Attribute)
         and re.match(r"_[a-z]", node.attr)
+        and node.attr != "_replace"  # a public method of named tuples
         and not (isinstance(node.value, ast.Name) and node.value.id in {"self", "cls"})
     }
 

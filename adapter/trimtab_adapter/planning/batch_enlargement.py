@@ -6,7 +6,6 @@ above the forecast until the next decision.
 """
 
 from collections.abc import Sequence
-from dataclasses import replace
 
 from trimtab_adapter.planning.explain import describe_option
 from trimtab_adapter.planning.planning_problem import PlanningProblem
@@ -45,7 +44,7 @@ def _changes(running: StagePlan | None, option: Option) -> bool:
 def _larger(options: tuple[Option, ...], option: Option) -> list[Option]:
     """The same model and replicas with larger batches and a higher throughput, smallest first."""
     larger = [
-        replace(other, penalty=option.penalty)
+        other._replace(penalty=option.penalty)
         for other in options
         if (other.model, other.replicas, other.other_groups) == (option.model, option.replicas, option.other_groups)
         and other.batch_size > option.batch_size

@@ -88,7 +88,7 @@ def _infeasible_reason(program: Program, changed: Program) -> str:
 def _by_accuracy(program: Program) -> Program:
     """Maximise the product of accuracies, whatever the objective is."""
     stages = tuple(
-        replace(stage, options=tuple(replace(option, value=option.accuracy, penalty=0.0) for option in stage.options))
+        replace(stage, options=tuple(option._replace(value=option.accuracy, penalty=0.0) for option in stage.options))
         for stage in program.stages
     )
     weights = Weights(1.0, TIE_BREAK, TIE_BREAK * 1e-3)

@@ -6,7 +6,7 @@ from itertools import permutations
 from math import ceil
 
 from trimtab_adapter.planning.candidate import SizedCandidate
-from trimtab_adapter.planning.mixes import MAX_COUNTS, Mix, busy_share, corners, may_mix
+from trimtab_adapter.planning.mixes import Mix, busy_share, corners, hosted_groups, may_mix, offered_counts
 from trimtab_adapter.planning.planning_problem import PlanningProblem
 from trimtab_pipelines.escalation import EscalationPlan
 from trimtab_pipelines.plan import StagePlan
@@ -77,12 +77,8 @@ def group_mixes(
     busy, utilisation = busy_share(spec), spec.adaptation.target_utilization
     current = running and (running.replicas, sum(group.replicas for group in running.other_groups))
     for lighter, heavier in _pairs(candidates):
-        most = ceil(sustained_rps / (busy * heavier.replica_rps) - 1e-9)
-        offered = {
-            *range(1, most)[:: max(ceil(most / MAX_COUNTS), 1)],
-            *({current[0]} & {*range(1, most)} if current else ()),
-        }
-        for replicas in sorted(offered):
+        counts = range(1, ceil(sustained_rps / (busy * heavier.replica_rps) - 1e-9))
+        for replicas in offered_counts(counts, current[0] if current else 0):
             share = busy * replicas * heavier.replica_rps / sustained_rps
             rest = (1.0 - share) * sustained_rps / (busy * lighter.replica_rps)
             peak = (load_rps / utilisation - replicas * heavier.max_rps) / lighter.max_rps
@@ -114,10 +110,9 @@ def split_cascades(
 
 def _pairs(candidates: Sequence[SizedCandidate]) -> Iterator[tuple[SizedCandidate, SizedCandidate]]:
     """Yield the pairs of a lighter and a heavier candidate of two groups, each undominated in its own group."""
-    groups: dict[frozenset[str], list[SizedCandidate]] = {}
-    for sized in candidates:
-        if sized.candidate.switchable:
-            groups.setdefault(sized.candidate.switchable, []).append(sized)
+    groups = hosted_groups(candidates)
+    if len(groups) < 2:
+        return
     fronts = {hosted: [corner[2] for corner in upper_hull(corners(group))] for hosted, group in groups.items()}
     for own, other in permutations(fronts, 2):
         for heavier in fronts[own]:

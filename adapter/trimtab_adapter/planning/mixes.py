@@ -7,7 +7,6 @@ given has the hull's neighbor below it as its lighter half.
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from itertools import groupby
 from math import ceil
 
 from trimtab_adapter.planning.candidate import SizedCandidate
@@ -85,12 +84,13 @@ def mixes(
     if not may_mix(problem.spec, sustained_rps):
         return
     busy = busy_share(problem.spec)
-    for hosted in _groups(candidates):
+    for switchable, hosted in hosted_groups(candidates).items():
+        if len(switchable) < 2:
+            continue
         for (light_seconds, _, lighter), (heavy_seconds, _, heavier) in _neighbors(hosted):
             fewest, all_heavier = (sustained_rps * seconds / busy for seconds in (light_seconds, heavy_seconds))
             counts = range(max(ceil(fewest - 1e-9), 1), ceil(all_heavier - 1e-9))
-            offered = {*counts[:: max(ceil(len(counts) / MAX_COUNTS), 1)], *({running} & {*counts})}
-            for replicas in sorted(offered):
+            for replicas in offered_counts(counts, running):
                 seconds = busy * replicas / sustained_rps
                 share = (seconds - light_seconds) / (heavy_seconds - light_seconds)
                 yield Mix(lighter, heavier, share, replicas)
@@ -98,6 +98,11 @@ def mixes(
 
 def may_mix(spec: InferencePipelineSpec, sustained_rps: float) -> bool:
     return spec.policy_traits.escalates and sustained_rps > 0
+
+
+def offered_counts(counts: range, running: int) -> list[int]:
+    """Some of the numbers of replicas, evenly spaced, and the running number if it is one of them; ascending."""
+    return sorted({*counts[:: max(ceil(len(counts) / MAX_COUNTS), 1)], *({running} if running in counts else ())})
 
 
 def busy_share(spec: InferencePipelineSpec) -> float:
@@ -108,12 +113,13 @@ def corners(candidates: Iterable[SizedCandidate]) -> Iterator[Corner]:
     return ((1.0 / sized.replica_rps, sized.candidate.accuracy, sized) for sized in candidates)
 
 
-def _groups(candidates: Sequence[SizedCandidate]) -> Iterator[list[SizedCandidate]]:
-    """Candidates of several variants that one replica hosts."""
-    ordered = sorted(candidates, key=lambda sized: sorted(sized.candidate.switchable))
-    for switchable, hosted in groupby(ordered, key=lambda sized: sized.candidate.switchable):
-        if len(switchable) > 1:
-            yield list(hosted)
+def hosted_groups(candidates: Iterable[SizedCandidate]) -> dict[frozenset[str], list[SizedCandidate]]:
+    """Candidates whose rows may be served by other points, by the variants that their replica hosts."""
+    groups: dict[frozenset[str], list[SizedCandidate]] = {}
+    for sized in candidates:
+        if sized.candidate.switchable:
+            groups.setdefault(sized.candidate.switchable, []).append(sized)
+    return groups
 
 
 def _neighbors(candidates: Iterable[SizedCandidate]) -> Iterator[tuple[Corner, Corner]]:

@@ -160,7 +160,7 @@ class PointProfile(Model):
             total, first = total.with_row_seconds(extra), first.with_row_seconds(extra)
         return self._with_curve(total, self.chats.model_copy(update={"time_to_first_token": first}))
 
-    @property
+    @cached_property
     def to_first_token(self) -> "PointProfile":
         """The profile with times to first token instead of complete responses, if the stage generates text."""
         return self if self.chats is None else self._with_curve(self.chats.time_to_first_token, None)
@@ -179,6 +179,11 @@ class PointProfile(Model):
     def _by_batch(self) -> dict[int, Measurement]:
         return {measurement.batch_size: measurement for measurement in self.measurements}
 
+    @cached_property
+    def _fitted(self) -> dict[tuple[str, int], float]:
+        """Estimates for batch sizes without a measurement, by field and size; each plan reads the same few."""
+        return {}
+
     def latency_seconds(self, batch_size: int, quantile: float = 0.99) -> float:
         """Service time of a full batch: p99 for quantiles above 0.9, else the median.
 
@@ -189,9 +194,12 @@ class PointProfile(Model):
         measured = self._by_batch.get(batch_size)
         if measured is not None:
             return float(getattr(measured, field))
-        nearest = min(self.measurements, key=lambda m: abs(m.batch_size - batch_size))
-        ratio = float(getattr(nearest, field)) / nearest.latency_seconds_mean
-        return self._clamp(self._mean_seconds(batch_size) * ratio, batch_size, field)
+        if (field, batch_size) not in self._fitted:
+            nearest = min(self.measurements, key=lambda m: abs(m.batch_size - batch_size))
+            ratio = float(getattr(nearest, field)) / nearest.latency_seconds_mean
+            seconds = self._clamp(self._mean_seconds(batch_size) * ratio, batch_size, field)
+            self._fitted[field, batch_size] = seconds
+        return self._fitted[field, batch_size]
 
     def throughput_rps(self, batch_size: int) -> float:
         """Rows per second of one saturated replica with full batches.
@@ -202,7 +210,10 @@ class PointProfile(Model):
         measured = self._by_batch.get(batch_size)
         if measured is not None:
             return measured.throughput_rps
-        return min(batch_size / self._mean_seconds(batch_size), self._max_rps(batch_size))
+        key = "throughput_rps", batch_size
+        if key not in self._fitted:
+            self._fitted[key] = min(batch_size / self._mean_seconds(batch_size), self._max_rps(batch_size))
+        return self._fitted[key]
 
     def _mean_seconds(self, batch_size: int) -> float:
         """Mean latency of a batch size without a measurement: the fit, clamped to its neighbours.

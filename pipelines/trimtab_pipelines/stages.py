@@ -121,7 +121,8 @@ class Stage(Model):
         own = self.variant(variant)
         if self.serves_one_variant:
             return (own,)
-        return tuple(other for other in self.variants if self.hosting_key(other) == self.hosting_key(own))
+        key = self.hosting_key(own)
+        return tuple(other for other in self.variants if other is own or self.hosting_key(other) == key)
 
     @property
     def serves_one_variant(self) -> bool:

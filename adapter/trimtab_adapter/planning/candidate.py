@@ -27,21 +27,13 @@ class _PointSpeed:
     service_ratio: float
     max_rows: int
     """Largest batch of its variant."""
-    _rps: dict[int, float] = field(default_factory=dict)
-    _seconds: dict[tuple[int, float], float] = field(default_factory=dict)
 
     def replica_rps(self, batch_size: int) -> float:
-        if batch_size not in self._rps:
-            self._rps[batch_size] = self.profile.throughput_rps(batch_size) / self.service_ratio
-        return self._rps[batch_size]
+        return self.profile.throughput_rps(batch_size) / self.service_ratio
 
     def seconds(self, batch_size: int, quantile: float) -> float:
         """Service time of a full batch; of a generation stage the time to first token."""
-        key = batch_size, quantile
-        if key not in self._seconds:
-            seconds = self.profile.to_first_token.latency_seconds(batch_size, quantile)
-            self._seconds[key] = seconds * self.service_ratio
-        return self._seconds[key]
+        return self.profile.to_first_token.latency_seconds(batch_size, quantile) * self.service_ratio
 
     def generates_in_time(self, batch_size: int, slo: ServiceLevel) -> bool:
         """Whether time per output token and latency meet the SLO; True for other stages."""

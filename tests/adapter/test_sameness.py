@@ -333,6 +333,37 @@ def test_router_and_simulator_dispatch_the_same_batches(seed):
     assert in_router[1] == in_simulation[1]
 
 
+def second_passes(dispatches):
+    """Dispatch time, stage, and the rows that ran before, of each batch with such rows; of a run without faults."""
+    before: set[tuple[str, float, int]] = set()
+    for at, stage, *_, slices in dispatches:
+        rows = {(stage, arrived_at, row) for arrived_at, start, stop in slices for row in range(start, stop)}
+        if again := rows & before:
+            yield at, stage, again
+        before |= rows
+
+
+def test_both_lose_a_replica_during_a_second_pass_alike():
+    changed, retried = 0, 0
+    for seed in range(50):
+        scenario = a_random_scenario(seed)
+        scenario = replace(scenario, changes=(), environment=replace(scenario.environment, failures=()))
+        if not scenario.pipeline.spec.stages[-1].confidence:
+            continue
+        without_fault = simulated(scenario)
+        for at, stage, rows in [*second_passes(without_fault[0])][1:3]:
+            environment = replace(scenario.environment, failures=(Failure(at + 1e-6, stage),))
+            faulty = replace(scenario, environment=environment)
+            in_simulation = simulated(faulty)
+            assert served(faulty) == in_simulation, seed
+            later = [again for again_at, _, again in second_passes(in_simulation[0]) if again_at > at + 1e-6]
+            retried += any(rows & again for again in later)
+            changed += in_simulation != without_fault
+
+    assert changed > 10
+    assert retried > 3
+
+
 def test_scenarios_cover_every_outcome_and_fault():
     ends, lost, changed, again, wishing, lacking, mixed, crossed = set(), 0, 0, 0, 0, 0, 0, 0
     points: dict[str, set[str]] = {}

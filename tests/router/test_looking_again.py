@@ -1,6 +1,8 @@
 """Rows below the confidence threshold escalate, keep a provisional response meanwhile, and are reported row by row."""
 
+import asyncio
 from dataclasses import replace
+from itertools import count
 from typing import Any
 
 import numpy as np
@@ -322,6 +324,31 @@ async def test_escalated_rows_are_named_by_each_protocol(protocol, values):
     assert reply["trimtab.stage-0.escalated"] == ",".join(str(again).lower() for again in escalated)
     assert reply["trimtab.stage-0.confidences"] == ",".join(f"{value:g}" for value in values)
     assert "trimtab.stage-0.escalation_pending" not in reply
+
+
+@pytest.mark.parametrize(("spare", "said"), [(True, [1.0, 2.0, 2.0]), (False, [1.0, 1.0, 1.0])])
+async def test_replica_lost_in_a_second_pass_fails_no_row(looking, spare, said):
+    """Another replica repeats the second pass; without one, the rows keep their first response."""
+    second, passes = asyncio.Event(), count()
+
+    def seconds(point, rows):
+        if point != "default" or next(passes):
+            return 0.0
+        second.set()
+        return 60.0
+
+    replicas = [Certain(), *([Certain()] if spare else [])]
+    for n, replica in enumerate(replicas):
+        replica.name, replica.seconds = f"replica-{n}", seconds
+    async with a_rig(a_certain_pipeline(), {"stage-0": replicas}, **PLAN) as rig:
+        reply = asyncio.ensure_future(rig.rest(a_wishing([0.9, 0.1, 0.2], timeout=1_500_000)))
+        await second.wait()
+        await next(replica for replica in replicas if replica.running).kill()
+        status, response, _ = await reply
+
+    assert status == 200
+    assert response.outputs[0].array[:, 0].tolist() == said
+    assert response.parameters.get("trimtab.escalation_pending", False) is not spare
 
 
 async def test_missed_escalation_is_reported(looking):

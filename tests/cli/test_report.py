@@ -14,7 +14,7 @@ from tests.builders import a_pipeline, a_plan
 from tests.cli.runs import BEGAN, SECONDS, a_run, a_sample
 from trimtab import run_record
 from trimtab.commands import status
-from trimtab.commands.compare import ADAPTIVE, HEAVIEST, LIGHTEST, SINGLE, comparison_result
+from trimtab.commands.compare import ADAPTIVE, CHEAPEST, HEAVIEST, LIGHTEST, SINGLE, comparison_result
 from trimtab.commands.demo import demo_result
 from trimtab.load_options import default_client
 from trimtab.local.counters import Counters, chat_stats
@@ -209,17 +209,25 @@ def test_comparison_without_gain_fails() -> None:
     held = bars_of_comparison(stats, stats)
     assert held["share of the accuracy between lightest and heaviest"] is False
     assert held["adaptive: fraction within the SLO"] is False
-    assert held["mean cores / those of the best single variants"] is False
+    assert held["cheapest-as-accurate: mean cores / those of the best single variants"] is False
 
 
-def bars_of_comparison(single: RunStats, adaptive: RunStats) -> dict[str, bool]:
-    stats = {ADAPTIVE: adaptive, SINGLE: single, LIGHTEST: single, HEAVIEST: single}
+def bars_of_comparison(single: RunStats, ours: RunStats) -> dict[str, bool]:
+    stats = {ADAPTIVE: ours, SINGLE: single, CHEAPEST: ours, LIGHTEST: single, HEAVIEST: single}
     return {bar.bar: bar.holds for bar in comparison_result(stats).bars}
 
 
 @pytest.mark.parametrize(
     ("gained", "cores_share", "holds"),
-    [(0.02, 1.0, True), (0.02, 1.01, False), (0.01, 0.5, False), (-0.0029, 0.65, True), (0.0, 0.66, False)],
+    [
+        (0.02, 1.0, True),
+        (0.02, 1.01, False),
+        (0.01, 0.5, True),
+        (0.01, 0.66, False),
+        (-0.0029, 0.65, True),
+        (-0.0031, 0.5, False),
+        (0.0, 0.66, False),
+    ],
 )
 def test_gain_is_accuracy_or_cores(gained: float, cores_share: float, holds: bool) -> None:  # noqa: FBT001
     single = run_stats(a_run())

@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 
 from trimtab_adapter.solvers.dominance import undominated
 from trimtab_adapter.solvers.enumeration import best_of_all
-from trimtab_adapter.solvers.lagrangian_bound import LagrangianBounds, Multipliers, optimize_multipliers
+from trimtab_adapter.solvers.lagrangian_bound import LagrangianBounds, optimize_multipliers
 from trimtab_adapter.solvers.program import TOLERANCE, Option, Program, Solution
 from trimtab_adapter.solvers.program_arrays import Floats, Labels, ProgramArrays, root, to_arrays
 from trimtab_adapter.solvers.resource_bound import MAX_COUNTED, ResourceBound, resource_bound
@@ -66,9 +66,12 @@ def search(
     multipliers = optimize_multipliers(program, arrays)
     for guess in multipliers.guesses:
         incumbent = _better(program, incumbent, _options(program, arrays, guess))
-    bounds = _bounds(program, arrays, multipliers, _target(program, incumbent))
+    bounds: list[_Bound] = [*multipliers.bounds]
     best_dropped, note = math.inf, ""
-    for width in widths:
+    for number, width in enumerate(widths):
+        if number == 1 and multipliers.broken:  # as slow as the narrowest pass, which seldom needs it
+            broken = multipliers.broken[:MAX_COUNTED]
+            bounds.append(resource_bound(program, arrays, bounds[0].prices, broken))
         passed = _Search(
             program, arrays, bounds, _target(program, incumbent), width, math.inf if width == widths[0] else until
         )
@@ -88,14 +91,6 @@ def search(
     return Solution(
         tuple(incumbent), objective, gap, note=f"{note}; no plan is better by more than {gap:.4g}" if note else ""
     )
-
-
-def _bounds(program: Program, arrays: ProgramArrays, multipliers: Multipliers, target: float) -> list[_Bound]:
-    """The Lagrangian bounds, and resource bounds if those do not prove the target."""
-    best, broken = multipliers.bounds[0], multipliers.broken[:MAX_COUNTED]
-    if best.greedy()[1] <= target:
-        return [best]
-    return [*multipliers.bounds, *([resource_bound(program, arrays, best.prices, broken)] if broken else [])]
 
 
 def _options(program: Program, arrays: ProgramArrays, picks: Sequence[int]) -> list[Option]:

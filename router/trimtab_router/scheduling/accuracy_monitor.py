@@ -121,14 +121,14 @@ class _Mean:
     weight: float = 0.0
     total: float = 0.0
 
-    def add(self, values: Array, weight: float = 1.0) -> None:
-        """Add values, each of this weight."""
-        self.forget(weight * values.size)
-        self.weight += weight * values.size
-        self.total += weight * float(values.sum())
+    def add(self, total: float, weight: float) -> None:
+        """Add values of this total weight and weighted total."""
+        self.forget(weight)
+        self.weight += weight
+        self.total += total
 
     def forget(self, rows: float) -> None:
-        keep = float(np.exp(-rows / self.kept))
+        keep = math.exp(-rows / self.kept)
         self.weight *= keep
         self.total *= keep
 
@@ -239,15 +239,19 @@ class AccuracyMonitor:
 
     def observe(self, key: Key, task: str, confidences: Array, now: float, *, weight: float = 1.0) -> None:
         """Add first-pass rows of this weight each. Confidences outside 0 … 1 are ignored."""
-        measured, values = self._measured_of(key, task), np.asarray(confidences, dtype=np.float64)
-        values = values[_valid(values)]
-        if measured is None or not values.size:
+        measured = self._measured_of(key, task)
+        if measured is None:
             return
+        values = [value for value in confidences.tolist() if 0.0 <= value <= 1.0]
+        rows = weight * len(values)
+        if not values:
+            return
+        total = weight * sum([value - measured.confidence for value in values])
         for observations in self._observations_of(key, task, now):
-            observations.rows += weight * values.size
-            observations.confidence.add(values - measured.confidence, weight)
-            observations.times.add(np.full(values.size, now), weight)
-            observations.escalation_gain.forget(weight * values.size)
+            observations.rows += rows
+            observations.confidence.add(total, rows)
+            observations.times.add(now * rows, rows)
+            observations.escalation_gain.forget(rows)
 
     def observe_escalated(
         self, key: Key, task: str, confidences: Array, before: AccuracyBaseline, now: float, *, weight: float = 1.0
@@ -258,9 +262,11 @@ class AccuracyMonitor:
         if not valid.any() or not all(accuracy is not None and accuracy.calibrated for accuracy in both):
             return
         for observations in self._observations_of(key, task, now):
-            observations.escalated_rows += weight * int(valid.sum())
-            observations.escalation_gain.add((values - first_confidences)[valid] - before.expected_gain, weight)
-            observations.confidence.forget(weight * int(valid.sum()))
+            rows = weight * int(valid.sum())
+            gain = float((values - first_confidences)[valid].sum()) - int(valid.sum()) * before.expected_gain
+            observations.escalated_rows += rows
+            observations.escalation_gain.add(weight * gain, rows)
+            observations.confidence.forget(rows)
 
     def observe_shadow(
         self, key: Key, best_point: Key, task: str, confidence: float, best_confidence: float, *, agrees: bool
@@ -274,7 +280,7 @@ class AccuracyMonitor:
         expected = best_claimed if agrees else (1.0 - best_claimed) * min(max(claimed, 0.0), 1.0)
         for key_and_task in self._keys(key, task):
             if observations := self._observations.get(key_and_task):
-                observations.shadow_correction.add(np.array([expected - claimed]))
+                observations.shadow_correction.add(expected - claimed, 1.0)
         self.shadow_rows[key] += 1
 
     def drifted_accuracies(self, now: float) -> dict[tuple[str, str, str], float]:
@@ -342,12 +348,17 @@ class AccuracyMonitor:
         return task if key in self._by_task or (key[0], task) in self._registered else ""
 
     def _keys(self, key: Key, task: str) -> list[tuple[str, str, str]]:
-        return [(*key, counted_task) for counted_task in sorted({"", self._task_key(key, task)})]
+        counted_task = self._task_key(key, task)
+        return [(*key, ""), (*key, counted_task)] if counted_task else [(*key, "")]
 
     def _observations_of(self, key: Key, task: str, now: float) -> list[_Observations]:
-        result = [self._observations.setdefault(counted, _Observations()) for counted in self._keys(key, task)]
-        for observations in result:
+        result = []
+        for counted in self._keys(key, task):
+            observations = self._observations.get(counted)
+            if observations is None:
+                observations = self._observations[counted] = _Observations()
             observations.seen_at = now
+            result.append(observations)
         return result
 
 

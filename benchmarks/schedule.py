@@ -4,7 +4,8 @@ Times are processor times of one process.
 """
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 
 import numpy as np
 
@@ -13,8 +14,7 @@ from tests.router import modality_mix_decisions
 from tests.router.schedules import a_queue, a_queue_of_batches, senses
 from tests.router.token_queues import a_random_view, eight_points
 from trimtab_router.scheduling.policies import token_adaptive
-from trimtab_router.scheduling.policies.deadline_schedule import Job, solve
-from trimtab_router.scheduling.policies.interface import SchedulerView
+from trimtab_router.scheduling.policies.deadline_schedule import solve
 from trimtab_router.scheduling.policies.token_adaptive import MAX_BATCHES
 from trimtab_router.scheduling.policies.token_options import candidate_batches
 
@@ -40,35 +40,15 @@ def main() -> int:
 
 
 def _measure_solver() -> Figures:
+    """Time the solver, and decisions of TokenAdaptive on queues that form 40 batches of mixed tasks."""
     rng, sizes = np.random.default_rng(0), senses()
     jobs = [a_queue(rng, 20, sizes, float(rng.uniform(0.5, 2.0)), worth=1.0) for _ in range(TIMED)]
     batches = [a_queue_of_batches(rng, 40, 8, float(rng.uniform(0.7, 3.0))) for _ in range(TIMED)]
-    figures: Figures = {}
-    for name, queues in (("jobs", jobs), ("batches", batches)):
-        seconds = [min(_solve_seconds(queue) for _ in range(3)) for queue in queues]
-        figures |= {
-            f"{name}_p50_ms": 1e3 * float(np.median(seconds)),
-            f"{name}_p99_ms": 1e3 * float(np.quantile(seconds, 0.99)),
-        }
-    return figures | _measure_token_decisions(rng)
-
-
-def _measure_token_decisions(rng: np.random.Generator) -> Figures:
-    """Time decisions of TokenAdaptive, each on a queue that forms 40 batches of mixed tasks."""
+    figures = _percentiles("jobs", [_least_ms(partial(solve, queue, 0.0)) for queue in jobs])
+    figures |= _percentiles("batches", [_least_ms(partial(solve, queue, 0.0)) for queue in batches])
     views = [a_random_view(rng, DECIDED_ROWS, eight_points()) for _ in range(DECIDED)]
-    batches = float(np.mean([len(candidate_batches(view, MAX_BATCHES)) for view in views]))
-    seconds = [min(_decision_seconds(view) for _ in range(3)) for view in views]
-    return {
-        "tokens_batches": batches,
-        "tokens_p50_ms": 1e3 * float(np.median(seconds)),
-        "tokens_p99_ms": 1e3 * float(np.quantile(seconds, 0.99)),
-    }
-
-
-def _decision_seconds(view: SchedulerView) -> float:
-    started = time.process_time()
-    token_adaptive.decide(view)
-    return time.process_time() - started
+    figures["tokens_batches"] = float(np.mean([len(candidate_batches(view, MAX_BATCHES)) for view in views]))
+    return figures | _percentiles("tokens", [_least_ms(partial(token_adaptive.decide, view)) for view in views])
 
 
 def _measure_mix_decisions() -> Figures:
@@ -76,15 +56,19 @@ def _measure_mix_decisions() -> Figures:
     figures: Figures = {"prepare_seconds": modality_mix_decisions.prepare_seconds()}
     for name, rows in (("small", (1, 15)), ("large", (1, 64))):
         milliseconds = modality_mix_decisions.decision_milliseconds(rows)
-        figures |= {
-            f"{name}_p50_ms": float(np.median(milliseconds)),
-            f"{name}_p99_ms": float(np.quantile(milliseconds, 0.99)),
-            f"{name}_first_ms": milliseconds[0],
-        }
+        figures |= _percentiles(name, milliseconds) | {f"{name}_first_ms": milliseconds[0]}
     return figures
 
 
-def _solve_seconds(queue: Sequence[Job]) -> float:
-    started = time.process_time()
-    solve(queue, 0.0)
-    return time.process_time() - started
+def _percentiles(name: str, milliseconds: Sequence[float]) -> Figures:
+    return {f"{name}_p{percent}_ms": float(np.percentile(milliseconds, percent)) for percent in (50, 99)}
+
+
+def _least_ms(call: Callable[[], object]) -> float:
+    """Return the least processor time of three calls."""
+    times = []
+    for _ in range(3):
+        started = time.process_time()
+        call()
+        times.append(1e3 * (time.process_time() - started))
+    return min(times)

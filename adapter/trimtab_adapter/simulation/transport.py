@@ -127,6 +127,7 @@ class SimulatedTransport(Transport):
         self._fan_outs = fan_outs
         self._whole = [output.name for output in stage.outputs if output.counted_by is None]
         self._counted = {count: [o.name for o in stage.outputs if o.counted_by == count] for count in fan_outs}
+        self._encodes, self._confidence = stage.encodes, stage.confidence
         self._confidences = confidences
         self._load_seconds = environment.load_seconds
         self._machine = machine
@@ -186,12 +187,10 @@ class SimulatedTransport(Transport):
         given = dict.fromkeys(self._whole, rows_of(rows))
         for count, fan_out in self._fan_outs.items():
             given |= dict.fromkeys(self._counted[count], rows_of(fan_out.draw(rows)))
-        if self.stage.encodes:
+        if self._encodes:
             given[EMBEDDINGS_INPUT] = _references(rows)
-        if self.stage.confidence is not None:
-            given[self.stage.confidence] = _confidences(
-                point, piece.request.options.task, self._confidences.random(rows)
-            )
+        if self._confidence is not None:
+            given[self._confidence] = _confidences(point, piece.request.options.task, self._confidences.random(rows))
         return given
 
 

@@ -36,7 +36,7 @@ _FORECAST = ("--trace", TRACE, "--fit", str(RECORDED_LOAD)) if TRACE else ("--tr
 
 BENCHMARKS: Mapping[str, Benchmark] = {
     "router": Benchmark("router.parts", "overhead, throughput, large tensors and batching against chained MLServers"),
-    "router-commits": Benchmark("router.commits", "cost of a request against a checkout of another commit"),
+    "router-commits": Benchmark("router.commits", "cost of a request against another commit or the least router"),
     "overload": Benchmark("overload.__main__", "goodput at 3 and 10 times capacity, with and without a busy neighbour"),
     "solver": Benchmark("solver", "the exact solver against HiGHS and Gurobi"),
     "schedule": Benchmark("schedule", "time of deadline schedules and scheduling decisions"),

@@ -5,17 +5,18 @@ import random
 import time
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 
-from benchmarks.router.processes import HOST, ChainedServers, Served, usage
+from benchmarks.router.processes import HOST, Served, usage
 from trimtab_loadtester.clients import Client, RestClient
 from trimtab_loadtester.grpc_client import CHANNELS, GrpcClient
 from trimtab_protocol import Tensor
 
+Session = AbstractAsyncContextManager[Callable[[], Awaitable[str]]]
 Send = Callable[[], Awaitable[str]]
 """Sends one request, checks its response, returns its code: `ok`, or the HTTP or gRPC status."""
 
@@ -28,30 +29,22 @@ def grpc(port: int, channels: int = CHANNELS) -> Client:
     return GrpcClient(f"{HOST}:{port}", "echo", channels=channels)
 
 
-@asynccontextmanager
-async def rest_client(target: Served, numbers: int) -> AsyncIterator[Send]:
-    async with _encoded_once(rest(target.rest_port), numbers) as send:
-        yield send
+def rest_client(target: Served, numbers: int) -> Session:
+    return _encoded_once(rest(target.rest_port), numbers)
 
 
-@asynccontextmanager
-async def grpc_client(target: Served, numbers: int) -> AsyncIterator[Send]:
-    async with _encoded_once(grpc(target.grpc_port), numbers) as send:
-        yield send
+def grpc_client(target: Served, numbers: int) -> Session:
+    return _encoded_once(grpc(target.grpc_port), numbers)
 
 
-@asynccontextmanager
-async def direct_client(target: Served, numbers: int, rows: int = 1) -> AsyncIterator[Send]:
+def direct_client(target: Served, numbers: int, rows: int = 1) -> Session:
     """Chain the model servers' data ports in the client: the baseline of the router's overhead."""
-    async with _chained([rest(port) for port in target.data_ports], numbers, rows) as send:
-        yield send
+    return _chained([rest(port) for port in target.data_ports], numbers, rows)
 
 
-@asynccontextmanager
-async def mlserver_client(target: ChainedServers, numbers: int) -> AsyncIterator[Send]:
+def mlserver_client(target: Served, numbers: int) -> Session:
     """Chain plain MLServers over gRPC with raw tensors in the client."""
-    async with _chained([grpc(port, channels=1) for port in target.grpc_ports], numbers) as send:
-        yield send
+    return _chained([grpc(port, channels=1) for port in target.data_ports], numbers)
 
 
 @asynccontextmanager

@@ -39,7 +39,10 @@ class Usage:
 
 @dataclass(frozen=True, slots=True)
 class Served:
-    """A running pipeline. `grpc_port` is 0 without a proxy; `fronts` are the router and its proxy, if it has one."""
+    """A running pipeline, or plain MLServers, whose gRPC ports are `data_ports`; absent ports and processes are 0.
+
+    `fronts` are the router and its proxy, if it has one.
+    """
 
     rest_port: int
     grpc_port: int
@@ -51,14 +54,6 @@ class Served:
     @property
     def processes(self) -> tuple[int, ...]:
         return (*self.fronts, *self.servers)
-
-
-@dataclass(frozen=True, slots=True)
-class ChainedServers:
-    """Plain MLServers, one a stage, by their gRPC ports."""
-
-    grpc_ports: tuple[int, ...]
-    servers: tuple[int, ...]
 
 
 def usage(processes: Sequence[int]) -> Usage:
@@ -75,21 +70,11 @@ def usage(processes: Sequence[int]) -> Usage:
 
 def echo_pipeline(numbers: int, delay_seconds: float, slo_seconds: float) -> InferencePipeline:
     """Two stages of y = x + 1 over rows of FP32 numbers."""
+    outputs = [{"name": "y", "datatype": "FP32", "shape": [numbers]}]
+    model = {"name": "echo", "family": "echo", "storageUri": "random://?seed=0", "accuracy": 1.0}
+    variants = [model | {"parameters": {"delay_seconds": delay_seconds}}]
     stages = [
-        {
-            "name": name,
-            "inputs": [{"name": "x", "from": source}],
-            "outputs": [{"name": "y", "datatype": "FP32", "shape": [numbers]}],
-            "variants": [
-                {
-                    "name": "echo",
-                    "family": "echo",
-                    "parameters": {"delay_seconds": delay_seconds},
-                    "storageUri": "random://?seed=0",
-                    "accuracy": 1.0,
-                }
-            ],
-        }
+        {"name": name, "inputs": [{"name": "x", "from": source}], "outputs": outputs, "variants": variants}
         for name, source in zip(STAGES, ("request.inputs.x", "first.outputs.y"), strict=True)
     ]
     spec = {
@@ -143,7 +128,16 @@ async def routed(
 
 
 @asynccontextmanager
-async def chained_mlservers(settings: Mapping[str, Any]) -> AsyncIterator[ChainedServers]:
+async def least_router(data_ports: Sequence[int]) -> AsyncIterator[Served]:
+    """Run the least router in front of running model servers."""
+    async with _starting() as (_, start):
+        router = await start("benchmarks.router.least_router", *(f"{HOST}:{port}" for port in data_ports))
+        ports = await router.read_ready_line(RouterPorts, START_SECONDS)
+        yield Served(ports.rest_port, 0, tuple(data_ports), router.pid, (router.pid,), ())
+
+
+@asynccontextmanager
+async def chained_mlservers(settings: Mapping[str, Any]) -> AsyncIterator[Served]:
     """Run two plain MLServers with `PlusOne`, as shipped but for these settings of the server."""
     async with _starting() as (folder, start):
         grpc_ports, servers = [], []
@@ -153,22 +147,13 @@ async def chained_mlservers(settings: Mapping[str, Any]) -> AsyncIterator[Chaine
             await until_ready(http_port, "models/echo")
             grpc_ports.append(grpc_port)
             servers.append(server.pid)
-        yield ChainedServers(tuple(grpc_ports), tuple(servers))
+        yield Served(0, 0, tuple(grpc_ports), 0, (), tuple(servers))
 
 
 def echo_plan(pipeline: InferencePipeline, batch_size: int, delay_seconds: float) -> PipelinePlan:
     seconds = dict.fromkeys((1, batch_size), delay_seconds) if delay_seconds else {}
-    stages = [
-        {
-            "name": stage,
-            "variant": "echo",
-            "batchSize": batch_size,
-            "replicas": 1,
-            "accuracy": 1.0,
-            "serviceSeconds": seconds,
-        }
-        for stage in STAGES
-    ]
+    planned = {"variant": "echo", "batchSize": batch_size, "replicas": 1, "accuracy": 1.0, "serviceSeconds": seconds}
+    stages = [{"name": stage, **planned} for stage in STAGES]
     spec = {"pipeline": pipeline.name, "generation": 1, "createdAt": time.time(), "stages": stages}
     return PipelinePlan.model_validate({"metadata": {"name": pipeline.name}, "spec": spec})
 

@@ -38,7 +38,7 @@ from trimtab_profiler.profile import ProfileOptions, profile, write_profiles
 
 EFFORT = Effort(seconds=1.5, min_batches=40, max_seconds=6.0)
 SEEDS = range(1, 5)
-MAX_ERROR, MAX_DROP_GAP, MIN_SPEED = 0.15, 0.02, 300.0
+MAX_ERROR, MAX_DROP_GAP, MIN_SPEED = 0.15, 0.02, 700.0
 ATTEMPTS = 2
 COLUMNS = ("load", "requests", "p50 served", "simulated", "p99 served", "simulated", "dropped served", "simulated")
 

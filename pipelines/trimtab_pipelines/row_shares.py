@@ -59,6 +59,11 @@ def escalation_rate(rows: Rows) -> float:
     return sum(count for answered_by, count in rows.items() if answered_by.escalated) / total if total else 0.0
 
 
+def have_several_points(expected: Rows, measured: Rows) -> bool:
+    """Whether several points answer the rows of a stage, or should answer them; else there is nothing to compare."""
+    return len({*expected, *measured}) > 1
+
+
 def describe_shares(rows: Rows) -> str:
     """A phrase such as `85 % read-m, 15 % escalated to read-xl`; empty without rows."""
     total = sum(rows.values())

@@ -14,7 +14,7 @@ from trimtab_kubernetes.events import event
 from trimtab_kubernetes.objects import Object, rfc3339
 from trimtab_pipelines.kubernetes_names import ADAPTER_MANAGER
 from trimtab_pipelines.plan import PipelinePlan
-from trimtab_pipelines.row_shares import describe_shares
+from trimtab_pipelines.row_shares import describe_shares, have_several_points
 from trimtab_pipelines.status import ADAPTER_CONDITIONS, Condition, Decision, InferencePipelineStatus, StageShares
 
 OWN_FIELDS = {"conditions", "history", "rps", "forecast_rps", "accuracy", "p99", "shares"}
@@ -132,7 +132,7 @@ def _shares(tick: Tick) -> dict[str, StageShares]:
     return {
         name: StageShares(expected=describe_shares(rows), measured=describe_shares(tick.rows.get(name, {})))
         for name, rows in expected.items()
-        if len({*rows, *tick.rows.get(name, {})}) > 1
+        if have_several_points(rows, tick.rows.get(name, {}))
     }
 
 

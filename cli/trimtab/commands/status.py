@@ -14,7 +14,7 @@ from trimtab.local.counters import CHAT_LABELS, ChatStats, Counters, chat_stats
 from trimtab.local.router_client import RouterClient
 from trimtab.options import JsonOption, console, parse_address, print_json_line, terminal_table
 from trimtab_pipelines.router_state import RecentRequests, RouterState, reported_rows
-from trimtab_pipelines.row_shares import describe_shares, escalation_rate
+from trimtab_pipelines.row_shares import describe_shares, escalation_rate, have_several_points
 from trimtab_pipelines.status import condition_of
 
 
@@ -79,7 +79,7 @@ def _share_lines(state: RouterState) -> Iterator[str]:
     """Describe the rows of stages that several points answer, or should answer."""
     for name, stage in state.stages.items():
         expected, recent = reported_rows(stage.expected_shares), reported_rows(stage.recent_rows)
-        if len({*expected, *recent}) > 1:
+        if have_several_points(expected, recent):
             measured = (
                 f"last minute {describe_shares(recent) or 'no rows'}, escalation rate {escalation_rate(recent):.1%}"
             )

@@ -15,7 +15,7 @@ from trimtab.report.series import LATE, loss_reasons
 from trimtab.report.summary_stats import RunStats, run_stats
 from trimtab.run_samples import Run
 from trimtab_pipelines.accuracy import accuracy_sources
-from trimtab_pipelines.row_shares import describe_shares, escalation_rate
+from trimtab_pipelines.row_shares import describe_shares, escalation_rate, have_several_points
 from trimtab_pipelines.spec import ServiceLevel
 
 MAX_REASONS = 3
@@ -125,7 +125,7 @@ def _row_items(run: Run) -> Iterator[SummaryItem]:
     for stage in run.pipeline.spec.ordered_stages:
         spans = row_bins(run, stage.name)
         measured, expected = total_rows(spans), expected_rows(spans)
-        if measured and len({*measured, *expected}) > 1:
+        if measured and have_several_points(expected, measured):
             rate, expected_rate = escalation_rate(measured), escalation_rate(expected)
             details = [f"expected {_percent(expected_rate)}", describe_shares(measured)]
             details.append(f"expected {describe_shares(expected)}")

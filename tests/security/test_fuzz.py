@@ -24,7 +24,10 @@ from trimtab_protocol import ProtocolError, grpc_messages, rest
 CLIENTS = 6
 WARM_UP_SHARE = 0.1
 MAX_GROWTH = 0.05
-DOCUMENTS = 30_000
+DOCUMENTS, PARTS = 30_000, 10
+SOME_DOCUMENTS = range(40)
+ALL_DOCUMENTS = [range(DOCUMENTS)[part * DOCUMENTS // PARTS : (part + 1) * DOCUMENTS // PARTS] for part in range(PARTS)]
+"""Seeds; the parts of all run side by side."""
 NAMED = re.compile(r"\b(apiVersion|kind|spec|stage|budget|slo)\b")
 """A field, or what a plan cannot be made for."""
 FAULTS = {"500", "INTERNAL", NOTHING}
@@ -73,12 +76,14 @@ def test_decoders_raise_protocol_errors_only(decode: Callable[[Random], None], r
 
 
 @pytest.mark.timeout(3600)
-@pytest.mark.parametrize("count", [40, pytest.param(DOCUMENTS, marks=pytest.mark.security)])
-async def test_documents_are_accepted_or_refused(count: int, defects: Defects, figures: Figures) -> None:
+@pytest.mark.parametrize(
+    "numbers", [SOME_DOCUMENTS, *(pytest.param(part, marks=pytest.mark.security) for part in ALL_DOCUMENTS)], ids=str
+)
+async def test_documents_are_accepted_or_refused(numbers: range, defects: Defects, figures: Figures) -> None:
     """Operator, adapter and router neither raise nor log an exception, and name what they refuse."""
     accepted: Counter[str] = Counter()
     seconds = []
-    for number in range(count):
+    for number in numbers:
         draw = Random(number)
         changed = some_documents(draw)
         readers = {"operator": operate(changed), "adapter": adapt(changed, draw), "router": route(changed)}
@@ -93,11 +98,11 @@ async def test_documents_are_accepted_or_refused(count: int, defects: Defects, f
             seconds.append(time.thread_time() - began)
             accepted[reader] += not refusal
             assert not refusal or NAMED.search(refusal), f"{reader} of documents {number}: {refusal}"
-    if count == DOCUMENTS:
-        figures.add(documents=count, **{f"accepted_by_{reader}": number for reader, number in accepted.items()})
+    if numbers != SOME_DOCUMENTS:
+        figures.add(documents=len(numbers), **{f"accepted_by_{reader}": number for reader, number in accepted.items()})
         figures.require("longest of one document, processor seconds", round(max(seconds), 3), "<=", 5.0)
 
-    assert all(0.2 < number / count < 0.9 for number in accepted.values()), accepted
+    assert all(0.2 < number / len(numbers) < 0.9 for number in accepted.values()), accepted
 
 
 @pytest.mark.security

@@ -10,9 +10,8 @@ from tests.adapter.scenes import a_ladder, expected, plan_for, profiles_of, with
 from tests.builders import a_chain, a_pipeline, a_point_profile, a_profile, a_stage, a_variant
 from trimtab_adapter.planning.decide import initial_plan
 from trimtab_adapter.planning.hysteresis import MIN_LOAD_RPS, drop_threshold, load_hold_reason, outgrows, planning_load
-from trimtab_adapter.planning.planning_problem import PlanningError, PlanningProblem, service_ratio
+from trimtab_adapter.planning.planning_problem import PlanningError, PlanningProblem, required_routers, service_ratio
 from trimtab_adapter.planning.program_builder import build_program
-from trimtab_adapter.planning.router_capacity import required_routers
 from trimtab_pipelines.profile import profiles_by_stage
 from trimtab_pipelines.quantity import parse_quantity
 from trimtab_pipelines.spec import RouterSettings

@@ -5,18 +5,23 @@ Its profiles are adjusted to the current chats and service times.
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from math import ceil
 from typing import Any
 
 from trimtab_adapter.planning.latency import sustained_load_rps
-from trimtab_adapter.planning.router_capacity import required_routers
 from trimtab_pipelines.errors import OperationFailed
 from trimtab_pipelines.graph import predecessors
 from trimtab_pipelines.operating_point import OperatingPoint
 from trimtab_pipelines.plan import PipelinePlan, StagePlan
 from trimtab_pipelines.profile import ModelProfile, PointProfile
-from trimtab_pipelines.spec import InferencePipelineSpec
+from trimtab_pipelines.spec import InferencePipelineSpec, RouterSettings
 from trimtab_pipelines.stages import Stage
 from trimtab_pipelines.variants import Variant
+
+ROUTER_UTILIZATION = 0.6
+"""Planned share of a router's core; the rest absorbs bursts, since all requests wait for the same thread."""
+ROUTER_RELEASE_MARGIN = 0.25
+"""Load, in routers, by which fewer routers must suffice before one is released."""
 
 
 class PlanningError(OperationFailed):
@@ -176,3 +181,11 @@ def _measured_ratio(problem: PlanningProblem, stage: Stage, variant: Variant, pr
         return 1.0
     share = min(1.0, reference.latency_seconds(1, 0.5) / profile.latency_seconds(1, 0.5))
     return 1.0 + (problem.service_ratios[stage.name, running.variant] - 1.0) * share
+
+
+def required_routers(settings: RouterSettings, peak_rps: float, cpu_seconds_per_request: float, current: int) -> int:
+    """The routers for a load, one core each; `current` if the CPU time is unmeasured, which is 0."""
+    if not cpu_seconds_per_request:
+        return settings.clamp(current)
+    load = peak_rps * cpu_seconds_per_request / ROUTER_UTILIZATION
+    return settings.clamp(max(ceil(load), min(ceil(load + ROUTER_RELEASE_MARGIN), current)))

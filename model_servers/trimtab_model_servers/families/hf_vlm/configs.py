@@ -25,7 +25,14 @@ _MLLAMA: Any = import_module("transformers.models.mllama.configuration_mllama")
 _LARGE_INIT: Final[dict[str, Any]] = {"initializer_range": 0.2}
 """Spread of a tiny model's random weights: at the default of 0.02 its output does not depend on its input."""
 _TINY_HEADS: Final = {"num_attention_heads": 4, "num_key_value_heads": 2}
-_TINY_TOWER: Final = {"hidden_size": 32, "intermediate_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2}
+
+
+def _widths(*sizes: int) -> dict[str, int]:
+    names = ("hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads")
+    return dict(zip(names, sizes, strict=True))
+
+
+_TINY_TOWER: Final = _widths(32, 32, 2, 2)
 
 Size = Literal["published", "tiny"]
 
@@ -74,7 +81,7 @@ def llava_onevision(size: Size) -> VlmConfig:
     """LLaVA-OneVision-7B: SigLIP of 384 pixels, up to 6 x 6 tiles, unpadded."""
     tile, side, image_id = (384, 27, 151_646) if size == "published" else (28, 2, 300)
     grid = [[tile * rows, tile * columns] for rows in range(1, 7) for columns in range(1, 7)]
-    large = {"hidden_size": 1152, "intermediate_size": 4304, "num_hidden_layers": 26, "num_attention_heads": 16}
+    large = _widths(1152, 4304, 26, 16)
     vision = TRANSFORMERS.SiglipVisionConfig(
         **(large if size == "published" else _TINY_TOWER), image_size=tile, patch_size=14, vision_use_head=False
     )
@@ -155,15 +162,8 @@ def llama_vision(size: Size) -> VlmConfig:
     tiny: dict[str, Any] = {"hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 3, "vocab_size": 304}
     tiny |= _TINY_HEADS | _LARGE_INIT | {"bos_token_id": 1, "eos_token_id": 2, "pad_token_id": 0}
     text = _MLLAMA.MllamaTextConfig(**({} if size == "published" else tiny | {"cross_attention_layers": [1]}))
-    small = {
-        "hidden_size": 32,
-        "intermediate_size": 32,
-        "num_hidden_layers": 2,
-        "num_global_layers": 1,
-        "attention_heads": 2,
-        "intermediate_layers_indices": [0],
-        "vision_output_dim": 64,
-    }
+    layers = {"num_hidden_layers": 2, "num_global_layers": 1, "intermediate_layers_indices": [0]}
+    small = layers | {"hidden_size": 32, "intermediate_size": 32, "attention_heads": 2, "vision_output_dim": 64}
     vision = _MLLAMA.MllamaVisionConfig(
         **({} if size == "published" else small), image_size=tile, patch_size=14, max_num_tiles=tiles
     )
@@ -194,28 +194,10 @@ def llama_vision(size: Size) -> VlmConfig:
     )
 
 
-_SMOLLM_1_7B: Final = {
-    "hidden_size": 2048,
-    "intermediate_size": 8192,
-    "num_hidden_layers": 24,
-    "num_attention_heads": 32,
-    "num_key_value_heads": 32,
-}
-_SMOLLM_360M: Final = {
-    "hidden_size": 960,
-    "intermediate_size": 2560,
-    "num_hidden_layers": 32,
-    "num_attention_heads": 15,
-    "num_key_value_heads": 5,
-    "head_dim": 64,
-}
-_SIGLIP_400M: Final = {
-    "hidden_size": 1152,
-    "intermediate_size": 4304,
-    "num_hidden_layers": 27,
-    "num_attention_heads": 16,
-}
-_SIGLIP_93M: Final = {"hidden_size": 768, "intermediate_size": 3072, "num_hidden_layers": 12, "num_attention_heads": 12}
+_SMOLLM_1_7B: Final = _widths(2048, 8192, 24, 32) | {"num_key_value_heads": 32}
+_SMOLLM_360M: Final = _widths(960, 2560, 32, 15) | {"num_key_value_heads": 5, "head_dim": 64}
+_SIGLIP_400M: Final = _widths(1152, 4304, 27, 16)
+_SIGLIP_93M: Final = _widths(768, 3072, 12, 12)
 
 
 def smolvlm(

@@ -117,7 +117,7 @@ class MutualTls:
             files.name, self._log_refusal if side == ssl.PROTOCOL_TLS_SERVER else _quiet
         )
         try:
-            context.load_cert_chain(files.certificate, files.key, password=_no_password)
+            context.load_cert_chain(files.certificate, files.key, password=no_password)
         except (OSError, ValueError) as error:
             raise InvalidIdentity(f"identity: certificate {files.certificate} with key {files.key}: {error}") from error
         try:
@@ -215,5 +215,5 @@ def _file_versions(identity: ReplicaIdentity) -> FileVersions | None:
     return tuple((stat.st_ino, stat.st_size, stat.st_mtime_ns) for stat in stats)
 
 
-def _no_password() -> str:
+def no_password() -> str:
     raise ValueError("the key is encrypted; give one without a password")

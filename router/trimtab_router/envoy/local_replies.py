@@ -54,7 +54,7 @@ def _over_grpc(mapper: Json) -> Json:
     prefix = _UNSUPPORTED if headers[0]["header"]["value"] == "NotFound" else ""
     return (
         mapper
-        | _text_format(prefix)
+        | {"body_format_override": {"text_format_source": {"inline_string": f"{prefix}%LOCAL_REPLY_BODY%"}}}
         | _only_for("content-type", "application/grpc", mapper)
         | {"headers_to_add": headers + more}
     )
@@ -101,10 +101,6 @@ def _flags(*flags: str) -> Json:
 def _status(code: int) -> Json:
     comparison = {"op": "EQ", "value": {"default_value": code, "runtime_key": f"proxy.status.{code}"}}
     return {"status_code_filter": {"comparison": comparison}}
-
-
-def _text_format(prefix: str) -> Json:
-    return {"body_format_override": {"text_format_source": {"inline_string": f"{prefix}%LOCAL_REPLY_BODY%"}}}
 
 
 _MAPPERS = (

@@ -7,6 +7,7 @@ from pathlib import Path
 
 from trimtab_pipelines.documents import DocumentError, write_atomically
 from trimtab_pipelines.edge_settings import EdgeSettings, EdgeTls
+from trimtab_protocol.mutual_tls import no_password
 from trimtab_router.envoy.bootstrap import bootstrap
 from trimtab_router.envoy.certificates import discovery_files
 from trimtab_router.envoy.sockets import SocketFolder
@@ -32,17 +33,8 @@ def find_binary() -> str:
 def command(envoy: str, *config: str) -> list[str]:
     # Envoy's log lines about single requests contain client input. They belong into the access log.
     quiet = ("--log-level", "warning", "--component-log-level", "http:critical", "--disable-hot-restart")
-    return [
-        envoy,
-        *config,
-        *quiet,
-        "--concurrency",
-        str(WORKERS),
-        "--drain-time-s",
-        "5",
-        "--drain-strategy",
-        "immediate",
-    ]
+    draining = ("--drain-time-s", "5", "--drain-strategy", "immediate")
+    return [envoy, *config, *quiet, "--concurrency", str(WORKERS), *draining]
 
 
 def write_config(
@@ -64,7 +56,7 @@ def check_certificates(tls: EdgeTls) -> None:
     """Raise DocumentError, naming the files, if a certificate, its key or the client CA is unusable."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     try:
-        context.load_cert_chain(tls.certificate, tls.key, password=_no_password)
+        context.load_cert_chain(tls.certificate, tls.key, password=no_password)
     except (OSError, ValueError) as error:
         raise DocumentError(f"tls: certificate {tls.certificate} with key {tls.key}: {error}") from error
     if tls.client_ca is not None:
@@ -72,7 +64,3 @@ def check_certificates(tls: EdgeTls) -> None:
             context.load_verify_locations(tls.client_ca)
         except (OSError, ValueError) as error:
             raise DocumentError(f"tls: clientCa {tls.client_ca}: {error}") from error
-
-
-def _no_password() -> str:
-    raise ValueError("the key is encrypted; use one without a password")

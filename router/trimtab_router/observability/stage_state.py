@@ -5,7 +5,6 @@ from collections.abc import Mapping
 from trimtab_pipelines.router_state import EndpointState, RegisteredAccuracy, ReportedRows, StageState, VariantState
 from trimtab_router.observability.request_accounting import RequestAccounting
 from trimtab_router.observability.row_counts import RowCounts
-from trimtab_router.scheduling.replica_slots import ReplicaSlots
 from trimtab_router.scheduling.stage_scheduler import StageScheduler
 
 
@@ -66,7 +65,8 @@ def _stage_state(
             slot.name: EndpointState(
                 ready=bool(slot.ready_variants),
                 inflight_batches=slot.inflight,
-                rejection=unauthenticated.get(slot.name) or _ejection(slot),
+                rejection=unauthenticated.get(slot.name)
+                or (f"ejected as an outlier: {slot.ejection}" if slot.ejection else ""),
             )
             for slot in scheduler.replicas
         },
@@ -84,7 +84,3 @@ def _variant_state(
         elif owner == variant:
             overall[point] = accuracy
     return VariantState(service_ratio=service_ratio, drifted_accuracies=overall, drifted_by_task=by_task)
-
-
-def _ejection(replica: ReplicaSlots) -> str:
-    return f"ejected as an outlier: {replica.ejection}" if replica.ejection else ""

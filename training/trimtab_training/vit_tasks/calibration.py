@@ -50,13 +50,9 @@ def _cross_fitted_confidence(images: ScoredImages) -> Confidence:
     confidences = torch.empty(len(images.labels))
     for half, other in random_halves(len(images.labels)):
         temperature = best_temperature(images.logits[other], images.labels[other])
-        confidences[half] = _max_probability(images.logits[half], temperature)
+        confidences[half] = (images.logits[half] / temperature).softmax(dim=1).amax(dim=1)
     result: Confidence = confidences.numpy()
     return result
-
-
-def _max_probability(logits: Tensor, temperature: float) -> Tensor:
-    return (logits / temperature).softmax(dim=1).amax(dim=1)
 
 
 def random_halves(count: int) -> tuple[tuple[Tensor, Tensor], tuple[Tensor, Tensor]]:

@@ -15,29 +15,13 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn.functional import affine_grid, grid_sample, interpolate
 
+from trimtab_training.digits.datasets import PHOTOS as PAGE_PHOTOS
 from trimtab_training.digits.datasets import Split, load_datasets, load_grey_photo
 from trimtab_training.task_training import LabelledImages
 
 SIDE_PX: Final = 32
-PHOTOS: Final = (
-    "astronaut",
-    "brick",
-    "camera",
-    "cell",
-    "chelsea",
-    "clock",
-    "coffee",
-    "coins",
-    "grass",
-    "gravel",
-    "hubble_deep_field",
-    "immunohistochemistry",
-    "moon",
-    "retina",
-    "rocket",
-    "text",
-)
-"""Photos inside scikit-image's wheel, by their names in `skimage.data`, in the order of labels."""
+PHOTOS: Final = tuple(sorted((*PAGE_PHOTOS, "cell", "clock", "retina", "text")))
+"""Names in `skimage.data`, in the order of labels."""
 CROP_PX: Final = 64
 """Side of a held-out crop before it is resized."""
 TRAINING_CROPS_PX: Final = (48, 56, 64, 72, 80)

@@ -11,7 +11,7 @@ from tests.router.disaggregated import PULLS, WHOLE, laid_out
 from trimtab_adapter.controller import Controller
 from trimtab_adapter.simulation.environment import Failure
 from trimtab_adapter.simulation.simulator import Scenario, simulate
-from trimtab_adapter.simulation.transport import _confidences
+from trimtab_adapter.simulation.transport import simulated_confidences
 from trimtab_pipelines.escalation import TaskEscalation
 from trimtab_pipelines.request_outcome import LATE, OK
 from trimtab_predictor.forecaster import ReactiveForecaster
@@ -117,6 +117,6 @@ POINT = Point("fast", 0.7, lambda rows: 0.1 * rows, escalations=(Escalation(0.4,
 @pytest.mark.parametrize(("task", "share"), [("cars", 0.3), ("birds", 0.0)])
 def test_measured_share_of_rows_has_low_confidence(task: str, share: float) -> None:
     drawn = np.random.default_rng(1).random(10_000)
-    doubted = _confidences(POINT, task, drawn) < POINT.escalations[0].for_task(task).confidence_below
+    doubted = simulated_confidences(POINT, task, drawn) < POINT.escalations[0].for_task(task).confidence_below
 
     assert doubted.mean() == pytest.approx(share, abs=0.02)

@@ -107,19 +107,21 @@ def test_constructors_have_few_collaborators():
 
 
 def private_access(module: ast.Module) -> set[str]:
-    """Private attributes that a module reads of other objects than `self` and `cls`."""
-    return {
+    """Private names that a module imports, or reads of other objects than `self` and `cls`."""
+    nodes = list(ast.walk(module))
+    names = {alias.name for node in nodes if isinstance(node, ast.ImportFrom) for alias in node.names}
+    names |= {
         node.attr
-        for node in ast.walk(module)
+        for node in nodes
         if isinstance(node, ast.Attribute)
-        and re.match(r"_[a-z]", node.attr)
         and node.attr != "_replace"  # a public method of named tuples
         and not (isinstance(node.value, ast.Name) and node.value.id in {"self", "cls"})
     }
+    return {name for name in names if re.match(r"_[a-z]", name)}
 
 
 @pytest.mark.parametrize("path", TESTS, ids=lambda path: str(path.relative_to(ROOT)))
-def test_tests_use_public_attributes(path: Path):
+def test_tests_use_public_names(path: Path):
     assert private_access(module_of(path)) == set()
 
 

@@ -11,7 +11,7 @@ from safetensors.torch import save
 from tests.fakes.hub import COMMIT, Hub
 from tests.fakes.object_store import ObjectStore
 from trimtab_model_servers.errors import ModelError
-from trimtab_model_servers.weights.cache import _link, linked_folder
+from trimtab_model_servers.weights.cache import link_files, linked_folder
 from trimtab_model_servers.weights.files import FetchLimits, referenced_files
 from trimtab_model_servers.weights.source import find_folder
 
@@ -79,7 +79,7 @@ def test_single_file_folder_is_fetched_without_list_permission(store):
 def test_folder_created_by_another_process_is_used(weights_cache, tmp_path):
     (tmp_path / "weights").write_bytes(b"w")
     made = linked_folder({"model.safetensors": tmp_path / "weights"})
-    _link({"model.safetensors": tmp_path / "weights"}, made)
+    link_files({"model.safetensors": tmp_path / "weights"}, made)
 
     assert contents(made) == {"model.safetensors": b"w"}
 

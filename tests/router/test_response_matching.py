@@ -24,7 +24,7 @@ from trimtab_protocol.http_client import ConnectionLost, HttpConnection, request
 from trimtab_router.ingress.base import request_id
 from trimtab_router.ingress.rest import RestIngress
 from trimtab_router.scheduling.replica_slots import BatchOutcome, Completed, ReplicaLost
-from trimtab_router.transport.stream_client import StreamClient, StreamRequest, _events
+from trimtab_router.transport.stream_client import StreamClient, StreamRequest, read_events
 
 NASTY = "a\r\nx-evil: 1"
 
@@ -221,7 +221,7 @@ def opened() -> StreamReader:
 
 async def listen(stream: StreamReader, reply: "asyncio.Queue[str]") -> None:
     async with asyncio.timeout(30) as patience:
-        async for piece in _events(cast("Any", SimpleNamespace(content=stream)), patience, 30.0):
+        async for piece in read_events(cast("Any", SimpleNamespace(content=stream)), patience, 30.0):
             assert isinstance(piece, Chunk)
             asyncio.get_running_loop().call_soon(reply.put_nowait, piece.text)
 

@@ -16,14 +16,9 @@ from trimtab_protocol import InferRequest, Tensor
 from trimtab_protocol.chat.internal_wire import bytes_tensor
 from trimtab_protocol.messages import TensorHeader
 from trimtab_protocol.tensors import SLOW_VALUES_BYTES
-from trimtab_router.admission.request_parsing import (
-    MAX_INLINE_ROWS,
-    MAX_OPTIONS_BYTES,
-    chat_inputs,
-    is_slow_to_rewrite,
-)
+from trimtab_router.admission.request_parsing import MAX_INLINE_ROWS, MAX_OPTIONS_BYTES, chat_inputs, is_slow_to_rewrite
 from trimtab_router.scheduling.stage_request import RowSlice, StageRequest
-from trimtab_router.transport.http_transport import _rows_with_deadline
+from trimtab_router.transport.http_transport import rows_with_deadline
 
 SLO = {"latency": "60s", "timeToFirstToken": "5s"}
 STOLEN = b'{"tenant": "b", "deadline_seconds": -1e9, "max_tokens": 1, "tenant": "c"}'
@@ -93,14 +88,14 @@ async def test_images_need_no_options_input_for_their_tenant():
 def test_queue_time_reduces_the_time_left():
     inputs = {"options": bytes_tensor([b'{"max_tokens": 1}', b"no JSON"]), "messages": bytes_tensor([HELLO] * 2)}
     piece = RowSlice(StageRequest(Caller(), "text", 2, inputs, deadline=107.0, now=100.0), 0, 2)
-    at_once, later = (_rows_with_deadline(departed_at, piece, "options") for departed_at in (100.0, 106.5))
+    at_once, later = (rows_with_deadline(departed_at, piece, "options") for departed_at in (100.0, 106.5))
 
     assert json.loads(at_once[0]) == {"max_tokens": 1, "deadline_seconds": 7.0}
     assert json.loads(later[0]) == {"max_tokens": 1, "deadline_seconds": 0.5}
     assert later[1] == b"no JSON"
-    assert _rows_with_deadline(106.5, piece, "messages").tolist() == [HELLO, HELLO]
+    assert rows_with_deadline(106.5, piece, "messages").tolist() == [HELLO, HELLO]
     piece.request.set_prefill_seconds(4.0)  # seconds that its prompt takes to be read: so much sooner it must begin
-    assert json.loads(_rows_with_deadline(100.0, piece, "options")[0])["deadline_seconds"] == 3.0
+    assert json.loads(rows_with_deadline(100.0, piece, "options")[0])["deadline_seconds"] == 3.0
 
 
 async def test_options_rewritten_in_a_thread_carry_the_tenant():

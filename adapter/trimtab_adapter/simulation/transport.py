@@ -190,11 +190,12 @@ class SimulatedTransport(Transport):
         if self._encodes:
             given[EMBEDDINGS_INPUT] = _references(rows)
         if self._confidence is not None:
-            given[self._confidence] = _confidences(point, piece.request.options.task, self._confidences.random(rows))
+            task = piece.request.options.task
+            given[self._confidence] = simulated_confidences(point, task, self._confidences.random(rows))
         return given
 
 
-def _confidences(point: Point, task: str, drawn: Array) -> Array:
+def simulated_confidences(point: Point, task: str, drawn: Array) -> Array:
     """Confidences of a task's rows: interpolated through the escalation thresholds of the point."""
     if not point.escalations:
         return drawn

@@ -101,7 +101,7 @@ def linked_folder(files: Mapping[str, Path]) -> Path:
     folder = private_folder() / _FOLDERS / hashlib.sha256(key.encode()).hexdigest()[:32]
     try:
         if not folder.is_dir():
-            _link(files, folder)
+            link_files(files, folder)
     except OSError as error:
         raise _unusable(private_folder(), error) from error
     return folder
@@ -111,7 +111,7 @@ def _unusable(folder: Path, error: OSError) -> ModelError:
     return ModelError(f"the weights cache {folder} cannot be used: {error}; set {CACHE_VARIABLE}")
 
 
-def _link(files: Mapping[str, Path], folder: Path) -> None:
+def link_files(files: Mapping[str, Path], folder: Path) -> None:
     folder.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix=_FETCHING, dir=folder.parent) as temporary:
         complete = Path(temporary) / folder.name

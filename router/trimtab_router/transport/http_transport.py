@@ -388,7 +388,7 @@ class HttpTransport:
     def _rows(self, batch: Batch, row_slice: RowSlice, name: str) -> Array:
         """Rows of an input, with what only dispatch knows: the time left of chats, and the indices of tasks."""
         if name == OPTIONS and self._generates:
-            return _rows_with_deadline(batch.dispatched_at, row_slice, name)
+            return rows_with_deadline(batch.dispatched_at, row_slice, name)
         return _rows_with_task(batch, row_slice, name) if row_slice.request.task else row_slice.array(name)
 
 
@@ -398,7 +398,7 @@ def _spawn(coroutine: Coroutine[Any, Any, None], tasks: set[asyncio.Task[Any]]) 
     task.add_done_callback(tasks.discard)
 
 
-def _rows_with_deadline(dispatched_at: float, row_slice: RowSlice, name: str) -> Array:
+def rows_with_deadline(dispatched_at: float, row_slice: RowSlice, name: str) -> Array:
     """Options of chats, with the time left until the response must start."""
     left_seconds = row_slice.request.due_at - dispatched_at
     return bytes_tensor([options_with_deadline(bytes(row), left_seconds) for row in row_slice.array(name)])

@@ -125,7 +125,7 @@ class StreamClient:
             if response.status != 200:
                 message = error_message(await response.content.read(MAX_ERROR_BYTES))
                 return self._outcome_of_status(response.status, message or f"HTTP status {response.status}", request)
-            async for event in _events(response, deadline, gap_seconds, request.read):
+            async for event in read_events(response, deadline, gap_seconds, request.read):
                 if isinstance(event, StreamFailure):
                     return self._failed(event, reader, request)
                 outputs = reader.add(event)
@@ -226,7 +226,7 @@ def _cause(error: Exception) -> str:
     return "timed out" if isinstance(error, TimeoutError) else str(error) or type(error).__name__
 
 
-async def _events(
+async def read_events(
     response: aiohttp.ClientResponse,
     deadline: asyncio.Timeout,
     gap_seconds: float,

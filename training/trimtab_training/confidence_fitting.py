@@ -22,17 +22,10 @@ def best_temperature(logits: Tensor, labels: Tensor) -> float:
 
 
 def fitted_curve(confidence: NDArray[np.floating], correct: NDArray[np.bool_]) -> NDArray[np.float32]:
-    """Fit a strictly rising curve from confidence to accuracy by isotonic regression, on items not trained on.
+    """Fit a strictly rising curve from confidences [items] to accuracy, on items not trained on: knots [2, KNOTS].
 
-    Each flat segment becomes one knot at its mean, so that the order of rows is kept (centred isotonic regression; Oron
+    Each flat segment of an isotonic regression becomes one knot at its mean, so that the order of rows is kept (Oron
     and Flournoy, *The American Statistician* 2017).
-
-    Args:
-        confidence: largest class probability of each item. Shape (items,).
-        correct: shape (items,).
-
-    Returns:
-        Knots [2, KNOTS]: confidences, accuracies.
     """
     from sklearn.isotonic import IsotonicRegression  # noqa: PLC0415 - slow to import
 

@@ -54,17 +54,9 @@ def fit_prompts(
     schedule: Schedule,
     advance: Advance = lambda _: None,
 ) -> Head:
-    """Train `count` prompts per layer, and the head from its initial weights; 0 trains the head alone.
+    """Train `count` prompts per layer for a plan, and the head from its initial weights; 0 trains the head alone.
 
-    Args:
-        transformer: frozen, in evaluation mode.
-        images: training images.
-        normalisation: of images.
-        plan: forward plan that serves the prompts, including its merging.
-        initial: head to start from.
-        count: prompts in each layer.
-        schedule: training schedule.
-        advance: receives the loss of each step.
+    The transformer is frozen, in evaluation mode.
     """
     shape, random = transformer.shape, torch.Generator().manual_seed(schedule.seed)
     bound = (6.0 / (3 * shape.patch**2 + shape.width)) ** 0.5
@@ -143,18 +135,9 @@ def train_task(
     schedule: Schedule,
     advance: Callable[[float], None] = lambda _: None,
 ) -> dict[str, Head]:
-    """Train a task's heads by prompt variant; the transformer does not change.
+    """Train a task's heads, on images with labels from 0 without gaps, by prompt variant; the transformer is frozen.
 
-    Args:
-        transformer: frozen, in evaluation mode.
-        normalisation: of images.
-        images: training images, with labels from 0 without gaps.
-        specs: by prompt variant.
-        schedule: of each variant.
-        advance: receives the finished share of the training.
-
-    Raises:
-        ModelError: images have another size, or labels do not match.
+    `advance` receives the finished share. Raises ModelError if images have another size, or labels do not match.
     """
     _require_matching(transformer.shape, images.pixels, images.labels)
     classes, step = int(images.labels.max()) + 1, count_from(1)

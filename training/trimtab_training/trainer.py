@@ -29,6 +29,10 @@ class Schedule:
     peak_rate: float
     seed: int
 
+    def metadata(self) -> dict[str, str]:
+        """Metadata of the weights."""
+        return {name: str(getattr(self, name)) for name in ("seed", "steps", "batch")}
+
 
 def minimize(
     parameters: Iterable[nn.Parameter] | list[dict[str, Any]],

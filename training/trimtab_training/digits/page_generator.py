@@ -97,11 +97,7 @@ class PageSource:
 
 
 def match_boxes(truth: Page, boxes: NDArray[np.float32]) -> NDArray[np.int64]:
-    """Match predicted boxes [m, 4] one to one with digits, nearest pairs first.
-
-    Returns:
-        int64 [m]: the index of each box's digit, -1 for an unmatched box.
-    """
+    """Match boxes [m, 4] one to one with digits, nearest first: the index of each box's digit or -1, int64 [m]."""
     digit_of_box = np.full(len(boxes), -1, dtype=np.int64)
     true_centres, centres = (truth.boxes[:, :2] + truth.boxes[:, 2:]) / 2, (boxes[:, :2] + boxes[:, 2:]) / 2
     sides = truth.boxes[:, 2] - truth.boxes[:, 0]
@@ -114,12 +110,9 @@ def match_boxes(truth: Page, boxes: NDArray[np.float32]) -> NDArray[np.int64]:
 
 
 def score_page(truth: Page, boxes: NDArray[np.float32], labels: NDArray[np.int64]) -> PageScore:
-    """Compare predicted boxes [m, 4] and labels [m] with the truth.
+    """Compare predicted boxes [m, 4] and labels [m] with the truth; ValueError if their numbers differ.
 
     `total` is the larger of the two counts, so that a missed digit and an invented one cost the same.
-
-    Raises:
-        ValueError: the numbers of boxes and labels differ.
     """
     if len(boxes) != len(labels):
         raise ValueError(f"{len(boxes)} boxes but {len(labels)} labels: should be one label a box")

@@ -109,11 +109,7 @@ def locator_target(boxes: Tensor, cells: int) -> LocatorTarget:
 
 
 def draw_crops(pool: Pool, count: int, random: torch.Generator) -> tuple[Tensor, Tensor]:
-    """Cut digits with the centre and size errors of a locator.
-
-    Returns:
-        Crops uint8 [count, 1, 28, 28] and labels int64 [count].
-    """
+    """Cut digits with a locator's centre and size errors: uint8 [count, 1, 28, 28], and labels int64 [count]."""
     pages, digits = (pool.labels >= 0).nonzero(as_tuple=True)
     indices = torch.randint(len(pages), (count,), generator=random)
     pages, digits = pages[indices], digits[indices]
@@ -204,12 +200,7 @@ def train_variant(variant: str, pool: Pool, folder: Path, progress: Progress) ->
         prepare_for_serving(network)
     seconds = time.perf_counter() - started
     folder.mkdir(parents=True, exist_ok=True)
-    training = {
-        "seed": str(schedule.seed),
-        "steps": str(schedule.steps),
-        "batch": str(schedule.batch),
-        "training_seconds": f"{seconds:.0f}",
-    }
+    training = schedule.metadata() | {"training_seconds": f"{seconds:.0f}"}
     save(network, VARIANTS[variant], folder / f"{variant}.safetensors", training)
     progress.console.print(f"{variant} trained in {seconds:.0f} s")
 

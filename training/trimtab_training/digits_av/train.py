@@ -156,14 +156,10 @@ def train_variant(
 def measure_variant(
     network: Network, folds: Mapping[str, Network], recordings: Recordings | None, held_out: int, seconds: float
 ) -> TrainedVariant:
-    """Calibrate and measure.
+    """Calibrate and measure on `held_out` items of each kind.
 
-    Args:
-        network: trained on synthesised voices only; shipped if there are no folds.
-        folds: networks by the speaker they were not trained on.
-        recordings: of these speakers.
-        held_out: items of each kind.
-        seconds: training time.
+    `network`, trained on synthesised voices only, is shipped if there are no `folds`, networks by the speaker they were
+    not trained on.
     """
     scored = {
         speaker: ScoredItems.of(fold, _held_out(recordings, speaker, held_out)) for speaker, fold in folds.items()

@@ -167,13 +167,10 @@ class AnswerTraining:
 
 
 def cross_attention_mask(ids: Tensor, pages: int) -> tuple[Tensor, Tensor]:
-    """Cross-attention masks as Mllama's processor makes them for pages that are not adjacent.
+    """Masks as of Mllama's processor: additive [B, 1, L, pages * 16], and [B, 1, L, 1], 1 for positions with a page.
 
     A position attends to the page of the last placeholder before it. Positions before the first placeholder attend to
     every page, but skip the feed-forward part of the layer.
-
-    Returns:
-        The additive mask [B, 1, L, pages * 16], and [B, 1, L, 1], 1 for positions with a page.
     """
     number = (ids == IMAGE_ID).cumsum(dim=1)
     visible = number[..., None] == torch.arange(1, pages + 1)
@@ -218,12 +215,7 @@ def _train(architectures: Sequence[Architecture], weights: Path, progress: Progr
         started, schedule = time.process_time(), ANSWERS[architecture]
         model = _train_model(architecture, tokenizer, tower, features, cells, progress)
         seconds = tower_seconds + time.process_time() - started
-        training = {
-            "seed": str(schedule.seed),
-            "steps": str(schedule.steps),
-            "batch": str(schedule.batch),
-            "processor_seconds": f"{seconds:.0f}",
-        }
+        training = schedule.metadata() | {"processor_seconds": f"{seconds:.0f}"}
         models.save(model, architecture, tokenizer, weights / f"{architecture}.safetensors", training)
         progress.console.print(
             f"{architecture} trained in {seconds:.0f} s of processor time, including {tower_seconds:.0f} s of the tower"

@@ -127,6 +127,11 @@ class Variant(Model):
         return self.family or self.implementation
 
     @property
+    def forwards_chats(self) -> bool:
+        """Whether an engine with OpenAI's API serves it."""
+        return self.container is not None and self.container.serves_chats
+
+    @property
     def colocated(self) -> bool:
         """Whether the variant encodes images itself, in a stage that may also read an encoder stage."""
         return self.encoder == "Colocated"

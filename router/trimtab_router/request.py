@@ -79,6 +79,8 @@ class Call:
     """Forwarded as `traceparent`, empty unless it is valid."""
     listener: Listener | None = None
     """Called with each chunk of a streamed response."""
+    last_chunks: dict[int, LastChunk] | None = None
+    """Set to a dictionary, which receives the last chunk of each row, for a response that is not streamed."""
     variant: str = ""
     """Variant that generates a chat's response, once it has begun."""
     hold_bytes: Callable[[int], None] | None = None

@@ -1,5 +1,6 @@
 """Chats through the router to an engine with an OpenAI API."""
 
+import asyncio
 import json
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -172,4 +173,150 @@ async def test_tensors_that_are_no_chat_never_reach_the_engine():
             tensor = Tensor("messages", "BYTES", np.array([messages], dtype=object))
             status, body, _ = await rig.rest(InferRequest("sample", (tensor,)))
             assert status == 400, body
+        assert theirs.asked == []
+
+
+CALL = {"id": "call_1", "type": "function", "function": {"name": "weather", "arguments": '{"city": "Oslo"}'}}
+VIDEO = "data:video/mp4;base64," + "QUJD" * 100
+FORWARDED: dict[str, Any] = {
+    "tools": [{"type": "function", "function": {"name": "weather", "parameters": {"type": "object"}}}],
+    "tool_choice": {"type": "function", "function": {"name": "weather"}},
+    "parallel_tool_calls": False,
+    "response_format": {"type": "json_schema", "json_schema": {"name": "a", "schema": {"type": "object"}}},
+    "logit_bias": {"5": -100},
+    "top_logprobs": 2,
+    "presence_penalty": 0.5,
+    "guided_json": {"type": "object"},
+    "reasoning_effort": "high",
+    "chat_template_kwargs": {"enable_thinking": False},
+    "mm_processor_kwargs": {"max_pixels": 4096},
+    "user": "anna",
+}
+
+
+async def test_all_that_a_caller_sends_reaches_the_engine():
+    image = {"type": "image_url", "image_url": {"url": data_url(a_png()), "detail": "low"}, "uuid": "a"}
+    video = {"type": "video_url", "video_url": {"url": VIDEO}}
+    audio = {"type": "input_audio", "input_audio": {"data": "QUJD", "format": "wav"}}
+    messages = [
+        {"role": "developer", "content": "be brief"},
+        {"role": "user", "content": [{"type": "text", "text": "look"}, video, image, audio], "name": "anna"},
+        {"role": "assistant", "content": None, "tool_calls": [CALL], "reasoning_content": "hm"},
+        {"role": "tool", "tool_call_id": "call_1", "content": "rain"},
+    ]
+    async with engine() as (theirs, rig):
+        chat = a_chat(logprobs=True, stream_options={"continuous_usage_stats": True}, **FORWARDED)
+        status, body, _ = await ask(rig, chat | {"messages": messages})
+
+        assert status == 200, body
+        (asked,) = theirs.asked
+        assert asked["messages"] == messages
+        assert asked["stream_options"] == {"continuous_usage_stats": True, "include_usage": True}
+        assert {name: asked[name] for name in FORWARDED} == FORWARDED
+
+
+def _scripted(*choices: dict[str, Any], **fields: Any) -> tuple[str, ...]:
+    usage = {"prompt_tokens": 9, "completion_tokens": 4, "completion_tokens_details": {"reasoning_tokens": 1}}
+    chunks = [{"choices": [{"index": 0} | choice], **fields} for choice in choices]
+    return (*map(json.dumps, chunks), json.dumps({"choices": [], "usage": usage}), "[DONE]")
+
+
+CALLING = _scripted(
+    {"delta": {"role": "assistant", "content": None}},
+    {"delta": {"reasoning_content": "rain"}},
+    {"delta": {"reasoning_content": "y?"}},
+    {"delta": {"tool_calls": [{"index": 0, "id": "call_1", "type": "function", "function": {"name": "weather"}}]}},
+    {"delta": {"tool_calls": [{"index": 0, "function": {"arguments": '{"city": '}}]}},
+    {"delta": {"tool_calls": [{"index": 0, "function": {"arguments": '"Oslo"}'}}]}},
+    {"delta": {"tool_calls": [{"index": 1, **CALL, "id": "call_2"}]}},
+    {"delta": {}, "finish_reason": "tool_calls", "stop_reason": 7},
+    service_tier="flex",
+)
+
+
+async def test_tool_calls_and_reasoning_are_in_a_whole_response():
+    async with engine(last=CALLING) as (_, rig):
+        status, body, _ = await ask(rig, a_chat(""))
+
+        assert status == 200, body
+        message = {"role": "assistant", "content": None, "refusal": None, "reasoning_content": "rainy?"}
+        called = {"tool_calls": [CALL, CALL | {"id": "call_2"}]}
+        (choice,) = body["choices"]
+        assert choice["message"] == message | called
+        assert (choice["finish_reason"], choice["stop_reason"], body["service_tier"]) == ("tool_calls", 7, "flex")
+        assert body["usage"]["completion_tokens_details"] == {"reasoning_tokens": 1}
+
+
+async def test_tool_calls_and_reasoning_are_streamed_unchanged():
+    async with engine(last=CALLING) as (_, rig):
+        sent = await tell(rig, a_chat("", n=2, stream_options={"include_usage": True}))
+
+        theirs = [json.loads(chunk)["choices"][0] for chunk in CALLING[1:-2]]
+        for row in (0, 1):
+            ours = [c for each in sent[:-2] for c in each["choices"] if c["index"] == row][1:]
+            assert [choice["delta"] for choice in ours] == [choice["delta"] for choice in theirs]
+            assert (ours[-1]["finish_reason"], ours[-1]["stop_reason"]) == ("tool_calls", 7)
+        assert sent[-2]["usage"]["completion_tokens_details"] == {"reasoning_tokens": 2}
+        assert {(each["model"], each["id"][:9]) for each in sent[:-1]} == {("sample", "chatcmpl-")}
+
+
+async def test_stream_without_done_is_complete():
+    async with engine(last=CALLING[:-1]) as (_, rig):
+        assert (await ask(rig, a_chat("")))[0] == 200
+
+
+@pytest.mark.parametrize(
+    ("part", "param"),
+    [
+        ({"type": "video_url", "video_url": {"url": "http://10.0.0.1/a.mp4"}}, ".video_url.url"),
+        ({"type": "video_url", "video_url": {"url": "/etc/passwd"}}, ".video_url.url"),
+        ({"type": "video", "video": [" http://10.0.0.1/1.png"]}, ".video"),
+        ({"type": "image_embeds", "image_embeds": "QUJD"}, ".type"),
+    ],
+)
+async def test_an_engine_fetches_nothing_for_a_client(part: dict[str, Any], param: str):
+    async with engine() as (theirs, rig):
+        messages = [{"role": "user", "content": [part]}]
+        status, body, _ = await ask(rig, a_chat() | {"messages": messages})
+
+        assert (status, body["error"]["param"], theirs.asked) == (400, f"messages[0].content[0]{param}", [])
+
+
+DEEP = '{"choices": [{"delta": {"x": ' + "[" * 900 + "]" * 900 + "}}]}"
+LIES = '{"choices": [], "usage": {"prompt_tokens": -5, "completion_tokens": 1e30}}'
+
+
+@pytest.mark.parametrize(
+    "script",
+    [
+        (END % "stop", LIES, "[DONE]"),
+        (DEEP, END % "stop", "[DONE]"),
+        ('{"choices": [{"delta": []}]}', '{"choices": {"a": 1}}'),
+        ('{"choices": [{"delta": {"tool_calls": 7}}]}', "[DONE]"),
+        ('{"choices": [{"delta": {"content": "x"}}]}',) * 2000,
+    ],
+    ids=["usage", "depth", "types", "no end", "flood"],
+)
+@pytest.mark.parametrize("stream", [False, True])
+async def test_hostile_engine_harms_no_other_caller(script: tuple[str, ...], stream):
+    async with engine(batch_size=4, stepped=True) as (theirs, rig):
+        theirs.gate.clear()
+        bad = asyncio.create_task(ask(rig, a_chat("", stream=stream)))
+        await rig.until(lambda: theirs.running == 1)
+        theirs.last = script
+        theirs.gate.set()
+        await bad
+        theirs.last = None
+        theirs.steps.release()
+
+        assert (await ask(rig, a_chat("one")))[0] == 200
+        failed = {"failed": 1} if bad.result()[0] == 500 or stream else {}
+        assert failed.items() <= (await rig.outcomes()).items()
+
+
+async def test_huge_tools_are_refused_in_one_line():
+    async with engine() as (theirs, rig):
+        for tools in ([{"type": "function"}] * 20_000, [{"a": "x" * 2**20}]):
+            status, body, _ = await ask(rig, a_chat(tools=tools))
+            assert (status, "\n" in body["error"]["message"]) == (400, False)
         assert theirs.asked == []

@@ -13,6 +13,8 @@ from dataclasses import dataclass
 from trimtab_protocol import Buffer
 from trimtab_protocol.errors import InvalidChat
 
+MEDIA_MARKER = b"image:"
+"""How a marker begins."""
 MIN_DATA_URL_BYTES = 256
 """Shorter data URLs are not extracted."""
 _END = re.compile(rb'"')
@@ -48,7 +50,7 @@ def extract_data_urls(body: Buffer, max_json_bytes: int, max_urls: int) -> Extra
         if len(urls) == max_urls:
             message = f"the body has more than {max_urls} images; send at most {max_urls}"
             raise InvalidChat(message, param="messages", code="too_many_images")
-        marker = f"image:{nonce}:{len(urls)}"
+        marker = f"{MEDIA_MARKER.decode()}{nonce}:{len(urls)}"
         parts.append(bytes(view[position:begin]) + marker.encode())
         urls[marker] = view[begin:end]
         json_bytes, position = json_bytes + len(parts[-1]), end

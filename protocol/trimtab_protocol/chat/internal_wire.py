@@ -4,15 +4,17 @@ import json
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
 
 from trimtab_pipelines import stages
-from trimtab_protocol.chat.openai_requests import ChatRequest, ContentPart, Message
+from trimtab_protocol.chat.data_urls import MEDIA_MARKER
+from trimtab_protocol.chat.openai_requests import ChatRequest, ContentPart, Message, is_image_part
 from trimtab_protocol.errors import ProtocolError
 from trimtab_protocol.sse import sse_event
-from trimtab_protocol.tensors import Array, bytes_array
+from trimtab_protocol.tensors import Array, Buffer, bytes_array
 
 MESSAGES, OPTIONS, IMAGES = stages.MESSAGES_INPUT, "options", stages.IMAGES_INPUT
 """Inputs of a chat pipeline; the last two are optional."""
@@ -24,6 +26,7 @@ TENANTS = "tenants"
 """Request parameter of chats and of their images, set by the router only; see `dump_tenants`."""
 PARTIAL_PREFILL, MAX_PROMPT_TOKENS = "partial_prefill", "max_prompt_tokens"
 """Metadata of a generation model: whether it can prefill a prompt up to the first pending image."""
+_STREAM_OPTIONS = "stream_options"
 _TENANT, _DEADLINE = "tenant", "deadline_seconds"
 """Options set by the router only: the tenant, which only replicas of the previous version read there, and the seconds
 until the first token is due.
@@ -32,6 +35,9 @@ _COUNTS = ("prompt_tokens", "completion_tokens", "image_tokens", "cached_tokens"
 """Fields of an event's usage, in the order of a row of the output `usage`."""
 _ROWS = re.compile(r"[0-9]{1,9}(,[0-9]{1,9})*")
 _EMBEDDING_ID = re.compile(r"(?P<batch>.*/[^/]+)-(?P<row>[0-9]{1,9})", re.DOTALL)
+
+
+Json = Mapping[str, Any]
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,6 +65,8 @@ class Chunk:
     text: str
     tokens: int = 1
     logprob: float | None = None
+    written: Json | None = None
+    """A third-party engine's chunk, with one choice, if it says more than the text."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,6 +76,10 @@ class LastChunk:
     text: str
     finish_reason: str
     usage: Usage
+    written: Json | None = None
+    """The last chunk of a third-party engine, with its usage."""
+    whole: Json | None = None
+    """The merged chunks of a response that is not streamed to its client, if they say more than their text."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,8 +94,8 @@ class StreamFailure:
 Event = Chunk | LastChunk | StreamFailure
 
 
-def options_per_choice(request: ChatRequest, *, tenant: str) -> list[dict[str, Any]]:
-    """The tensor `options` of each choice; absent options are omitted."""
+def options_per_choice(request: ChatRequest, *, tenant: str, forwarded: bool = False) -> list[dict[str, Any]]:
+    """The tensor `options` of each choice; absent options are omitted. `forwarded`: with all other fields."""
     max_tokens = request.max_completion_tokens if request.max_completion_tokens is not None else request.max_tokens
     options = {
         "max_tokens": max_tokens,
@@ -95,7 +107,10 @@ def options_per_choice(request: ChatRequest, *, tenant: str) -> list[dict[str, A
         "ignore_eos": request.ignore_eos or None,
         "logprobs": request.logprobs or None,
     }
-    present = {name: value for name, value in options.items() if value is not None}
+    present: dict[str, Any] = {name: value for name, value in options.items() if value is not None}
+    if forwarded:
+        stream_options = request.stream_options.others if request.stream_options is not None else {}
+        present |= {**request.others, **({_STREAM_OPTIONS: {**stream_options}} if stream_options else {})}
     base = options_with_tenant(present, tenant=tenant)
     if request.seed is None:
         return [base] * request.choices
@@ -104,8 +119,11 @@ def options_per_choice(request: ChatRequest, *, tenant: str) -> list[dict[str, A
 
 def options_with_tenant(options: Mapping[str, Any], *, tenant: str) -> dict[str, Any]:
     """Options with the router's tenant and without a deadline; an empty tenant is omitted."""
-    others = {name: value for name, value in options.items() if name not in (_TENANT, _DEADLINE)}
-    return others | ({_TENANT: tenant} if tenant else {})
+    return without_router_options(options) | ({_TENANT: tenant} if tenant else {})
+
+
+def without_router_options(options: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in options.items() if name not in (_TENANT, _DEADLINE)}
 
 
 def dump_tenants(tenants: Sequence[str]) -> str:
@@ -149,29 +167,52 @@ def _part(part: ContentPart) -> dict[str, str]:
     return {"type": "image"} if part.is_image else {"type": "text", "text": part.text or ""}
 
 
+def written_messages(messages: Sequence[Any]) -> list[Any]:
+    """The tensor `messages` for a third-party engine: as written, with placeholders of images."""
+    return [
+        message | {"content": [_written_part(part) for part in message["content"]]}
+        if isinstance(message.get("content"), list)
+        else message
+        for message in messages
+    ]
+
+
+def _written_part(part: Mapping[str, Any]) -> Mapping[str, Any]:
+    if not is_image_part(part["type"]):
+        return part
+    source = part.get("image_url")
+    kept = {name: value for name, value in part.items() if name not in {"type", "image", "image_url"}}
+    details = {name: value for name, value in source.items() if name != "url"} if isinstance(source, dict) else {}
+    return kept | ({"image_url": details} if details else {}) | {"type": "image"}
+
+
 def chat_tensors(
-    request: ChatRequest, images: Sequence[bytes], options: Sequence[Mapping[str, Any]]
+    messages: Sequence[Any],
+    images: Sequence[bytes],
+    options: Sequence[Mapping[str, Any]],
+    media: Mapping[str, Buffer] = MappingProxyType({}),
 ) -> dict[str, Array]:
-    """Inputs of a chat, one row per choice; rows share equal values."""
+    """Inputs of a chat, one row per choice; rows share equal values. Media follow the images, with their markers."""
     rows = len(options)
-    messages = json.dumps(message_values(request.messages), ensure_ascii=False, separators=(",", ":")).encode()
+    text = json.dumps(messages, ensure_ascii=False, separators=(",", ":")).encode()
     inputs = {
-        MESSAGES: bytes_tensor([messages] * rows),
+        MESSAGES: bytes_tensor([text] * rows),
         OPTIONS: bytes_tensor([json.dumps(row).encode() for row in options]),
     }
-    if images:
-        files = np.empty((rows, len(images)), dtype=object)
+    if images or media:
+        files = np.empty((rows, len(images) + len(media)), dtype=object)
         for row in range(rows):
-            files[row, :] = images
+            files[row, : len(images)] = images
+            files[row, len(images) :] = [b"%s=%s" % (marker.encode(), url) for marker, url in media.items()]
         inputs[IMAGES] = files
     return inputs
 
 
-def responses_from_outputs(outputs: Mapping[str, Array]) -> list[LastChunk]:
-    return [
-        LastChunk(text.decode(errors="replace"), reason.decode(errors="replace"), Usage.of(usage))
-        for text, reason, usage in zip(outputs[TEXT], outputs[FINISH_REASON], outputs[USAGE], strict=True)
-    ]
+def split_media(files: Sequence[bytes]) -> tuple[list[bytes], dict[bytes, bytes]]:
+    """Images of a chat, and its other media by marker: data URLs as JSON has them."""
+    media = [file for file in files if file.startswith(MEDIA_MARKER)]
+    pairs = (file.partition(b"=") for file in media)
+    return [file for file in files if not file.startswith(MEDIA_MARKER)], {marker: url for marker, _, url in pairs}
 
 
 def outputs_from_responses(responses: Sequence[tuple[str, LastChunk]]) -> dict[str, Array]:

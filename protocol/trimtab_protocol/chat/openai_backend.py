@@ -1,35 +1,43 @@
 """Client side of the OpenAI chat API, for engines such as vLLM and SGLang.
 
-The tensors of `internal_wire` become a request to `/v1/chat/completions`, and its chunks become the same events.
-`top_k`, `min_tokens` and `ignore_eos` are engine extensions; `cache_salt` separates tenants in the engine's prefix
-cache.
+The tensors of `internal_wire` become a request to `/v1/chat/completions`, and its chunks become the same events. What
+the router does not read is forwarded unchanged in both directions. `cache_salt` separates tenants in the engine's
+prefix cache.
 """
 
 import json
+import re
 from base64 import b64encode
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+from pydantic_core import from_json
+
+from trimtab_protocol.chat.data_urls import MEDIA_MARKER
 from trimtab_protocol.chat.image_header import read_header
-from trimtab_protocol.chat.internal_wire import IMAGES, MESSAGES, OPTIONS, Chunk, Event, LastChunk, StreamFailure, Usage
+from trimtab_protocol.chat.internal_wire import (
+    IMAGES,
+    MESSAGES,
+    OPTIONS,
+    Chunk,
+    Event,
+    LastChunk,
+    StreamFailure,
+    Usage,
+    split_media,
+    without_router_options,
+)
+from trimtab_protocol.chat.openai_requests import require_forwardable
 from trimtab_protocol.errors import InvalidChat, ProtocolError
 from trimtab_protocol.tensors import Array
 
 COMPLETIONS = "/v1/chat/completions"
-_COPIED_OPTIONS = (
-    "max_tokens",
-    "min_tokens",
-    "temperature",
-    "top_p",
-    "top_k",
-    "stop",
-    "ignore_eos",
-    "logprobs",
-    "seed",
-)
 _CLIENT_ERROR_TYPES = frozenset({"BadRequestError", "exceed_context_size_error", "invalid_request_error"})
-_COMPLETE_REASONS = frozenset({"stop", "length", "content_filter"})
-"""Finish reasons of a complete response; other reasons indicate a failure of the engine."""
+_FAILURE_REASONS = frozenset({"abort", "error"})
+"""Finish reasons of a response that the engine gave up."""
+_ROUTER_CHUNK_FIELDS = frozenset({"id", "object", "created", "model", "system_fingerprint", "choices", "usage"})
+_MAX_TOKENS = 2**31
+_MARKER = re.compile(rb'(?<=")(%s[0-9a-f]+:[0-9]+)(?=")' % MEDIA_MARKER)
 
 
 def completion_request(model: str, inputs: Mapping[str, Array], *, cache_salt: str) -> bytes:
@@ -39,17 +47,21 @@ def completion_request(model: str, inputs: Mapping[str, Array], *, cache_salt: s
     ``messages`` is [1], ``options`` [1] and ``images`` [1, images]; the last two are optional. Raises ProtocolError if
     the tensors are invalid.
     """
-    images = [bytes(file) for file in inputs[IMAGES].reshape(-1)] if IMAGES in inputs else []
+    files = [bytes(file) for file in inputs[IMAGES].reshape(-1)] if IMAGES in inputs else []
     options = _json(inputs[OPTIONS][0], OPTIONS) if OPTIONS in inputs else {}
     messages = _json(inputs[MESSAGES][0], MESSAGES)
     if not isinstance(options, dict) or not isinstance(messages, list):
         raise InvalidChat(f"{MESSAGES} must hold a JSON list, and {OPTIONS} a JSON object")
-    request = {name: options[name] for name in _COPIED_OPTIONS if options.get(name) is not None}
+    require_forwardable(options)
+    request = {name: value for name, value in without_router_options(options).items() if value is not None}
     if not request.get("top_k"):
         request.pop("top_k", None)  # 0 means all tokens, which engines express in different ways
-    request |= {"model": model, "cache_salt": cache_salt, "stream": True, "stream_options": {"include_usage": True}}
+    if salt := request.get("cache_salt"):
+        cache_salt = json.dumps([cache_salt, salt])
+    stream_options = {**(request.get("stream_options") or {}), "include_usage": True}
+    request |= {"model": model, "cache_salt": cache_salt, "stream": True, "stream_options": stream_options}
     # Images are joined once at the end, since json.dumps would copy them several times.
-    return b"".join([_json_bytes(request)[:-1], b',"messages":', *_messages_json(messages, images), b"}"])
+    return b"".join([_json_bytes(request)[:-1], b',"messages":', *_messages_json(messages, files), b"}"])
 
 
 def _json_bytes(value: object) -> bytes:
@@ -63,12 +75,16 @@ def _json(written: bytes, name: str) -> Any:
         raise InvalidChat(f"{name} must hold JSON", param=name) from error
 
 
-def _messages_json(messages: Sequence[Any], images: Sequence[bytes]) -> list[bytes]:
+def _messages_json(messages: Sequence[Any], files: Sequence[bytes]) -> list[bytes]:
+    images, media = split_media(files)
     remaining, parts = iter(images), [b"["]
     try:
         for turn, message in enumerate(messages):
-            parts += [b"," * (turn > 0), b'{"role":', _json_bytes(message["role"]), b',"content":']
-            parts += [*_content_json(message["content"], remaining), b"}"]
+            others = {name: value for name, value in message.items() if name != "content"}
+            parts += [b"," * (turn > 0), *_restored(_json_bytes({"role": message["role"], **others})[:-1], media)]
+            if "content" in message:
+                parts += [b',"content":', *_content_json(message["content"], remaining, media)]
+            parts.append(b"}")
     except StopIteration:
         raise InvalidChat(f"{MESSAGES} reference more than the {len(images)} images", param=MESSAGES) from None
     except (KeyError, TypeError, AttributeError) as error:
@@ -78,20 +94,31 @@ def _messages_json(messages: Sequence[Any], images: Sequence[bytes]) -> list[byt
     return [*parts, b"]"]
 
 
-def _content_json(parts: Sequence[Mapping[str, Any]] | str, images: Iterator[bytes]) -> list[bytes]:
+def _content_json(
+    parts: Sequence[Mapping[str, Any]] | str | None, images: Iterator[bytes], media: Mapping[bytes, bytes]
+) -> list[bytes]:
     """Content of a message; a single text is a string, since some templates accept no list."""
-    if isinstance(parts, str):
+    if parts is None or isinstance(parts, str):
         return [_json_bytes(parts)]
-    if len(parts) == 1 and parts[0]["type"] == "text":
+    if len(parts) == 1 and parts[0].keys() == {"type", "text"} and parts[0]["type"] == "text":
         return [_json_bytes(str(parts[0]["text"]))]
     encoded = [b"["]
     for index, part in enumerate(parts):
         encoded.append(b"," * (index > 0))
-        if part["type"] == "image":
-            encoded += [b'{"type":"image_url","image_url":{"url":"', *_data_url(next(images)), b'"}}']
-        else:
-            encoded.append(_json_bytes({"type": "text", "text": str(part["text"])}))
+        encoded += _image_json(part, next(images)) if part["type"] == "image" else _restored(_json_bytes(part), media)
     return [*encoded, b"]"]
+
+
+def _image_json(part: Mapping[str, Any], file: bytes) -> list[bytes]:
+    others = {name: value for name, value in part.items() if name != "image_url"} | {"type": "image_url"}
+    details = _json_bytes(part.get("image_url") or {})[:-1] + b"," * bool(part.get("image_url"))
+    return [_json_bytes(others)[:-1], b',"image_url":', details, b'"url":"', *_data_url(file), b'"}}']
+
+
+def _restored(written: bytes, media: Mapping[bytes, bytes]) -> list[bytes]:
+    """JSON with data URLs in the places of their markers."""
+    pieces = _MARKER.split(written) if media else [written]
+    return [media.get(piece, piece) if index % 2 else piece for index, piece in enumerate(pieces)]
 
 
 def _data_url(file: bytes) -> tuple[bytes, bytes]:
@@ -105,6 +132,10 @@ class ChunkParser:
         self._images = images
         self._finish_reason = ""
         self._usage: Usage | None = None
+        self._fields: dict[str, Any] = {}
+        """Fields of chunks that were not forwarded yet."""
+        self._ending: dict[str, Any] = {}
+        """The choice and the usage of the last chunks."""
 
     def read(self, _: str, data: bytes) -> list[Event]:
         """Events of one server-sent event; empty for the role.
@@ -114,47 +145,67 @@ class ChunkParser:
         if data.strip() == b"[DONE]":
             return [self._last()]
         try:
-            return list(self._events(json.loads(data)))
-        except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+            return list(self._events(from_json(data, allow_inf_nan=False)))
+        except (ValueError, KeyError, TypeError, AttributeError, OverflowError) as error:
             excerpt = data[:200].decode(errors="replace")
             raise ProtocolError(f"invalid chunk of a chat completion: {excerpt}") from error
+
+    def end(self) -> list[Event]:
+        """Events at the end of the stream: some engines send no [DONE]."""
+        return [self._last()] if self._finish_reason and self._usage is not None else []
 
     def _events(self, chunk: Mapping[str, Any]) -> Iterator[Event]:
         if chunk.get("error") or chunk.get("object") == "error":
             message, code = parse_failure(chunk)
             yield StreamFailure(message or "no reason given", code)
             return
-        for choice in chunk["choices"]:
-            text = (choice.get("delta") or {}).get("content") or ""
-            yield from _chunks(text, (choice.get("logprobs") or {}).get("content") or ())
-            self._finish_reason = str(choice.get("finish_reason") or self._finish_reason)
-        if self._finish_reason and self._finish_reason not in _COMPLETE_REASONS:
+        self._fields |= {name: value for name, value in chunk.items() if name not in _ROUTER_CHUNK_FIELDS}
+        usage, choices = chunk.get("usage"), [choice for choice in chunk["choices"] if not choice.get("index")]
+        for choice in choices:
+            if usage:
+                self._fields["usage"] = usage
+            yield from self._choice_events(choice)
+        if usage:
+            self._usage, self._ending["usage"] = self._usage_of(usage), usage
+
+    def _choice_events(self, choice: Mapping[str, Any]) -> Iterator[Event]:
+        delta, reason = choice.get("delta") or {}, choice.get("finish_reason")
+        said = {name for name, value in delta.items() if value and name != "role"}
+        others = {name: v for name, v in choice.items() if v and name not in {"index", "delta", "finish_reason"}}
+        if reason:
+            self._finish_reason = str(reason)
+            self._ending["choices"] = [{**{n: v for n, v in others.items() if n != "logprobs"}, "index": 0}]
+            others = {name: value for name, value in others.items() if name == "logprobs"}
+        if said or others:
+            fields, self._fields = self._fields, {}
+            special = said != {"content"} or others or any(fields.values())
+            written = fields | {"choices": [{"index": 0, "delta": delta, **others}]} if special else None
+            tokens = len((choice.get("logprobs") or {}).get("content") or ()) or 1
+            yield Chunk(str(delta.get("content") or ""), tokens, None, written)
+        if self._finish_reason in _FAILURE_REASONS:
             yield StreamFailure(f"the engine ended its response with {self._finish_reason!r}", 500)
-        if chunk.get("usage"):
-            self._usage = self._usage_of(chunk["usage"])
 
     def _usage_of(self, usage: Mapping[str, Any]) -> Usage:
-        details, prompt = usage.get("prompt_tokens_details") or {}, int(usage["prompt_tokens"])
-        image = int(details.get("image_tokens") or 0)
+        details, prompt = usage.get("prompt_tokens_details") or {}, _count(usage["prompt_tokens"])
+        image = _count(details.get("image_tokens") or 0)
         text = 0 if self._images and not image else prompt - image  # 0 if the engine does not report image tokens
-        return Usage(prompt, int(usage["completion_tokens"]), image, int(details.get("cached_tokens") or 0), text)
+        completion, cached = _count(usage.get("completion_tokens") or 0), _count(details.get("cached_tokens") or 0)
+        return Usage(prompt, completion, image, cached, max(text, 0))
 
     def _last(self) -> LastChunk:
         if not self._finish_reason:
             raise ProtocolError("the response ended without a finish_reason")
         if self._usage is None:
             raise ProtocolError("the response has no usage: the engine must support stream_options")
-        return LastChunk("", self._finish_reason, self._usage)
+        return LastChunk("", self._finish_reason, self._usage, self._fields | self._ending)
 
 
-def _chunks(text: str, tokens: Sequence[Mapping[str, Any]]) -> Iterator[Chunk]:
-    """One chunk per token if their texts are known; else one chunk with the tokens' total probability."""
-    if "".join(str(token["token"]) for token in tokens) == text and tokens:
-        yield from (Chunk(str(token["token"]), 1, float(token["logprob"])) for token in tokens)
-    elif tokens:
-        yield Chunk(text, len(tokens), sum(float(token["logprob"]) for token in tokens))
-    elif text:
-        yield Chunk(text)
+def _count(value: object) -> int:
+    """A number of tokens. Raises ValueError for one that no response can have."""
+    count = int(str(value))
+    if not 0 <= count < _MAX_TOKENS:
+        raise ValueError(f"{count} tokens")
+    return count
 
 
 def parse_failure(body: Mapping[str, Any]) -> tuple[str, int]:

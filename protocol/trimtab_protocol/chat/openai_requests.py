@@ -1,16 +1,18 @@
-"""Chat completion requests: lenient parsing, with errors for unsupported fields.
+"""Chat completion requests: the fields that the router reads, and what else a client sends.
 
-Unknown fields are ignored. Unsupported fields that would change the response are rejected. Only the first error of a
-list is reported, so that parsing an invalid request is cheap.
+A third-party engine receives all fields but those that would break the isolation of clients. Trimtab's own engine
+rejects every field that it does not support and that would change the response. Only the first error of a list is
+reported, so that parsing an invalid request is cheap.
 """
 
-from collections.abc import Sequence
-from typing import Annotated, Any, Literal
+from collections.abc import Mapping, Sequence
+from typing import Annotated, Any
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, FailFast, Field, ValidationError
-from pydantic_core import PydanticCustomError
+from pydantic_core import PydanticCustomError, from_json
 
 from trimtab_protocol.errors import InvalidChat, not_supported
+from trimtab_protocol.sanitize import printable
 
 MAX_CHOICES = 8
 MAX_MESSAGES = 1024
@@ -20,12 +22,18 @@ MAX_VALUES = 2**14
 """Of the whole body, counted before it is parsed: more than the messages and parts above need."""
 MAX_STOPS = 4
 _SEEDS = 2**63
+_ROLES = ("system", "developer", "user", "assistant")
 _IMAGE_TYPES = {"image_url", "input_image", "image"}
 _TEXT_TYPES = {"text", "input_text", "output_text"}
 
 
 class _LenientModel(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="ignore")
+    model_config = ConfigDict(frozen=True, extra="allow")
+
+    @property
+    def others(self) -> Mapping[str, Any]:
+        """Fields beside the declared ones."""
+        return self.model_extra or {}
 
 
 class ImageUrl(_LenientModel):
@@ -53,12 +61,16 @@ class ContentPart(_LenientModel):
 
     @property
     def is_image(self) -> bool:
-        return self.type in _IMAGE_TYPES
+        return is_image_part(self.type)
 
     @property
     def url(self) -> str | None:
         where = self.image_url or self.image
         return where.url if where is not None else None
+
+
+def is_image_part(kind: str) -> bool:
+    return kind in _IMAGE_TYPES
 
 
 def _as_parts(content: object) -> object:
@@ -70,9 +82,8 @@ def _as_parts(content: object) -> object:
 class Message(_LenientModel):
     """A message of the chat."""
 
-    role: Literal["system", "developer", "user", "assistant"]
+    role: str = Field(max_length=64)
     content: Annotated[tuple[ContentPart, ...], FailFast(), BeforeValidator(_as_parts)] = ()
-    tool_calls: Any = None
 
 
 class StreamOptions(_LenientModel):
@@ -101,7 +112,7 @@ def _require_bounded(messages: object) -> object:
 
 
 class ChatRequest(_LenientModel):
-    """Supported fields; others are rejected in `_UnsupportedFields`, or ignored."""
+    """Fields that the router reads."""
 
     model: str = Field(max_length=256)
     messages: Annotated[tuple[Message, ...], Field(min_length=1), FailFast(), BeforeValidator(_require_bounded)]
@@ -148,50 +159,82 @@ class ChatRequest(_LenientModel):
         ]
 
 
-class _UnsupportedFields(_LenientModel):
-    """Fields that would change the response; values without effect are accepted."""
-
-    tools: Any = None
-    functions: Any = None
-    tool_choice: Any = None
-    function_call: Any = None
-    response_format: Any = None
-    modalities: Any = None
-    audio: Any = None
-    prediction: Any = None
-    web_search_options: Any = None
-    logit_bias: Any = None
-    top_logprobs: Any = None
-    presence_penalty: Any = None
-    frequency_penalty: Any = None
-
-
-class _FullRequest(ChatRequest, _UnsupportedFields):
-    pass
-
-
 _ACCEPTED_VALUES: dict[str, Sequence[Any]] = {
     "tool_choice": ("none", "auto"),
     "function_call": ("none", "auto"),
     "response_format": ({"type": "text"},),
     "modalities": (["text"],),
+    "reasoning_effort": ("none",),
 }
+_WITHOUT_EFFECT = frozenset(
+    {
+        "metadata",
+        "parallel_tool_calls",
+        "prompt_cache_key",
+        "prompt_cache_retention",
+        "safety_identifier",
+        "service_tier",
+        "store",
+        "user",
+    }
+)
+"""Fields that do not change the response of a model without tools."""
+_ROUTER_FIELDS = {
+    "priority": "the router orders chats by their deadlines",
+    **dict.fromkeys(("request_id", "rid"), "the router names each request; send the header x-request-id"),
+    **dict.fromkeys(
+        ("kv_transfer_params", "ec_transfer_params", "bootstrap_host", "bootstrap_port", "bootstrap_room"),
+        "it would connect the engine to other servers",
+    ),
+    **dict.fromkeys(("session_params", "session_id"), "clients could read each other's sessions"),
+    "data_parallel_rank": "the router chooses the replica",
+    "prompt_embeds": "a tensor of another shape ends the engine for all clients",
+}
+"""Fields by which one client could harm another, with the reason why they are not forwarded."""
 
 
-def parse_chat_request(body: bytes) -> ChatRequest:
-    """Parse a chat completion request without data URLs; InvalidChat names a field that is not supported or valid."""
+def parse_chat_request(body: bytes, *, forwarded: bool = False) -> tuple[ChatRequest, dict[str, Any]]:
+    """Parse a chat completion request without data URLs, and return it also as written.
+
+    `forwarded`: a third-party engine may serve it. Raises InvalidChat with the field that is invalid, not supported, or
+    not forwarded.
+    """
     _require_few_values(body)
     try:
-        request = _FullRequest.model_validate_json(body)
+        written = from_json(body, allow_inf_nan=False)
+    except ValueError as error:
+        raise InvalidChat(f"the body is not JSON: {error}") from error
+    try:
+        request = ChatRequest.model_validate(written)
     except ValidationError as error:
         raise _invalid(error) from error
-    for name in _UnsupportedFields.model_fields:
-        value = getattr(request, name)
-        if value and value not in _ACCEPTED_VALUES.get(name, ()):
-            raise not_supported(name, "remove it")
+    if forwarded:
+        require_forwardable(request.others)
+    else:
+        _require_supported("", request.others)
+        if request.stream_options is not None:
+            _require_supported("stream_options.", request.stream_options.others)
     for turn, message in enumerate(request.messages):
-        _check_message(f"messages[{turn}]", message)
-    return request
+        _check_message(f"messages[{turn}]", message, forwarded=forwarded)
+    return request, written
+
+
+def require_forwardable(fields: Mapping[str, Any]) -> None:
+    """Raise InvalidChat for a field by which one client could harm another at an engine."""
+    for name, reason in _ROUTER_FIELDS.items():
+        if fields.get(name) is not None:
+            raise not_supported(name, f"remove it: {reason}")
+
+
+def has_effect(name: str, value: Any) -> bool:
+    """Whether a field that Trimtab's own engine does not know would change its response."""
+    return bool(value) and name not in _WITHOUT_EFFECT and value not in _ACCEPTED_VALUES.get(name, ())
+
+
+def _require_supported(where: str, fields: Mapping[str, Any]) -> None:
+    for name, value in fields.items():
+        if has_effect(name, value):
+            raise not_supported(f"{where}{printable(name, 64)}", "remove it")
 
 
 def _require_few_values(body: bytes) -> None:
@@ -204,28 +247,32 @@ def _require_few_values(body: bytes) -> None:
         raise InvalidChat(f"the body has more than {MAX_VALUES} values; send at most as many")
 
 
-def _check_message(where: str, message: Message) -> None:
-    if message.tool_calls:
-        raise not_supported(f"{where}.tool_calls", "remove it")
+def _check_message(where: str, message: Message, *, forwarded: bool) -> None:
+    if not forwarded:
+        if message.role not in _ROLES:
+            text = f"{where}.role {message.role!r} is not supported; send one of: {', '.join(_ROLES)}"
+            raise InvalidChat(text, param=f"{where}.role", code="unsupported_value")
+        _require_supported(f"{where}.", message.others)
     for index, part in enumerate(message.content):
         field = f"{where}.content[{index}]"
-        if part.type in _TEXT_TYPES:
+        if part.is_image:
+            if part.url is None:
+                raise InvalidChat(f"{field}.image_url is missing", param=f"{field}.image_url")
+        elif part.type in _TEXT_TYPES:
             if part.text is None:
                 raise InvalidChat(f"{field}.text is missing", param=f"{field}.text")
-        elif not part.is_image:
+        elif not forwarded or part.type.endswith("_embeds"):
             raise InvalidChat(
                 f"{field}.type {part.type!r} is not supported; send text and image_url",
                 param=f"{field}.type",
                 code="unsupported_value",
             )
-        elif part.url is None:
-            raise InvalidChat(f"{field}.image_url is missing", param=f"{field}.image_url")
+        if not forwarded:
+            _require_supported(f"{field}.", part.others)
 
 
 def _invalid(error: ValidationError) -> InvalidChat:
     first = error.errors(include_url=False, include_input=False, include_context=False)[0]
-    if first["type"] == "json_invalid":
-        return InvalidChat(f"the body is not JSON: {first['msg']}")
     where = ""
     for step in first["loc"]:
         where += f"[{step}]" if isinstance(step, int) else f".{step}" if where else str(step)

@@ -1,7 +1,7 @@
 """Chat completion responses of the OpenAI API: complete responses, chunks, errors and the list of models."""
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -36,47 +36,61 @@ class ResponseHeader:
         return {"id": self.id, "object": kind, "created": self.created, "model": self.model}
 
 
-@dataclass(frozen=True, slots=True)
-class Choice:
-    """A complete response, with its tokens if their probabilities are requested."""
-
-    response: LastChunk
-    chunks: Sequence[Chunk] | None = None
-
-
-def completion(heading: ResponseHeader, choices: Sequence[Choice], variant: str) -> Json:
-    return heading.fields("chat.completion") | {
+def completion(heading: ResponseHeader, choices: Sequence[LastChunk], variant: str) -> Json:
+    """A complete response; what an engine says beside the text is added as it was written."""
+    written = [choice.whole or {} for choice in choices]
+    others = {name: value for fields in written for name, value in fields.items() if name not in {"choices", "usage"}}
+    return {
+        **others,
+        **heading.fields("chat.completion"),
         "system_fingerprint": variant,
         "choices": [
-            {
-                "index": index,
-                "message": {"role": "assistant", "content": choice.response.text, "refusal": None},
-                "logprobs": _logprobs(choice.chunks) if choice.chunks is not None else None,
-                "finish_reason": choice.response.finish_reason,
-            }
-            for index, choice in enumerate(choices)
+            _choice(index, choice, *fields.get("choices") or [{}])
+            for index, (choice, fields) in enumerate(zip(choices, written, strict=True))
         ],
-        "usage": usage([choice.response.usage for choice in choices]),
+        "usage": usage(choices),
+    }
+
+
+def _choice(index: int, choice: LastChunk, written: Mapping[str, Any]) -> Json:
+    delta = {name: value for name, value in (written.get("delta") or {}).items() if name not in {"role", "content"}}
+    if isinstance(delta.get("tool_calls"), list):  # their index is a field of streams only
+        delta["tool_calls"] = [{name: v for name, v in call.items() if name != "index"} for call in delta["tool_calls"]]
+    content = choice.text or ("" if not any(delta.values()) else None)
+    return {
+        "logprobs": None,
+        **{name: value for name, value in written.items() if name != "delta"},
+        "index": index,
+        "message": {"role": "assistant", "content": content, "refusal": None, **delta},
+        "finish_reason": choice.finish_reason,
     }
 
 
 def dry_run_response(heading: ResponseHeader, took: Usage) -> Json:
     """Token usage of a chat without a response."""
-    return heading.fields("chat.completion") | {"choices": [], "usage": usage([took])}
+    return heading.fields("chat.completion") | {"choices": [], "usage": usage([LastChunk("", "", took)])}
 
 
-def usage(choices: Sequence[Usage]) -> Json:
-    """Total usage of all choices; the prompt is counted once."""
-    prompt = max((choice.prompt for choice in choices), default=0)
-    completion_tokens = sum(choice.completion for choice in choices)
+def usage(choices: Sequence[LastChunk]) -> Json:
+    """Total usage of all choices, with the other counts of an engine; the prompt is counted once."""
+    counts = [choice.usage for choice in choices]
+    prompt = max((count.prompt for count in counts), default=0)
+    completion_tokens = sum(count.completion for count in counts)
+    reported = [choice.written.get("usage") or {} for choice in choices if choice.written]
+    others = dict(reported[0]) if reported else {}
+    if any(details := [report.get("completion_tokens_details") or {} for report in reported]):
+        names = dict.fromkeys(name for detail in details for name in detail)
+        others["completion_tokens_details"] = {name: sum(d.get(name) or 0 for d in details) for name in names}
     return {
+        **others,
         "prompt_tokens": prompt,
         "completion_tokens": completion_tokens,
         "total_tokens": prompt + completion_tokens,
         "prompt_tokens_details": {
-            "cached_tokens": max((choice.cached for choice in choices), default=0),
-            "image_tokens": max((choice.image for choice in choices), default=0),
-            "text_tokens": max((choice.text for choice in choices), default=0),
+            **(others.get("prompt_tokens_details") or {}),
+            "cached_tokens": max((count.cached for count in counts), default=0),
+            "image_tokens": max((count.image for count in counts), default=0),
+            "text_tokens": max((count.text for count in counts), default=0),
         },
     }
 
@@ -104,6 +118,8 @@ class ChunkWriter:
 
     def chunk(self, choice: int, piece: Chunk) -> bytes:
         """More text; empty without text."""
+        if piece.written is not None:
+            return self._written(choice, piece.written)
         if self._logprobs:
             return self._chunk(choice, {"content": piece.text}, pieces=[piece])
         if not piece.text:
@@ -117,17 +133,27 @@ class ChunkWriter:
     def last(self, choice: int, answer: LastChunk) -> bytes:
         """Text that was held back, and the finish reason."""
         rest = self._chunk(choice, {"content": answer.text}) if answer.text else b""
-        return rest + self._chunk(choice, {}, finish_reason=answer.finish_reason)
+        if answer.written is None:
+            return rest + self._chunk(choice, {}, finish_reason=answer.finish_reason)
+        fields = {name: value for name, value in answer.written.items() if name != "usage"}
+        return rest + self._written(choice, fields, finish_reason=answer.finish_reason)
 
-    def end(self, choices: Sequence[Usage]) -> bytes:
+    def end(self, choices: Sequence[LastChunk]) -> bytes:
         if not self._includes_usage:
             return DONE
         return sse_event(self._fields | {"choices": [], "usage": usage(choices)}) + DONE
 
+    def _written(self, choice: int, chunk: Mapping[str, Any], *, finish_reason: str | None = None) -> bytes:
+        """A third-party engine's chunk under this response's id, model and index."""
+        own = {"index": choice, "finish_reason": finish_reason}
+        choices = [{"delta": {}, "logprobs": None, **written, **own} for written in chunk.get("choices") or [{}]]
+        others = {name: value for name, value in chunk.items() if name != "usage" or self._includes_usage}
+        return sse_event({**self._without, **others, **self._fields, "choices": choices})
+
     def _chunk(
         self, choice: int, delta: Json, *, finish_reason: str | None = None, pieces: Sequence[Chunk] | None = None
     ) -> bytes:
-        logprobs = _logprobs(pieces) if pieces is not None else None
+        logprobs = token_logprobs(pieces) if pieces is not None else None
         entry = {"index": choice, "delta": delta, "logprobs": logprobs, "finish_reason": finish_reason}
         return sse_event(self._fields | {"choices": [entry]} | self._without)
 
@@ -144,7 +170,8 @@ def model_entry(name: str, created: int) -> Json:
     return {"id": name, "object": "model", "created": created, "owned_by": "trimtab"}
 
 
-def _logprobs(pieces: Sequence[Chunk]) -> Json:
+def token_logprobs(pieces: Sequence[Chunk]) -> Json:
+    """Log-probabilities of chunks of one token each."""
     content = [
         {"token": piece.text, "logprob": piece.logprob, "bytes": list(piece.text.encode()), "top_logprobs": []}
         for piece in pieces

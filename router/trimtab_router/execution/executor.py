@@ -266,6 +266,8 @@ class RequestState:
         self.call.variant = request.variant
         if self.call.listener is not None:
             self.call.listener(row, chunk)
+        if self.call.last_chunks is not None and isinstance(chunk, LastChunk):
+            self.call.last_chunks[row] = chunk
 
     def on_rows_completed(self, request: StageRequest, start: int, outputs: Mapping[str, Array]) -> None:
         if self.done or request.stage not in self.executor.encode_schedulers:

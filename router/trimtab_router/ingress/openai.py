@@ -16,18 +16,17 @@ from trimtab_pipelines.chat_settings import ChatSettings
 from trimtab_pipelines.request_outcome import ErrorCode
 from trimtab_protocol import InferRequest, PendingRequest, Tensor
 from trimtab_protocol.chat import openai_responses
-from trimtab_protocol.chat.chat_parser import ImageInput, decode_images, parse_chat, validate_image_file
+from trimtab_protocol.chat.chat_parser import ImageInput, ParsedChat, decode_images, parse_chat, validate_image_file
 from trimtab_protocol.chat.internal_wire import (
     IMAGES,
     OPTIONS,
-    Chunk,
-    LastChunk,
     chat_tensors,
+    message_values,
     options_per_choice,
-    responses_from_outputs,
+    written_messages,
 )
 from trimtab_protocol.chat.openai_requests import ChatRequest
-from trimtab_protocol.chat.openai_responses import Choice, ResponseHeader
+from trimtab_protocol.chat.openai_responses import ResponseHeader
 from trimtab_protocol.sanitize import printable
 from trimtab_protocol.tensors import Array
 from trimtab_router.admission.memory_budget import Reservation
@@ -70,6 +69,7 @@ class OpenAiIngress(Ingress):
         self._settings: ChatSettings | None = router.pipeline.spec.chat_settings
         self._created = int(time.time())
         self._fetcher = ImageFetcher(self._settings.images) if self._settings is not None else None
+        self._forwards = router.pipeline.spec.forwards_chats
         self._inputs = {tensor.name: tensor.datatype for tensor in router.pipeline.spec.inputs}
 
     def refuse(self, request: web.BaseRequest, refusal: Refusal) -> web.Response:
@@ -112,17 +112,9 @@ class OpenAiIngress(Ingress):
     async def _complete(
         self, request: web.BaseRequest, chat: _Received, reservation: Reservation, headers: dict[str, str]
     ) -> web.StreamResponse:
-        chunks: dict[int, list[Chunk]] = {}
-
-        def on_chunk(row: int, chunk: Chunk | LastChunk) -> None:
-            if isinstance(chunk, Chunk):
-                chunks.setdefault(row, []).append(chunk)
-
-        if chat.request.logprobs:  # a request with a listener cannot be retried after its first chunk
-            chat.call.listener = on_chunk
-        response = await self._router.infer(chat.call)
-        outputs = {tensor.name: tensor.array for tensor in response.outputs}
-        choices = [Choice(text, chunks.get(row)) for row, text in enumerate(responses_from_outputs(outputs))]
+        chat.call.last_chunks = {}
+        await self._router.infer(chat.call)
+        choices = [last for _, last in sorted(chat.call.last_chunks.items())]
         completion = openai_responses.completion(chat.header, choices, chat.call.variant)
         body = json.dumps(completion, ensure_ascii=False).encode()
         reservation.hold_response(len(body), lambda: abort_connection(request))
@@ -134,15 +126,15 @@ class OpenAiIngress(Ingress):
         if settings is None:
             raise Refusal("NoChats", f"{router.pipeline.name} serves no chats; use /v2")
         body = await read_body(request, reservation, router.limits.max_payload_bytes, router.admission.uploads)
-        chat = parse_chat(body, router.limits.json_bytes, settings.images)
+        chat = parse_chat(body, router.limits.json_bytes, settings.images, forwarded=self._forwards)
         if chat.request.model != router.pipeline.name:
             raise unknown_model(chat.request.model, router.pipeline.name)
-        if chat.images and IMAGES not in self._inputs:
+        if (chat.images or chat.media) and IMAGES not in self._inputs:
             raise invalid(f"{router.pipeline.name} accepts no images")
         reservation.grow(chat.image_bytes)
         files = await self._fetch_files(list(decode_images(chat, settings.images)), reservation)
         call_id = request_id(request) or token_hex(16)
-        chat_request = self._request(chat.request, files, request_client(request), call_id)
+        chat_request = self._request(chat, files, request_client(request), call_id)
         call = parse_request(router.pipeline.name, router.pipeline.spec, PendingRequest.of(chat_request))
         self.describe(call, request, reservation, arrived_at, call_id)
         header = ResponseHeader(f"chatcmpl-{call_id}", router.pipeline.name, int(time.time()))
@@ -161,9 +153,12 @@ class OpenAiIngress(Ingress):
             for image in images
         ]
 
-    def _request(self, chat: ChatRequest, files: Sequence[bytes], tenant: str, call_id: str) -> InferRequest:
-        options = options_per_choice(chat, tenant=tenant)
-        tensors: dict[str, Array] = chat_tensors(chat, files, options)
+    def _request(self, chat: ParsedChat, files: Sequence[bytes], tenant: str, call_id: str) -> InferRequest:
+        options = options_per_choice(chat.request, tenant=tenant, forwarded=self._forwards)
+        messages = message_values(chat.request.messages)
+        if chat.messages is not None:
+            messages = written_messages(chat.messages)
+        tensors: dict[str, Array] = chat_tensors(messages, files, options, chat.media)
         if OPTIONS not in self._inputs:
             del tensors[OPTIONS]
         return InferRequest(

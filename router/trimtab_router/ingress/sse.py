@@ -7,7 +7,7 @@ from aiohttp import web
 
 from trimtab_protocol import InferResponse
 from trimtab_protocol.chat import openai_responses
-from trimtab_protocol.chat.internal_wire import Chunk, LastChunk, Usage
+from trimtab_protocol.chat.internal_wire import Chunk, LastChunk
 from trimtab_protocol.chat.openai_requests import ChatRequest
 from trimtab_protocol.chat.openai_responses import KEEP_ALIVE, STREAM_HEADERS, ChunkWriter, ResponseHeader
 from trimtab_protocol.errors import InvalidChat
@@ -34,7 +34,7 @@ class SseWriter:
         self._events: asyncio.Queue[Event | bytes | None] = asyncio.Queue()
         """Chunks, bytes to be written as they are, and None at the end."""
         self._keep_alive_timer: asyncio.TimerHandle | None = None
-        self._usage: dict[int, Usage] = {}
+        self._last_chunks: dict[int, LastChunk] = {}
         self._response: web.StreamResponse | None = None
 
     async def write_stream(self, chat: ChatRequest, call: Call, header: ResponseHeader) -> web.StreamResponse:
@@ -97,7 +97,7 @@ class SseWriter:
         row, chunk = event
         if isinstance(chunk, Chunk):
             return chunks.chunk(row, chunk)
-        self._usage[row] = chunk.usage
+        self._last_chunks[row] = chunk
         return chunks.last(row, chunk)
 
     async def _end(self, generation: "asyncio.Task[InferResponse]", chunks: ChunkWriter) -> None:
@@ -108,7 +108,7 @@ class SseWriter:
                 raise
             await self._write(sse_event(sse_error(refusal)))
         else:
-            await self._write(chunks.end([self._usage[row] for row in sorted(self._usage)]))
+            await self._write(chunks.end([last for _, last in sorted(self._last_chunks.items())]))
 
     async def _open(self) -> None:
         self._response = web.StreamResponse(headers=self._headers)

@@ -213,7 +213,8 @@ class HttpTransport:
         replica = self.replicas[batch.replica.name]
         replica.acquire()
         request = self.build_request(batch)
-        generation = replica.generate(request, self._hang_seconds, partial(on_chunk, batch))
+        merges = not batch.row_slices[0].request.owner.has_listener
+        generation = replica.generate(request, self._hang_seconds, partial(on_chunk, batch), merges=merges)
         if batch.early_prefill:
             self._early_requests[batch] = replica, request.id
         task = self._generations[batch] = asyncio.get_running_loop().create_task(generation)

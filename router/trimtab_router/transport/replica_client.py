@@ -229,7 +229,7 @@ class ReplicaClient:
         return response
 
     async def generate(
-        self, batch: BatchRequest, gap_seconds: float, on_chunk: Callable[[Chunk | LastChunk], None]
+        self, batch: BatchRequest, gap_seconds: float, on_chunk: Callable[[Chunk | LastChunk], None], *, merges: bool
     ) -> BatchOutcome:
         try:
             request = await self._stream_request(batch)
@@ -240,6 +240,8 @@ class ReplicaClient:
             point=str(batch.parameters[OPERATING_POINT]),
             begin_seconds=batch.timeout_seconds,
             gap_seconds=gap_seconds,
+            max_bytes=batch.max_response_bytes,
+            merges=merges,
             on_chunk=on_chunk,
         )
 

@@ -9,8 +9,9 @@ import io
 import json
 import ssl
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from types import SimpleNamespace
+from typing import Any
 
 import aiohttp
 
@@ -24,7 +25,9 @@ from trimtab_protocol.chat.internal_wire import (
     outputs_from_responses,
     parse_event,
 )
+from trimtab_protocol.chat.merged_chunks import MergedChunks
 from trimtab_protocol.chat.openai_backend import COMPLETIONS, ChunkParser, completion_request, parse_failure
+from trimtab_protocol.chat.openai_responses import token_logprobs
 from trimtab_protocol.http_client import Tls
 from trimtab_protocol.rest import JSON_CONTENT_TYPE
 from trimtab_protocol.sanitize import printable
@@ -64,6 +67,8 @@ class StreamRequest:
     headers: dict[str, str] = field(default_factory=dict)
     read: Callable[[str, bytes], Sequence[Event]] = _read_event
     """Parses one server-sent event, given its kind and data."""
+    end: Callable[[], Sequence[Event]] = tuple
+    """Events at the end of the stream."""
     not_ready: frozenset[int] = NOT_READY_STATUSES
     """Statuses by which the replica reports that it cannot serve now."""
 
@@ -74,11 +79,13 @@ def openai_stream_request(
     """Request for one row; engines take its unique `name` as id. Raises ProtocolError if it is not a chat."""
     row = {tensor.name: tensor.array for (tensor,) in inputs}
     request_id = "-".join(filter(None, (headers.get("x-request-id"), name)))
+    parser = ChunkParser(images=IMAGES in row)
     return StreamRequest(
         COMPLETIONS,
         completion_request(model, row, cache_salt=tenant),
         {"Content-Type": JSON_CONTENT_TYPE, **headers, "x-request-id": request_id},
-        ChunkParser(images=IMAGES in row).read,
+        parser.read,
+        parser.end,
         _RETRY_LATER,
     )
 
@@ -104,19 +111,31 @@ class StreamClient:
         point: str,
         begin_seconds: float,
         gap_seconds: float,
+        max_bytes: int,
+        merges: bool,
         on_chunk: Callable[[Chunk | LastChunk], None],
     ) -> BatchOutcome:
-        """Generate one row, or return the failure. The seconds bound the first chunk, and the gap to each event."""
-        reader = _StreamReader(on_chunk)
+        """Generate one row, or return the failure.
+
+        The seconds bound the first chunk, and the gap to each event; `max_bytes` bounds the stream. `merges`: the last
+        chunk has all that earlier ones say beside their text.
+        """
+        reader = _StreamReader(on_chunk, MergedChunks() if merges else None)
         try:
-            return await self._read_stream(request, reader, begin_seconds, gap_seconds, point)
+            return await self._read_stream(request, reader, begin_seconds, gap_seconds, max_bytes, point)
         except (TimeoutError, aiohttp.ClientError, OSError) as error:
             return self._lost(_cause(error), reader, disconnected=not isinstance(error, TimeoutError))
         except ProtocolError as error:
             return self._failed(StreamFailure(str(error), 500), reader, request)
 
     async def _read_stream(
-        self, request: StreamRequest, reader: "_StreamReader", begin_seconds: float, gap_seconds: float, point: str
+        self,
+        request: StreamRequest,
+        reader: "_StreamReader",
+        begin_seconds: float,
+        gap_seconds: float,
+        max_bytes: int,
+        point: str,
     ) -> BatchOutcome:
         async with (
             asyncio.timeout(begin_seconds) as deadline,
@@ -125,7 +144,7 @@ class StreamClient:
             if response.status != 200:
                 message = error_message(await response.content.read(MAX_ERROR_BYTES))
                 return self._outcome_of_status(response.status, message or f"HTTP status {response.status}", request)
-            async for event in read_events(response, deadline, gap_seconds, request.read):
+            async for event in read_events(response, deadline, gap_seconds, max_bytes, request):
                 if isinstance(event, StreamFailure):
                     return self._failed(event, reader, request)
                 outputs = reader.add(event)
@@ -198,9 +217,11 @@ class StreamClient:
 class _StreamReader:
     """Chunks of one response so far. `delivered`: the replica may have received the request."""
 
-    def __init__(self, on_chunk: Callable[[Chunk | LastChunk], None]) -> None:
+    def __init__(self, on_chunk: Callable[[Chunk | LastChunk], None], merged: MergedChunks | None) -> None:
         self.delivered = False
         self._on_chunk = on_chunk
+        self._merged = merged
+        self._says_more = False
         self._texts: list[str] = []
 
     @property
@@ -210,8 +231,24 @@ class _StreamReader:
     def add(self, event: Chunk | LastChunk) -> dict[str, Array] | None:
         """Forward a chunk. Returns the outputs of the whole response if it is the last."""
         self._texts.append(event.text)
+        if self._merged is not None and (written := _written(event)) is not None:
+            self._merged.add(written)
+            self._says_more = True
+        if not isinstance(event, LastChunk):
+            self._on_chunk(event)
+            return None
+        text = "".join(self._texts)
+        if self._merged is not None:
+            event = replace(event, text=text, whole=self._merged.result() if self._says_more else None)
         self._on_chunk(event)
-        return outputs_from_responses([("".join(self._texts), event)]) if isinstance(event, LastChunk) else None
+        return outputs_from_responses([(text, event)])
+
+
+def _written(event: Chunk | LastChunk) -> Mapping[str, Any] | None:
+    """What a chunk says beside its text, in the form of OpenAI's chunks."""
+    if isinstance(event, Chunk) and event.logprob is not None:
+        return {"choices": [{"index": 0, "logprobs": token_logprobs([event])}]}
+    return event.written
 
 
 async def _mark_delivered(
@@ -230,24 +267,30 @@ async def read_events(
     response: aiohttp.ClientResponse,
     deadline: asyncio.Timeout,
     gap_seconds: float,
-    read: Callable[[str, bytes], Sequence[Event]] = _read_event,
-) -> AsyncIterator[Chunk | LastChunk | StreamFailure]:
+    max_bytes: int,
+    request: StreamRequest,
+) -> AsyncIterator[Event]:
     """Events of a stream. Each event extends the deadline by `gap_seconds`.
 
     One step of a model yields events on many streams at once. First chunks are read before later ones.
     """
     parser, loop = SseParser(), asyncio.get_running_loop()
-    begun = False
+    begun, received = False, 0
     async for data_part in response.content.iter_any():
+        received += len(data_part)
+        if received > max_bytes:
+            raise ProtocolError(f"the response has more than {max_bytes} bytes")
         if begun:
             for _ in range(YIELDED_TURNS):
                 await asyncio.sleep(0)
         for kind, data in parser.feed(data_part):
             begun = True
-            for event in read(kind, data):
+            for event in request.read(kind, data):
                 yield event
         if begun:
             deadline.reschedule(loop.time() + gap_seconds)
+    for event in request.end():
+        yield event
 
 
 def error_message(body: bytes) -> str:

@@ -19,21 +19,20 @@ from trimtab_protocol.chat.internal_wire import (
     chat_tensors,
     message_values,
     options_per_choice,
-    outputs_from_responses,
     parse_event,
-    responses_from_outputs,
 )
 from trimtab_protocol.chat.openai_backend import ChunkParser, completion_request
 from trimtab_protocol.chat.openai_requests import MAX_VALUES, parse_chat_request
-from trimtab_protocol.chat.openai_responses import Choice, ChunkWriter, ResponseHeader
+from trimtab_protocol.chat.openai_responses import ChunkWriter, ResponseHeader
 from trimtab_protocol.errors import InvalidChat
 from trimtab_protocol.sse import SseParser
 
 HELLO = [{"role": "user", "content": "hello"}]
 
 
-def parse(**fields):
-    return parse_chat_request(json.dumps({"model": "m", "messages": HELLO} | fields).encode())
+def parse(*, forwarded=False, **fields):
+    body = json.dumps({"model": "m", "messages": HELLO} | fields).encode()
+    return parse_chat_request(body, forwarded=forwarded)[0]
 
 
 def one_message(*parts, role="user"):
@@ -85,10 +84,11 @@ def test_roles_are_mapped_to_model_roles():
     assert roles == ["system", "user", "assistant"]
 
 
-def test_unknown_fields_and_neutral_values_are_accepted():
+def test_fields_without_effect_are_accepted():
     parse(
-        store=True, service_tier="auto", metadata={"a": "b"}, user="u", colour=["red"], tools=None, tool_choice="auto",
+        store=True, service_tier="auto", metadata={"a": "b"}, user="u", tools=None, tool_choice="auto",
         response_format={"type": "text"}, presence_penalty=0, frequency_penalty=0.0, logit_bias={}, stream_options=None,
+        messages=[*HELLO, {"role": "assistant", "content": "hi", "refusal": None, "tool_calls": []}],
     )  # fmt: skip
 
 
@@ -103,6 +103,10 @@ def test_unknown_fields_and_neutral_values_are_accepted():
         ({"top_logprobs": 2}, "top_logprobs"),
         ({"logit_bias": {"5": 1}}, "logit_bias"),
         ({"presence_penalty": 0.5}, "presence_penalty"),
+        ({"guided_json": {"type": "object"}}, "guided_json"),
+        ({"reasoning_effort": "high"}, "reasoning_effort"),
+        ({"stream_options": {"continuous_usage_stats": True}}, "stream_options.continuous_usage_stats"),
+        ({"messages": [HELLO[0] | {"name": "anna"}]}, "messages[0].name"),
         ({"messages": []}, "messages"),
         ({"messages": [{"role": "tool", "content": "x"}]}, "messages[0].role"),
         ({"messages": one_message({"type": "input_audio"})}, "messages[0].content[0].type"),
@@ -127,6 +131,13 @@ def test_invalid_field_is_named(fields, param):
     assert param.rpartition("]")[2].lstrip(".") in str(caught.value)
 
 
+@pytest.mark.parametrize("field", ["priority", "request_id", "kv_transfer_params", "prompt_embeds"])
+def test_fields_that_harm_other_clients_are_not_forwarded(field):
+    with pytest.raises(InvalidChat, match=f"{field} is not supported; remove it: ") as caught:
+        parse(forwarded=True, **{field: "x"})
+    assert caught.value.param == field
+
+
 @pytest.mark.parametrize("body", [b"", b"{", b"[]", b"null", b'{"model": "m"}', b"\xff\xfe{}", b"[" * 10**6])
 def test_invalid_bodies_are_rejected(body):
     with pytest.raises(InvalidChat):
@@ -144,7 +155,7 @@ def test_many_small_values_are_rejected_before_parsing():
 def test_rows_share_equal_values():
     chat = parse(n=3, messages=one_message({"type": "image_url", "image_url": "u"}))
     file = b"png"
-    inputs = chat_tensors(chat, [file], options_per_choice(chat, tenant="t"))
+    inputs = chat_tensors(message_values(chat.messages), [file], options_per_choice(chat, tenant="t"))
 
     assert {name: array.shape for name, array in inputs.items()} == {
         "messages": (3,),
@@ -186,16 +197,22 @@ def events(raw):
 
 
 def test_usage_counts_the_prompt_of_several_choices_once():
-    assert openai_responses.usage([TOOK, TOOK]) == {
+    reported = {"completion_tokens_details": {"reasoning_tokens": 1}, "cost": 0.5}
+    last = LastChunk("", "stop", TOOK, {"usage": reported})
+    assert openai_responses.usage([last, last]) == {
         "prompt_tokens": 31,
         "completion_tokens": 4,
         "total_tokens": 35,
+        "completion_tokens_details": {"reasoning_tokens": 2},
+        "cost": 0.5,
         "prompt_tokens_details": {"cached_tokens": 5, "image_tokens": 16, "text_tokens": 15},
     }
 
 
 def test_completion_has_message_and_usage():
-    body = openai_responses.completion(HEADING, [Choice(LastChunk("7", "stop", TOOK), [Chunk("7", 1, -0.5)])], "small")
+    logprobs = openai_responses.token_logprobs([Chunk("7", 1, -0.5)])
+    last = LastChunk("7", "stop", TOOK, None, {"choices": [{"index": 0, "logprobs": logprobs}]})
+    body = openai_responses.completion(HEADING, [last], "small")
 
     assert (body["object"], body["id"], body["created"]) == ("chat.completion", "chatcmpl-1", 1700000000)
     assert body["system_fingerprint"] == "small"
@@ -216,7 +233,7 @@ def test_stream_has_role_text_reason_and_done(includes_usage):
         + chunks.chunk(0, Chunk(""))
         + chunks.last(0, last)
     )
-    sent = events(raw + chunks.end([TOOK]))
+    sent = events(raw + chunks.end([last]))
 
     assert sent.pop() == "[DONE]"
     if includes_usage:
@@ -259,11 +276,6 @@ def test_invalid_events_are_rejected(data):
         parse_event("message", data)
 
 
-def test_outputs_round_trip_to_responses():
-    last = LastChunk("", "stop", TOOK)
-    assert responses_from_outputs(outputs_from_responses([("é", last)])) == [LastChunk("é", "stop", TOOK)]
-
-
 def parsed_events(chunks: ChunkParser, **event: Any) -> list[Any]:
     return chunks.read("message", json.dumps(event).encode())
 
@@ -274,18 +286,29 @@ def worded(text: str, *tokens: tuple[str, float]) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize(
-    ("choice", "pieces"),
+    ("choice", "text", "tokens"),
     [
-        (worded("ab"), [Chunk("ab")]),
-        (worded(""), []),
-        (worded("ab", ("a", -1.0), ("b", -2.0)), [Chunk("a", 1, -1.0), Chunk("b", 1, -2.0)]),
-        (worded("ä", ("\\xc3", -1.0), ("\\xa4", -2.0)), [Chunk("ä", 2, -3.0)]),
-        (worded("", ("\\xc3", -1.0)), [Chunk("", 1, -1.0)]),
-        ({"index": 0, "delta": {"role": "assistant"}}, []),
+        (worded("ab", ("a", -1.0), ("b", -2.0)), "ab", 2),
+        (worded("", ("\\xc3", -1.0)), "", 1),
+        ({"index": 0, "delta": {"reasoning_content": "hm"}}, "", 1),
+        ({"index": 0, "delta": {"tool_calls": [{"index": 0, "function": {"arguments": "{"}}]}}, "", 1),
+        ({"index": 0, "delta": {"content": "a"}, "token_ids": [5]}, "a", 1),
     ],
 )
-def test_each_token_is_a_chunk_if_its_text_is_known(choice: dict[str, Any], pieces: list[Chunk]) -> None:
-    assert parsed_events(ChunkParser(images=False), choices=[choice]) == pieces
+def test_what_a_chunk_says_beside_text_is_forwarded(choice: dict[str, Any], text: str, tokens: int) -> None:
+    (chunk,) = parsed_events(ChunkParser(images=False), choices=[choice])
+
+    assert (chunk.text, chunk.tokens) == (text, tokens)
+    (written,) = chunk.written["choices"]
+    assert written == {name: value for name, value in choice.items() if name != "finish_reason"}
+
+
+@pytest.mark.parametrize(
+    ("choice", "chunks"),
+    [(worded("ab"), [Chunk("ab")]), (worded(""), []), ({"index": 0, "delta": {"role": "assistant"}}, [])],
+)
+def test_text_alone_is_a_plain_chunk(choice: dict[str, Any], chunks: list[Chunk]) -> None:
+    assert parsed_events(ChunkParser(images=False), choices=[choice]) == chunks
 
 
 @pytest.mark.parametrize(
@@ -307,7 +330,11 @@ def test_usage_is_taken_from_the_engine(
 
     assert parsed_events(chunks, choices=[worded("") | {"finish_reason": "length"}], usage=None) == []
     assert parsed_events(chunks, choices=[], usage=reported) == []
-    assert chunks.read("message", b"[DONE]") == [LastChunk("", "length", usage)]
+    (last,) = chunks.end()
+    assert isinstance(last, LastChunk)
+    assert last.written is not None
+    assert chunks.read("message", b"[DONE]") == [last]
+    assert (last.finish_reason, last.usage, last.written["usage"]) == ("length", usage, reported)
 
 
 @pytest.mark.parametrize(
@@ -324,9 +351,21 @@ def test_errors_of_engines_are_recognized(event: dict[str, Any], failed: StreamF
     assert parsed_events(ChunkParser(images=False), **event) == [failed]
 
 
-def test_invalid_chunk_is_rejected() -> None:
-    with pytest.raises(ProtocolError, match="invalid chunk of a chat completion: \\[1\\]"):
-        ChunkParser(images=False).read("message", b"[1]")
+@pytest.mark.parametrize(
+    "data",
+    [
+        b"[1]",
+        b"[" * 10**5,
+        b'{"choices": [7]}',
+        b'{"choices": [{"delta": "x"}]}',
+        b'{"choices": [], "usage": {"prompt_tokens": -1}}',
+        b'{"choices": [], "usage": {"prompt_tokens": 1e400}}',
+        b'{"choices": [], "usage": {"prompt_tokens": 99999999999999999999}}',
+    ],
+)
+def test_invalid_chunk_is_rejected(data: bytes) -> None:
+    with pytest.raises(ProtocolError, match="invalid chunk of a chat completion: "):
+        ChunkParser(images=False).read("message", data)
 
 
 def test_prefix_cache_is_salted_by_tenant() -> None:
@@ -336,9 +375,10 @@ def test_prefix_cache_is_salted_by_tenant() -> None:
         return dict(json.loads(completion_request("m", inputs, cache_salt="a")))
 
     known = {"model", "messages", "stream", "stream_options", "cache_salt"}
-    for options in ({"tenant": "b", "deadline_seconds": 1.0, "top_k": 0}, {"unknown": 1}):
-        assert request_body(**options)["cache_salt"] == "a"
-        assert request_body(**options).keys() == known
+    own = request_body(tenant="b", deadline_seconds=1.0, top_k=0)
+    assert (own["cache_salt"], set(own)) == ("a", known)
+    salted = request_body(cache_salt="c", unknown=1)
+    assert (salted["cache_salt"], salted["unknown"]) == ('["a", "c"]', 1)
 
 
 STREAM = (

@@ -4,6 +4,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
+from trimtab_pipelines.engines import EngineName
 from trimtab_pipelines.resource import Model, Name
 
 
@@ -16,6 +17,8 @@ class Endpoint(Model):
     """HOST:PORT of the data port."""
     protocol: Literal["HTTP", "OpenAI"] = "HTTP"
     """HTTP: Open Inference Protocol V2 with binary tensors over HTTP/1.1. OpenAI: the OpenAI chat API."""
+    engine: EngineName | None = None
+    """Kind of a third-party server, if known."""
     ready_path: str | None = Field(default=None, pattern=r"^/")
     """Path that returns 200 when the server is ready; for protocol OpenAI."""
     variants: tuple[Name, ...] = Field(min_length=1)

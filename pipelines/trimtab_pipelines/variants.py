@@ -6,6 +6,7 @@ from typing import Literal, Self
 from pydantic import Field, model_validator
 
 from trimtab_pipelines.accuracy_evidence import AccuracyEvidence, declared_accuracy
+from trimtab_pipelines.engines import ENGINES, OPEN_INFERENCE_READY, EngineName
 from trimtab_pipelines.escalation import MAX_ESCALATIONS, Escalation
 from trimtab_pipelines.operating_point import AccuracyByTask, OperatingPoint
 from trimtab_pipelines.quantity import Bytes, Cores, Fraction
@@ -33,9 +34,6 @@ class Toleration(Model):
     toleration_seconds: int | None = Field(default=None, ge=0)
 
 
-OPEN_INFERENCE_READY = "/v2/health/ready"
-
-
 class Container(Model):
     """A user-provided container that serves the Open Inference Protocol V2 or the OpenAI chat API over HTTP."""
 
@@ -45,6 +43,8 @@ class Container(Model):
     env: dict[str, str] = Field(default_factory=dict)
     port: int = Field(default=8080, ge=1, le=65535)
     """Port of its HTTP endpoint."""
+    engine: EngineName | None = Field(default=None, exclude_if=lambda engine: engine is None)
+    """Kind of server. It sets the defaults of protocol and readyPath, and which fields the router adds to requests."""
     protocol: Literal["OpenInference", "OpenAI"] = Field(
         default="OpenInference", exclude_if=lambda protocol: protocol == "OpenInference"
     )
@@ -60,6 +60,22 @@ class Container(Model):
     @property
     def serves_chats(self) -> bool:
         return self.protocol == "OpenAI"
+
+    @model_validator(mode="before")
+    @classmethod
+    def _set_defaults_of_engine(cls, fields: object) -> object:
+        if not isinstance(fields, dict) or (kind := ENGINES.get(str(fields.get("engine")))) is None:
+            return fields
+        set_path = fields.get("readyPath", fields.get("ready_path", OPEN_INFERENCE_READY))
+        path = kind.ready_path if set_path == OPEN_INFERENCE_READY else set_path  # the default of the API server
+        others = {name: value for name, value in fields.items() if name != "ready_path"}
+        return {"protocol": kind.protocol, **others, "readyPath": path}
+
+    @model_validator(mode="after")
+    def _require_protocol_of_engine(self) -> Self:
+        if self.engine is not None and self.protocol != ENGINES[self.engine].protocol:
+            raise ValueError(f"protocol: {self.engine} has protocol {ENGINES[self.engine].protocol}; remove protocol")
+        return self
 
     @model_validator(mode="after")
     def _require_ready_path(self) -> Self:

@@ -25,6 +25,7 @@ from trimtab_pipelines.model_spec import model_spec
 from trimtab_pipelines.plan import idle_stages
 from trimtab_pipelines.spec import InferencePipeline
 from trimtab_pipelines.stages import CHAT_IMAGE_INDEX
+from trimtab_pipelines.variants import Container
 
 
 def rejection(document):
@@ -174,6 +175,22 @@ def test_openai_container_may_be_a_colocated_variant():
     assert stage.excluded_input(WHOLE) == "references"
 
 
+@pytest.mark.parametrize(
+    ("fields", "protocol", "path"),
+    [
+        ({"engine": "vllm"}, "OpenAI", "/health"),
+        ({"engine": "sglang", "readyPath": "/v2/health/ready"}, "OpenAI", "/health"),
+        ({"engine": "openai", "readyPath": "/ready"}, "OpenAI", "/ready"),
+        ({"engine": "triton"}, "OpenInference", "/v2/health/ready"),
+    ],
+)
+def test_engine_sets_protocol_and_ready_path(fields: dict[str, str], protocol: str, path: str) -> None:
+    container = Container.model_validate({"image": "i", **fields})
+
+    assert (container.protocol, container.ready_path) == (protocol, path)
+    assert Container.model_validate(container.model_dump(by_alias=True)) == container
+
+
 def test_default_container_protocol_is_omitted():
     variant = a_variant(family="", storageUri="", container={"image": "triton:1"})
     (stage,) = a_pipeline([a_stage(variants=[variant])]).spec.stages
@@ -236,6 +253,7 @@ WRONG = {
         "one operating point",
     ),
     "container without ready path": ([a_writer(variants=[a_served(readyPath="/v2/health/ready")])], "set readyPath"),
+    "protocol of another engine": ([a_writer(variants=[a_served(engine="triton")])], "triton has protocol OpenInf"),
     "unknown protocol": ([a_writer(variants=[a_served(protocol="Ollama")])], "OpenInference.*OpenAI"),
 }
 

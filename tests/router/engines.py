@@ -39,6 +39,7 @@ class Engine(ChatReplica):
 
     preamble = _chunk({"role": "assistant", "content": ""})
     ready: bool = True
+    kind: Any = None
     answers: list[tuple[int, Any]] = field(default_factory=list)
     max_model_len: int | None = None
     details: Mapping[str, int] | None = None
@@ -48,7 +49,8 @@ class Engine(ChatReplica):
     paths: set[str] = field(default_factory=set)
 
     def endpoint(self, **changes: Any) -> Endpoint:
-        return super().endpoint(protocol="OpenAI", ready_path="/health", model_names={"small": MODEL}, **changes)
+        own = {"protocol": "OpenAI", "engine": self.kind, "ready_path": "/health", "model_names": {"small": MODEL}}
+        return super().endpoint(**own, **changes)
 
     async def answer_request(self, request: web.BaseRequest) -> web.StreamResponse:
         self.paths.add(request.path)

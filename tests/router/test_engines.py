@@ -314,6 +314,19 @@ async def test_hostile_engine_harms_no_other_caller(script: tuple[str, ...], str
         assert failed.items() <= (await rig.outcomes()).items()
 
 
+@pytest.mark.parametrize(
+    ("kind", "salted", "bound"),
+    [("vllm", True, "max_tokens"), ("transformers", False, "max_tokens"), ("openai", False, "max_completion_tokens")],
+)
+async def test_engine_gets_only_fields_that_its_kind_knows(kind: str, salted, bound: str):
+    theirs = Engine(kind=kind)
+    async with a_rig(an_engine_pipeline(), {"text": [theirs]}) as rig:
+        assert (await ask(rig, a_chat("one", max_tokens=4)))[0] == 200
+
+        (asked,) = theirs.asked
+        assert ("cache_salt" in asked, {"max_tokens", "max_completion_tokens"} & asked.keys()) == (salted, {bound})
+
+
 async def test_huge_tools_are_refused_in_one_line():
     async with engine() as (theirs, rig):
         for tools in ([{"type": "function"}] * 20_000, [{"a": "x" * 2**20}]):

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 from pydantic import BaseModel
 
+from trimtab_pipelines.engines import OPEN_INFERENCE_READY
 from trimtab_pipelines.graph import REQUEST
 from trimtab_pipelines.operating_point import InputSize, OperatingPoint
 from trimtab_pipelines.resource import ADVISORY_SUFFIX
@@ -24,7 +25,7 @@ from trimtab_pipelines.spec import (
 )
 from trimtab_pipelines.stages import EMBEDDINGS_INPUT, GENERATION_OUTPUTS, IMAGES_INPUT, MESSAGES_INPUT, Stage
 from trimtab_pipelines.tasks import Task
-from trimtab_pipelines.variants import OPEN_INFERENCE_READY, Container, Variant
+from trimtab_pipelines.variants import Container, Variant
 
 
 @dataclass(frozen=True, slots=True)

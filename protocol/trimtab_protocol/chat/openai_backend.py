@@ -13,6 +13,7 @@ from typing import Any
 
 from pydantic_core import from_json
 
+from trimtab_pipelines.engines import UNKNOWN_ENGINE, EngineKind
 from trimtab_protocol.chat.data_urls import MEDIA_MARKER
 from trimtab_protocol.chat.image_header import read_header
 from trimtab_protocol.chat.internal_wire import (
@@ -40,7 +41,9 @@ _MAX_TOKENS = 2**31
 _MARKER = re.compile(rb'(?<=")(%s[0-9a-f]+:[0-9]+)(?=")' % MEDIA_MARKER)
 
 
-def completion_request(model: str, inputs: Mapping[str, Array], *, cache_salt: str) -> bytes:
+def completion_request(
+    model: str, inputs: Mapping[str, Array], *, cache_salt: str, kind: EngineKind = UNKNOWN_ENGINE
+) -> bytes:
     """Body of a streamed chat completion with usage, for an engine that names its model `model`.
 
     Chats of equal `cache_salt` share prefixes in the engine's cache.
@@ -56,10 +59,14 @@ def completion_request(model: str, inputs: Mapping[str, Array], *, cache_salt: s
     request = {name: value for name, value in without_router_options(options).items() if value is not None}
     if not request.get("top_k"):
         request.pop("top_k", None)  # 0 means all tokens, which engines express in different ways
+    if "max_tokens" in request:
+        request[kind.max_tokens] = request.pop("max_tokens")
     if salt := request.get("cache_salt"):
         cache_salt = json.dumps([cache_salt, salt])
+    if kind.salts_prefixes or salt:
+        request["cache_salt"] = cache_salt
     stream_options = {**(request.get("stream_options") or {}), "include_usage": True}
-    request |= {"model": model, "cache_salt": cache_salt, "stream": True, "stream_options": stream_options}
+    request |= {"model": model, "stream": True, "stream_options": stream_options}
     # Images are joined once at the end, since json.dumps would copy them several times.
     return b"".join([_json_bytes(request)[:-1], b',"messages":', *_messages_json(messages, files), b"}"])
 

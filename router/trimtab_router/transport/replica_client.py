@@ -16,6 +16,7 @@ from typing import Any
 from urllib.parse import quote, urlsplit
 
 from trimtab_pipelines.endpoints import Endpoint
+from trimtab_pipelines.engines import ENGINES, UNKNOWN_ENGINE
 from trimtab_pipelines.errors import backoff
 from trimtab_protocol import Buffer, InferResponse, ProtocolError, rest
 from trimtab_protocol.chat.embedding_refs import EncodedImage, ShareRequest, parse_encoded_image
@@ -250,8 +251,9 @@ class ReplicaClient:
         if self.chats:
             model = self.endpoint.model_names.get(batch.variant, batch.variant)
             (tenant,) = parse_tenants(batch.parameters.get(TENANTS), 1)
+            kind = ENGINES.get(self.endpoint.engine or "", UNKNOWN_ENGINE)
             return await asyncio.to_thread(
-                openai_stream_request, model, batch.id, tenant or batch.id, batch.inputs, batch.headers
+                openai_stream_request, kind, model, batch.id, tenant or batch.id, batch.inputs, batch.headers
             )  # megabytes
         body, headers = encode_binary(batch)
         return StreamRequest(self._path(batch.variant, "generate_stream"), b"".join(body), headers)

@@ -15,6 +15,7 @@ from typing import Any
 
 import aiohttp
 
+from trimtab_pipelines.engines import EngineKind
 from trimtab_protocol import ProtocolError, Tensor
 from trimtab_protocol.chat.internal_wire import (
     IMAGES,
@@ -74,7 +75,12 @@ class StreamRequest:
 
 
 def openai_stream_request(
-    model: str, name: str, tenant: str, inputs: Sequence[Sequence[Tensor]], headers: Mapping[str, str]
+    kind: EngineKind,
+    model: str,
+    name: str,
+    tenant: str,
+    inputs: Sequence[Sequence[Tensor]],
+    headers: Mapping[str, str],
 ) -> StreamRequest:
     """Request for one row; engines take its unique `name` as id. Raises ProtocolError if it is not a chat."""
     row = {tensor.name: tensor.array for (tensor,) in inputs}
@@ -82,7 +88,7 @@ def openai_stream_request(
     parser = ChunkParser(images=IMAGES in row)
     return StreamRequest(
         COMPLETIONS,
-        completion_request(model, row, cache_salt=tenant),
+        completion_request(model, row, cache_salt=tenant, kind=kind),
         {"Content-Type": JSON_CONTENT_TYPE, **headers, "x-request-id": request_id},
         parser.read,
         parser.end,

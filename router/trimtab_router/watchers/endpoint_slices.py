@@ -76,6 +76,7 @@ def _slice_endpoints(slice_: EndpointSlice, stage: Stage) -> Iterable[_SeenEndpo
                 variants=variants,
                 model_names=model_names,
                 protocol="OpenAI" if chats else "HTTP",
+                engine=chats.engine if chats else None,
                 ready_path=chats.ready_path if chats else None,
             ),
             ready=backend.serving if backend.terminating else backend.ready,

@@ -255,11 +255,6 @@ class InferencePipelineSpec(Model):
         serves_chats = has_messages and outputs >= {name for name, *_ in GENERATION_OUTPUTS}
         return (self.chat or ChatSettings()) if serves_chats else None
 
-    @property
-    def forwards_chats(self) -> bool:
-        """Whether a third-party engine may serve its chats, so that fields which only the engine knows are accepted."""
-        return any(variant.forwards_chats for stage in self.stages for variant in stage.variants)
-
     @cached_property
     def ordered_stages(self) -> tuple[Stage, ...]:
         return graph.topological_order(self.stages)

@@ -172,6 +172,11 @@ class Router:
                     tracing = state.trace_parent, state.arrived_at, outcome, state.served, refusal
                     record_request(self._tracer, *tracing)
 
+    @property
+    def forwards_chats(self) -> bool:
+        """Whether a third-party engine serves chats now, so that fields which only the engine knows are accepted."""
+        return any(stage.stage.variant(stage.variant).forwards_chats for stage in self.schedulers.values())
+
     async def count_tokens(self, call: Call) -> Usage:
         """Token counts of a chat, without generating, within the SLO of a first response. Raises Refusal.
 

@@ -4,12 +4,11 @@ from collections.abc import Sequence
 from itertools import groupby
 from typing import Annotated, Literal, TypeVar
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, TypeAdapter, ValidationError, model_validator
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, TypeAdapter, ValidationError
 
 from trimtab_model_servers.engine.request import Sampling
 from trimtab_model_servers.errors import RefusalError, first_problem
 from trimtab_protocol.chat.embedding_refs import ArrivedImage, EmbeddingRef, ImageIdentity, ShareRequest
-from trimtab_protocol.chat.openai_requests import has_effect
 
 MAX_STOP_STRINGS = 16
 ROWS, WIDTH, CHECKSUM = "Trimtab-Rows", "Trimtab-Width", "Trimtab-Checksum"
@@ -82,14 +81,6 @@ class Options(_RawMessage):
     """Ignored: routers of the previous version name the tenant here, and a client could."""
     deadline_seconds: float = 0.0
     """Seconds from arrival until the first token is due; the chat with the earliest deadline is scheduled first."""
-
-    @model_validator(mode="before")
-    @classmethod
-    def _without_neutral_fields(cls, fields: object) -> object:
-        """Drop fields for third-party engines that would not change the response."""
-        if not isinstance(fields, dict):
-            return fields
-        return {n: value for n, value in fields.items() if n in cls.model_fields or has_effect(str(n), value)}
 
     @property
     def sampling(self) -> Sampling:

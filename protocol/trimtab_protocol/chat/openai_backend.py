@@ -196,6 +196,8 @@ class ChunkParser:
         details, prompt = usage.get("prompt_tokens_details") or {}, _count(usage["prompt_tokens"])
         image = _count(details.get("image_tokens") or 0)
         text = 0 if self._images and not image else prompt - image  # 0 if the engine does not report image tokens
+        for count in (usage.get("completion_tokens_details") or {}).values():
+            _count(count or 0)
         completion, cached = _count(usage.get("completion_tokens") or 0), _count(details.get("cached_tokens") or 0)
         return Usage(prompt, completion, image, cached, max(text, 0))
 

@@ -55,7 +55,8 @@ def completion(heading: ResponseHeader, choices: Sequence[LastChunk], variant: s
 def _choice(index: int, choice: LastChunk, written: Mapping[str, Any]) -> Json:
     delta = {name: value for name, value in (written.get("delta") or {}).items() if name not in {"role", "content"}}
     if isinstance(delta.get("tool_calls"), list):  # their index is a field of streams only
-        delta["tool_calls"] = [{name: v for name, v in call.items() if name != "index"} for call in delta["tool_calls"]]
+        calls = (call for call in delta["tool_calls"] if isinstance(call, dict))
+        delta["tool_calls"] = [{name: value for name, value in call.items() if name != "index"} for call in calls]
     content = choice.text or ("" if not any(delta.values()) else None)
     return {
         "logprobs": None,

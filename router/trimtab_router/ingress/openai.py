@@ -69,7 +69,6 @@ class OpenAiIngress(Ingress):
         self._settings: ChatSettings | None = router.pipeline.spec.chat_settings
         self._created = int(time.time())
         self._fetcher = ImageFetcher(self._settings.images) if self._settings is not None else None
-        self._forwards = router.pipeline.spec.forwards_chats
         self._inputs = {tensor.name: tensor.datatype for tensor in router.pipeline.spec.inputs}
 
     def refuse(self, request: web.BaseRequest, refusal: Refusal) -> web.Response:
@@ -126,7 +125,7 @@ class OpenAiIngress(Ingress):
         if settings is None:
             raise Refusal("NoChats", f"{router.pipeline.name} serves no chats; use /v2")
         body = await read_body(request, reservation, router.limits.max_payload_bytes, router.admission.uploads)
-        chat = parse_chat(body, router.limits.json_bytes, settings.images, forwarded=self._forwards)
+        chat = parse_chat(body, router.limits.json_bytes, settings.images, forwarded=router.forwards_chats)
         if chat.request.model != router.pipeline.name:
             raise unknown_model(chat.request.model, router.pipeline.name)
         if (chat.images or chat.media) and IMAGES not in self._inputs:
@@ -154,10 +153,9 @@ class OpenAiIngress(Ingress):
         ]
 
     def _request(self, chat: ParsedChat, files: Sequence[bytes], tenant: str, call_id: str) -> InferRequest:
-        options = options_per_choice(chat.request, tenant=tenant, forwarded=self._forwards)
-        messages = message_values(chat.request.messages)
-        if chat.messages is not None:
-            messages = written_messages(chat.messages)
+        forwarded = chat.messages is not None
+        options = options_per_choice(chat.request, tenant=tenant, forwarded=forwarded)
+        messages = written_messages(chat.messages) if chat.messages else message_values(chat.request.messages)
         tensors: dict[str, Array] = chat_tensors(messages, files, options, chat.media)
         if OPTIONS not in self._inputs:
             del tensors[OPTIONS]

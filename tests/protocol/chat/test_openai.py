@@ -359,6 +359,7 @@ def test_errors_of_engines_are_recognized(event: dict[str, Any], failed: StreamF
         b'{"choices": [7]}',
         b'{"choices": [{"delta": "x"}]}',
         b'{"choices": [], "usage": {"prompt_tokens": -1}}',
+        b'{"choices": [], "usage": {"prompt_tokens": 1, "completion_tokens_details": {"reasoning_tokens": "x"}}}',
         b'{"choices": [], "usage": {"prompt_tokens": 1e400}}',
         b'{"choices": [], "usage": {"prompt_tokens": 99999999999999999999}}',
     ],

@@ -324,8 +324,9 @@ async def test_engine_gets_only_fields_that_its_kind_knows(kind: str, salted, bo
 
 
 async def test_huge_tools_are_refused_in_one_line():
-    async with engine() as (theirs, rig):
-        for tools in ([{"type": "function"}] * 20_000, [{"a": "x" * 2**20}]):
+    theirs, limits = Engine(), Limits(max_json_bytes=2**19)
+    async with a_rig(an_engine_pipeline(), {"text": [theirs]}, limits=limits) as rig:
+        for tools in ([{"type": "function"}] * 20_000, [{"a": "x" * 2**19}]):
             status, body, _ = await ask(rig, a_chat(tools=tools))
             assert (status, "\n" in body["error"]["message"]) == (400, False)
         assert theirs.asked == []

@@ -221,7 +221,8 @@ def opened() -> StreamReader:
 
 async def listen(stream: StreamReader, reply: "asyncio.Queue[str]") -> None:
     async with asyncio.timeout(30) as patience:
-        async for piece in read_events(cast("Any", SimpleNamespace(content=stream)), patience, 30.0):
+        response = cast("Any", SimpleNamespace(content=stream))
+        async for piece in read_events(response, patience, 30.0, 2**20, StreamRequest("/", b"")):
             assert isinstance(piece, Chunk)
             asyncio.get_running_loop().call_soon(reply.put_nowait, piece.text)
 
@@ -255,6 +256,8 @@ async def generate_at(port: int, begin_seconds: float, messages: bytes = CHAT) -
             point="default",
             begin_seconds=begin_seconds,
             gap_seconds=30.0,
+            max_bytes=2**20,
+            merges=True,
             on_chunk=lambda _: None,
         )
     finally:

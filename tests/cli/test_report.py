@@ -234,6 +234,7 @@ def test_gain_is_accuracy_or_cores(gained: float, cores_share: float, holds: boo
     accuracy, cores = single.measured_accuracy + gained, single.mean_cores * cores_share
     held = bars_of_comparison(single, replace(single, measured_accuracy=accuracy, mean_cores=cores))
     assert all(fits for bar, fits in held.items() if "single variants" in bar) is holds
+    assert "adaptive: fraction late, dropped or refused" in held
 
 
 def test_constant_accuracy_is_drawn_flat() -> None:

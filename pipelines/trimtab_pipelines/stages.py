@@ -272,7 +272,7 @@ class Stage(Model):
         """Require what a container of protocol OpenAI needs: whole chats and one operating point."""
         pulls = any(read.name == EMBEDDINGS_INPUT for read in self.inputs)
         for variant in self.variants:
-            if variant.container is None or not variant.container.serves_chats:
+            if not variant.forwards_chats:
                 continue
             where = f"stage {self.name}: variant {variant.name} has a container of protocol OpenAI"
             if not self.generates or (pulls and not variant.colocated):

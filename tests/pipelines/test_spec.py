@@ -171,7 +171,7 @@ def test_openai_container_may_be_a_colocated_variant():
     writer = a_choosing_writer() | {"variants": [a_variant(PULLS), served]}
     stage = a_chat_pipeline([an_encoder(), writer]).spec.stage("text")
 
-    assert [one.name for one in stage.variants if one.container and one.container.serves_chats] == [WHOLE]
+    assert [one.name for one in stage.variants if one.forwards_chats] == [WHOLE]
     assert stage.excluded_input(WHOLE) == "references"
 
 

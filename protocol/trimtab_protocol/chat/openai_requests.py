@@ -226,14 +226,14 @@ def require_forwardable(fields: Mapping[str, Any]) -> None:
             raise not_supported(name, f"remove it: {reason}")
 
 
-def has_effect(name: str, value: Any) -> bool:
+def _has_effect(name: str, value: Any) -> bool:
     """Whether a field that Trimtab's own engine does not know would change its response."""
     return bool(value) and name not in _WITHOUT_EFFECT and value not in _ACCEPTED_VALUES.get(name, ())
 
 
 def _require_supported(where: str, fields: Mapping[str, Any]) -> None:
     for name, value in fields.items():
-        if has_effect(name, value):
+        if _has_effect(name, value):
             raise not_supported(f"{where}{printable(name, 64)}", "remove it")
 
 

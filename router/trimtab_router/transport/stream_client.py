@@ -227,7 +227,6 @@ class _StreamReader:
         self.delivered = False
         self._on_chunk = on_chunk
         self._merged = merged
-        self._says_more = False
         self._texts: list[str] = []
 
     @property
@@ -239,13 +238,12 @@ class _StreamReader:
         self._texts.append(event.text)
         if self._merged is not None and (written := _written(event)) is not None:
             self._merged.add(written)
-            self._says_more = True
         if not isinstance(event, LastChunk):
             self._on_chunk(event)
             return None
         text = "".join(self._texts)
         if self._merged is not None:
-            event = replace(event, text=text, whole=self._merged.result() if self._says_more else None)
+            event = replace(event, text=text, whole=self._merged.result() or None)
         self._on_chunk(event)
         return outputs_from_responses([(text, event)])
 

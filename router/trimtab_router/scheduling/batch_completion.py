@@ -67,14 +67,14 @@ class BatchCompletion:
     def settle(  # noqa: C901 - one case for each ending
         self, batch: Batch, outcome: BatchOutcome, now: float
     ) -> None:
-        if not isinstance(outcome, Completed):
-            for row_slice in batch.row_slices:
-                batch.note_expected_correct(row_slice, -1)
-                if not row_slice.request.owner.has_client:
-                    row_slice.request.close()  # a retry would compete with rows of clients
+        if isinstance(outcome, Completed):
+            self._complete(batch, outcome, now)
+            return
+        for row_slice in batch.row_slices:
+            batch.note_expected_correct(row_slice, -1)
+            if not row_slice.request.owner.has_client:
+                row_slice.request.close()  # a retry would compete with rows of clients
         match outcome:
-            case Completed():
-                self._complete(batch, outcome, now)
             case ReplicaLost():
                 self._retry_lost(batch, outcome, now)
             case NotReady():

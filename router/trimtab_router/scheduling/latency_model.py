@@ -75,6 +75,7 @@ class LatencyModel:
         self._points, self._max_batch_rows, self._shadow_prices = {}, {}, {}
         self._reregistered = set()
         self.forget_predictions()
+        self.forget_planned()
         self.other_variants = frozenset(point.variant for point in plan.points if point.variant) - {plan.variant}
         for point in plan.points:
             self.service_times.set_profile(point.key(plan.variant), point.service_seconds)
@@ -248,9 +249,17 @@ class LatencyModel:
 
     def forget_predictions(self) -> None:
         """Compute predictions again. Call it after each change of what they depend on."""
-        self._predictions, self._later_seconds, self._planned_later_seconds = {}, None, None
+        if self._later_seconds is None and not self._predictions:
+            return  # nor has a model upstream any, which would have asked this one
+        self._predictions, self._later_seconds = {}, None
         for model in self.upstream:
             model.forget_predictions()
+
+    def forget_planned(self) -> None:
+        """Forget what follows from plans alone."""
+        self._planned_later_seconds = None
+        for model in self.upstream:
+            model.forget_planned()
 
     def prefill_seconds(self, tokens: float) -> float:
         """Predicted seconds of a prompt beyond, or below, those of the planned length; 0 if unknown.
@@ -285,9 +294,8 @@ class LatencyModel:
     def later_seconds(self) -> float:
         """Return the predicted seconds of the downstream stages, along the longest path and without queueing."""
         if self._later_seconds is None:
-            self._later_seconds = max(
-                (stage.typical_seconds() + stage.later_seconds() for stage in self._downstream), default=0.0
-            )
+            downstream = [stage.typical_seconds() + stage.later_seconds() for stage in self._downstream]
+            self._later_seconds = max(downstream) if downstream else 0.0
         return self._later_seconds
 
     def reserved_seconds(self) -> float:
@@ -300,9 +308,8 @@ class LatencyModel:
             self._planned_later_seconds = max(planned, default=0.0)
         return self._planned_later_seconds
 
-    @property
     def shadow_price(self) -> float:
-        """Expected correct rows that a second of a replica is worth to later arrivals, at the service ratio."""
+        """Return the expected correct rows that a second of a replica is worth to later arrivals."""
         step = round(log(self.service_ratio or 1.0) / SHADOW_PRICE_STEP)
         price = self._shadow_prices.get(step)
         if price is None:

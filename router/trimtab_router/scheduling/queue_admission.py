@@ -160,16 +160,16 @@ class Expiry:
 
     def drop_and_set_timer(self, view: SchedulerView) -> None:
         """Drop slices past their drop time or grace period; set a timer, which replaces the last, for the next."""
-        now = view.now
-        self.drop_unreachable(view)
-        while (head := self._queue.head()) is not None and self._grace_ends(head) <= now:
+        now, due = view.now, NEVER
+        while (head := self._queue.head()) is not None:
+            drop_time, grace_ends = view.drop_time(head), self._grace_ends(head)
+            if drop_time >= now and grace_ends > now:
+                due = min(drop_time, grace_ends)
+                break
             self.drop(self._queue.pop(), now)
-        if head is None:
-            return
-        due = min(view.drop_time(head), self._grace_ends(head))
         if due < self._timer_due:
             self._timer_due = due
-            self._clock.call_at(max(due, now) + TIMER_SECONDS, partial(self._on_timer, due))
+            self._clock.call_at(due + TIMER_SECONDS, partial(self._on_timer, due))
 
     def _on_timer(self, due: float) -> None:
         if due == self._timer_due:

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 
 from trimtab_pipelines.accuracy_evidence import Accuracy
 from trimtab_protocol.tensors import Array
-from trimtab_router.scheduling.policies.interface import Point
+from trimtab_router.scheduling.policies.interface import NEVER, Point
 from trimtab_router.scheduling.service_time import Key
 from trimtab_router.scheduling.stage_request import EscalationRule, RowSlice
 
@@ -100,6 +100,10 @@ class Batch:
     """Prompts that its replica prefilled at dispatch; 0 outside generation stages."""
     joined_rows: list[RowSlice] = field(default_factory=list)
     """Of the same content as its own, as they joined."""
+    key: Key = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.key = self.variant, self.point.name
 
     @property
     def is_computing(self) -> bool:
@@ -116,10 +120,6 @@ class Batch:
     def prefill_seconds(self) -> float:
         """Of its longest prompt, beyond the planned prompt length."""
         return max([row_slice.request.prefill_seconds for row_slice in self.row_slices])
-
-    @property
-    def key(self) -> Key:
-        return self.variant, self.point.name
 
     def note_expected_correct(self, row_slice: RowSlice, sign: int = 1) -> None:
         """Add the expected correct rows of a slice to its request, or subtract them, if the request has a floor."""
@@ -146,8 +146,10 @@ class ReplicaSlots:
     ready_variants: frozenset[str] = NOTHING
     free: bool = False
     """Whether it can take a batch now."""
-    accepts_prefetch: bool = False
-    """Whether another batch may be sent: it will be free when that arrives."""
+    prefetch_from: float = NEVER
+    """When another batch may be sent, because the replica will be free when that arrives."""
+    prefetch_timer: float = NEVER
+    """The `prefetch_from` for which a timer is set."""
     ejection: str = ""
     """Why outlier detection keeps batches from it; empty if it does not."""
     overload: str = ""
@@ -183,6 +185,10 @@ class ReplicaSlots:
     prefilling: dict[Batch, float] = field(default_factory=dict)
     """Without a first token; their prompt tokens."""
 
+    def accepts_prefetch(self, now: float) -> bool:
+        """Return whether another batch may be sent while it computes one."""
+        return self.prefetch_from <= now and bool(self.ready_variants) and not self.ejection
+
     @property
     def has_spare_capacity(self) -> bool:
         """Whether capacity is free, counting batches that wait for images."""
@@ -212,7 +218,7 @@ class ReplicaSlots:
         does not idle while outputs and the next batch are transferred.
         """
         if compute_seconds < MIN_COMPUTE_SECONDS:
-            return float("inf")
+            return NEVER
         found_idle = self.completed_at <= dispatched_at
         start = dispatched_at if found_idle else self.completed_at - self.transfer_seconds
         return start + compute_seconds - max(MARGIN_SECONDS, self.transfer_seconds)
@@ -221,11 +227,9 @@ class ReplicaSlots:
         """Set the variants it can serve. The caller refreshes the scheduler."""
         self.ready_variants = variants
         self._update_free()
-        self.accepts_prefetch = self.accepts_prefetch and bool(variants)
 
     def set_ejection(self, reason: str, *, probing: bool = False) -> None:
         self.ejection, self.probing = reason, probing
-        self.accepts_prefetch = self.accepts_prefetch and not reason
         self._update_free()
 
     def assign(self, batch: Batch, use: int) -> None:
@@ -240,7 +244,7 @@ class ReplicaSlots:
             self.awaiting_images.add(batch)
         self.inflight += 1
         self.last_used, self.last_point = use, batch.key
-        self.accepts_prefetch = False
+        self.prefetch_from = NEVER
         self._update_free()
 
     def set_capacity(self, places: int) -> None:
@@ -266,7 +270,7 @@ class ReplicaSlots:
         next_batch, self.prefetched = self.prefetched, None
         self.inflight -= 1
         self.awaiting_images.discard(batch)
-        self.accepts_prefetch = False
+        self.prefetch_from = NEVER
         self._update_free()
         if self.capacity:
             self.prefilling.pop(batch, None)

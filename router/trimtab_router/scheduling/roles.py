@@ -1,6 +1,6 @@
 """Schedulers by the role of a stage: predict, encode or generate. The role is decided once, in `scheduler_class`."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from math import inf
 
@@ -107,8 +107,8 @@ class EncodeScheduler(StageScheduler):
         free = sum(replica.free for replica in self.replicas)
         return min(max_rows, -(-self.queue.rows // free)) if free else max_rows
 
-    def rows_to_send(self, row_slices: list[RowSlice]) -> list[RowSlice]:
-        return self._single_flight.unique_rows(row_slices)
+    def rows_to_send(self, row_slices: Sequence[RowSlice]) -> list[RowSlice]:
+        return self._single_flight.unique_rows(super().rows_to_send(row_slices))
 
 
 class GenerationScheduler(StageScheduler):

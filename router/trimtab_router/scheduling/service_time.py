@@ -105,14 +105,12 @@ class ServiceTimes:
             return 0.0
         if concurrent:
             rows = estimate.counted_rows(rows, concurrent)
-        base = estimate.cached.get(rows)
-        if base is None:
-            base = estimate.base(rows)
+        base = estimate.cached.get(rows) or estimate.base(rows)
         return base * (estimate.ratio + estimate.spread) + self._wait_seconds + self._wait_spread
 
     def expect(self, key: Key, rows: int) -> float:
         estimate = self._estimates.get(key)
-        return estimate.base(rows) * estimate.ratio if estimate else 0.0
+        return (estimate.cached.get(rows) or estimate.base(rows)) * estimate.ratio if estimate else 0.0
 
     def ratio(self, key: Key) -> float:
         """Return observed over profiled seconds; 1 before the first observation."""
@@ -157,7 +155,9 @@ class ServiceTimes:
         estimate.idle_drops = 0
         if not estimate.profiled:
             _learn_size(estimate, rows, seconds)
-        base = estimate.base(estimate.counted_rows(rows, concurrent) if concurrent else rows)
+        if concurrent:
+            rows = estimate.counted_rows(rows, concurrent)
+        base = estimate.cached.get(rows) or estimate.base(rows)
         if base <= 0:
             return
         low, high = RATIO_BOUNDS

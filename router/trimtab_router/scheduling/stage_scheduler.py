@@ -256,11 +256,14 @@ class StageScheduler:
             self.queue.push(row_slice)
         self._arrivals += 1
         self._arrival_rate.note(request.rows, request.enqueued_at)
+        now, queue = request.enqueued_at, self.queue
         for replica in self.replicas:
-            if replica.free or replica.accepts_prefetch:
+            if replica.free or replica.accepts_prefetch(now):
                 self.wake()
                 return
-        head = self.queue.head()
+        if queue.rows - request.rows < self.plan.batch_size <= queue.rows:
+            self._set_prefetch_timers(now)
+        head = queue.head()
         if head is not None and head.request is request:  # else nothing changes
             self.wake()
 
@@ -319,24 +322,23 @@ class StageScheduler:
 
     def _dispatch_ready(self) -> None:
         self._wake_pending = False
-        now, queue = self._clock.now, self.queue
+        now, queue, variant = self._clock.now, self.queue, self.latency_model.variant
         waiting: list[ReplicaSlots] = []  # free replicas of some group that serve no row of the queue now
         while queue.rows:
             candidates = self._candidates()
             if waiting:
                 candidates = [replica for replica in candidates if replica not in waiting]
-            replica = self.replica_selection.free_replica(candidates, self.variant)
+            replica = self.replica_selection.free_replica(candidates, variant)
             if replica is None:
                 break
             if not self._dispatch_next(replica, now):
                 if not self.plan.other_groups:
                     break
                 waiting.append(replica)
-        for replica in self.replicas:
-            if replica.accepts_prefetch and self._has_full_batch():
-                self._dispatch_next(replica, now)
+        if queue.rows >= self.plan.batch_size:
+            self._prefetch(now)
         if queue.rows:
-            self._expiry.drop_and_set_timer(self.view(self.variant, now))
+            self._expiry.drop_and_set_timer(self.view(variant, now))
         else:
             for feature in self._idling:
                 feature.on_idle(self, now)
@@ -352,32 +354,36 @@ class StageScheduler:
             return replicas
         return [slot for slot in replicas if slot.free and model.other_variants <= slot.ready_variants] or replicas
 
+    def _prefetch(self, now: float) -> None:
+        """Send full batches to replicas that will soon be free, now or at the time."""
+        for replica in self.replicas:
+            if replica.accepts_prefetch(now) and self._has_full_batch():
+                self._dispatch_next(replica, now)
+        self._set_prefetch_timers(now)
+
     def _has_full_batch(self) -> bool:
         head = self.queue.head()
         return head is not None and not head.attempts and self.queue.batch_candidates(head).rows >= self.plan.batch_size
 
     def view(self, variant: str, now: float, replica: ReplicaSlots | None = None) -> SchedulerView:
         """Return what the policy sees of the stage if a replica is free; None: of the stage as a whole."""
-        prefills = self.concurrent_prefills() if replica is None else replica.concurrent_prefills
-        alike = self.replicas
+        prefills, alike, model = 0, self.replicas, self.latency_model
+        if self.concurrent_rows and self.policy.prepare is None:
+            prefills = self.concurrent_prefills() if replica is None else replica.concurrent_prefills
         if replica is not None and self.plan.other_groups:
             alike = [other for other in alike if other.ready_variants == replica.ready_variants]
         return SchedulerView(
             now=now,
             waiting=self.queue,
-            points=self.latency_model.points(
-                variant,
-                prefills if self.policy.prepare is None else 0,
-                None if replica is None else replica.ready_variants,
-            ),
+            points=model.points(variant, prefills, None if replica is None else replica.ready_variants),
             max_batch_rows=self.max_batch_rows(variant),
-            later_seconds=self.latency_model.later_seconds(),
+            later_seconds=model.later_seconds(),
             drop_policy=self._drop_policy,
-            reserved_seconds=self.latency_model.reserved_seconds(),
+            reserved_seconds=model.reserved_seconds() if self.queue.special_rows else 0.0,
             ready_replicas=self.ready_replicas if alike is self.replicas else len(alike),
             free_at=partial(_expected_free_times, alike, now),
             mixes_points=self.policy.mixes_points,
-            shadow_price=self.latency_model.shadow_price,
+            shadow_price=model.shadow_price,
             arrivals_rps=partial(self._arrival_rate.rps, now),
             loaded_point=("", "") if replica is None else replica.last_point,
         )
@@ -387,8 +393,9 @@ class StageScheduler:
 
     def _variant_of(self, replica: ReplicaSlots) -> str:
         """Return the variant of a replica; of another group than the planned variant's, one that the plan lists."""
-        variant = self.replica_selection.variant_for(replica, self.variant) or self.variant
-        if variant == self.variant or not self.plan.other_groups:
+        current = self.latency_model.variant
+        variant = self.replica_selection.variant_for(replica, current) or current
+        if variant == current or not self.plan.other_groups:
             return variant
         return min(self.latency_model.other_variants & replica.ready_variants, default=variant)
 
@@ -490,7 +497,7 @@ class StageScheduler:
 
     def dispatch(self, replica: ReplicaSlots, dispatch: Dispatch, now: float, *, early: bool = False) -> None:
         """Send the rows of a decision that are still needed to a replica; `early`: before all images are encoded."""
-        row_slices = self.rows_to_send([row_slice for row_slice in dispatch.row_slices if not row_slice.request.closed])
+        row_slices = self.rows_to_send(dispatch.row_slices)
         rows = sum([row_slice.rows for row_slice in row_slices])
         if not rows:  # other rows of these requests were just dropped
             return
@@ -504,7 +511,7 @@ class StageScheduler:
             found_idle=not replica.inflight and not replica.capacity,
             escalation=dispatch.escalation,
             early_prefill=early,
-            concurrent_prefills=replica.concurrent_prefills,
+            concurrent_prefills=replica.concurrent_prefills if self.concurrent_rows else 0,
         )
         self._dispatched_batches += 1
         for row_slice in row_slices:
@@ -518,8 +525,8 @@ class StageScheduler:
         for feature in self._sending:
             feature.on_dispatch(batch)
 
-    def rows_to_send(self, row_slices: list[RowSlice]) -> list[RowSlice]:
-        return row_slices
+    def rows_to_send(self, row_slices: Sequence[RowSlice]) -> list[RowSlice]:
+        return [row_slice for row_slice in row_slices if not row_slice.request.closed]
 
     def send(self, batch: Batch) -> None:
         self._transport.send(batch, self.on_batch_end)
@@ -529,16 +536,20 @@ class StageScheduler:
         for row_slice in batch.row_slices:
             if row_slice.attempts:
                 return
-        due = batch.replica.prefetch_time(batch.dispatched_at, self.latency_model.compute_seconds(batch))
-        if due < NEVER:
-            self._clock.call_at(due, partial(self._open_prefetch, batch))
-
-    def _open_prefetch(self, batch: Batch) -> None:
         replica = batch.replica
-        if batch.is_computing and replica.inflight == 1 and replica.ready_variants and not replica.ejection:
-            replica.accepts_prefetch = True
-            if self.queue.rows >= self.plan.batch_size:
-                self.wake()
+        replica.prefetch_from = replica.prefetch_time(batch.dispatched_at, self.latency_model.compute_seconds(batch))
+
+    def _set_prefetch_timers(self, now: float) -> None:
+        """Set a timer for each computing replica: a full batch waits."""
+        for replica in self.replicas:
+            due = replica.prefetch_from
+            if now < due < NEVER and due != replica.prefetch_timer:
+                replica.prefetch_timer = due
+                self._clock.call_at(due, partial(self._on_prefetch_timer, replica))
+
+    def _on_prefetch_timer(self, replica: ReplicaSlots) -> None:
+        if self.queue.rows >= self.plan.batch_size and replica.accepts_prefetch(self._clock.now):
+            self.wake()
 
 
 def _expected_free_times(replicas: Sequence[ReplicaSlots], now: float) -> list[float]:

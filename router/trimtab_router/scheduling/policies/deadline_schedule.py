@@ -27,7 +27,7 @@ CELLS = (256, 4096)  # bounds of the number of cells
 MAX_CELL_OPTIONS = 400_000  # bound of cells times options
 MIN_STEP_SECONDS = 0.00002
 _SPARE_TIME_ROUNDS = 12
-_SECONDS_ROUNDING = 1e-12  # tolerance for sums of seconds
+SECONDS_ROUNDING = 1e-12  # tolerance for sums of seconds
 _CELLS_ROUNDING = 1e-9  # tolerance for sums of seconds at a cell's edge, in cells
 
 
@@ -179,7 +179,7 @@ class _TrueTimeSchedule:
         rows = [step.row for step in steps]
         self._table, self._rows = table, rows
         self._chosen = np.array([step.option for step in steps])
-        self._room = table.deadline[rows] - start + _SECONDS_ROUNDING
+        self._room = table.deadline[rows] - start + SECONDS_ROUNDING
 
     def use_spare_time(self) -> None:
         """Take the better option that adds most value, one after the other, while no job becomes late."""
@@ -194,7 +194,7 @@ class _TrueTimeSchedule:
             room = np.minimum(spare, behind) + taken
             gain = np.where(options <= room[:, None], values - value[:, None], 0.0)
             row, option = divmod(int(gain.argmax()), gain.shape[1])
-            if gain[row, option] <= _SECONDS_ROUNDING:
+            if gain[row, option] <= SECONDS_ROUNDING:
                 break
             self._chosen[row] = option
         self.steps = [

@@ -63,11 +63,11 @@ class Point:
     escalations: tuple[Escalation, ...] = ()
     """Profiled escalations of rows served first at this point."""
     variant: str = ""
+    key: tuple[str, str] = field(init=False)
+    """Variant and name, which identify the point."""
 
-    @property
-    def key(self) -> tuple[str, str]:
-        """Variant and name, which identify the point."""
-        return self.variant, self.name
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "key", (self.variant, self.name))
 
     def accuracy_for(self, task: str) -> float:
         """Return the expected accuracy of rows of a task, or of all rows if the request names none."""
@@ -107,7 +107,7 @@ class SchedulerView:
     ready_replicas: int = 1
     free_at: Callable[[], Sequence[float]] = tuple
     """Expected time at which each replica is free, ascending."""
-    shadow_price: float = 0.0
+    shadow_price: Callable[[], float] = float
     """Λ: expected correct rows that one second of a replica is worth to later arrivals."""
     mixes_points: bool = False
     """Whether rows of one request may run at several points, so that no single point has to reach the floor."""

@@ -47,7 +47,7 @@ def decide(view: SchedulerView, *, splits: bool = True) -> Dispatch | WaitUntil:
     given_seconds = head.deadline - head.enqueued_at - view.later_seconds
     least_seconds_total = sum(float(entry.options.seconds[0]) for entry in planned)
     jobs = [entry.job(entry.group.value) for entry in planned]
-    schedule = solve(jobs, start, price=view.shadow_price * load_factor(least_seconds_total, given_seconds))
+    schedule = solve(jobs, start, price=view.shadow_price() * load_factor(least_seconds_total, given_seconds))
     steps = [step for step in schedule.steps if step.option != DROPPED]
     if not steps or (view.drop_policy != "Predicted" and schedule.steps[0].option == DROPPED):
         return slack_fit.decide(view)

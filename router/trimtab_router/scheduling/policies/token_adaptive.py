@@ -6,6 +6,7 @@ that the expected utility of the rows in time is greatest. Rows that are given u
 better point must be worth more than its time is to all other rows (`shadow_price`).
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from math import inf
 
@@ -13,8 +14,8 @@ import numpy as np
 
 from trimtab_pipelines.row_splits import Floats
 from trimtab_router.scheduling.policies import slack_fit
-from trimtab_router.scheduling.policies.deadline_schedule import DROPPED, solve
-from trimtab_router.scheduling.policies.interface import Dispatch, Policy, SchedulerView, WaitUntil
+from trimtab_router.scheduling.policies.deadline_schedule import DROPPED, SECONDS_ROUNDING, ProgramStep, solve
+from trimtab_router.scheduling.policies.interface import Dispatch, Point, Policy, SchedulerView, WaitUntil
 from trimtab_router.scheduling.policies.queue_plan import (
     GroupOptions,
     PlannedGroup,
@@ -23,7 +24,7 @@ from trimtab_router.scheduling.policies.queue_plan import (
     of_free_replica,
     spare_seconds,
 )
-from trimtab_router.scheduling.policies.split_table import ServingOption
+from trimtab_router.scheduling.policies.split_table import ServingOption, profiled, serving_options
 from trimtab_router.scheduling.policies.token_options import (
     CandidateBatch,
     TokenOptions,
@@ -34,19 +35,20 @@ from trimtab_router.scheduling.policies.token_options import (
 
 MAX_BATCHES = 40  # planning horizon
 _LEADERS, _MAX_JOINED = 3, 5  # the first batches that later ones may join, and the most batches joined
+_FIRST = np.zeros(1, np.int64)  # index of a batch's only option
 _TIME_TIE_BREAK = 1e-3  # of a second's average value: among plans of equal value, the faster is better
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class BatchOptions(GroupOptions):
-    """Options of a batch: indices into `TokenOptions`."""
+    """Options of a batch: indices into `options`."""
 
-    token_options: TokenOptions
+    options: Sequence[ServingOption]
     rows: int
     """Of the batch."""
 
     def serving_options(self, option: int) -> list[tuple[ServingOption, int]]:
-        return [(self.token_options.options[self.indices[option]], self.rows)]
+        return [(self.options[self.indices[option]], self.rows)]
 
 
 def decide(view: SchedulerView, *, uses_shadow_price: bool = True, joins_batches: bool = True) -> Dispatch | WaitUntil:
@@ -54,19 +56,74 @@ def decide(view: SchedulerView, *, uses_shadow_price: bool = True, joins_batches
     if view.drop_policy == "Never":
         return slack_fit.decide(view)
     start = max(view.now, min(view.free_at(), default=view.now))
+    if joins_batches and len(view.points) == 1 and not view.points[0].escalations:
+        dispatch = _serve_all(view, view.points[0], start)
+        if dispatch is not None:
+            return dispatch
     token_options = TokenOptions(view)
     planned = plan_batches(view, token_options, uses_shadow_price=uses_shadow_price, joins_batches=joins_batches)
     if not planned:
         return slack_fit.decide(view)
-    seconds = sum(float(entry.options.seconds[0]) for entry in planned)
-    value = sum(float(entry.options.values[-1]) for entry in planned)
-    time_price = _TIME_TIE_BREAK * value / max(seconds, 1e-9)
+    time_price = _time_price(planned)
     schedule = solve([entry.job(price=time_price) for entry in planned], start)
     steps = schedule.steps
     first = next((index for index, step in enumerate(steps) if step.option != DROPPED), None)
     if first is None or (first and view.drop_policy == "Expired"):
         return slack_fit.decide(view)
     return dispatch_first_batch(view, planned, steps[first:], spare_seconds(planned, steps[first:], start)[1])
+
+
+def _serve_all(view: SchedulerView, point: Point, start: float) -> Dispatch | None:
+    """Dispatch the first batch of the fastest schedule that serves all rows in time at their only option.
+
+    `solve` finds the same, unless some rows are worth less than their time. None if there is no such schedule.
+    """
+    profile, options = profiled(point, view.max_batch_rows), serving_options(view.points)
+    ratio = point.seconds(view.max_batch_rows) / profile[-1] if profile[-1] > 0 else 1.0
+
+    def plan(batch: CandidateBatch, count: int = 1) -> PlannedGroup[CandidateBatch]:
+        seconds = np.array((profile[batch.rows - 1] * ratio,))
+        value = np.array((sum([value * point.accuracy_for(task) for task, value in batch.weights.items()]),))
+        return PlannedGroup(batch, BatchOptions(_FIRST, seconds, value, options, batch.rows), count)
+
+    planned = of_free_replica(view, [plan(batch) for batch in candidate_batches(view, MAX_BATCHES)])
+    if not planned or not _worth_their_time(planned):
+        return None
+    ends, steps = [start, *[inf] * len(planned)], [ProgramStep(0, 0, 0, DROPPED)] * (len(planned) + 1)
+    for index, entry in enumerate(planned):
+        if index < _LEADERS:
+            following = joined_groups(planned[index : index + _MAX_JOINED + 1], view.max_batch_rows)
+            entry.joined = [plan(*group) for group in following]
+        for chosen in (*entry.joined, entry):
+            last, end = index + chosen.count, ends[index] + float(chosen.options.seconds[0])
+            tie = SECONDS_ROUNDING if chosen is entry else -SECONDS_ROUNDING
+            if end < ends[last] + tie and end <= entry.group.deadline + SECONDS_ROUNDING:
+                ends[last], steps[last] = end, ProgramStep(index, index, chosen.count, 0)
+    if ends[-1] == inf:
+        return None
+    path, last = [], len(planned)
+    while last:
+        path.append(steps[last])
+        last = steps[last].first_job
+    path.reverse()
+    return dispatch_first_batch(view, planned, path, spare_seconds(planned, path, start)[1])
+
+
+def _worth_their_time(planned: Sequence[PlannedGroup[CandidateBatch]]) -> bool:
+    """Whether no batch has a floor or a provisional response, and all are worth more than the price of their time."""
+    price = _time_price(planned)
+    for entry in planned:
+        if entry.group.head.request.accuracy_floor or entry.group.provisional_value:
+            return False
+        if entry.options.values[0] <= price * entry.options.seconds[0]:
+            return False
+    return True
+
+
+def _time_price(planned: Sequence[PlannedGroup[CandidateBatch]]) -> float:
+    """Return the price of a second by which the faster of two plans of equal value is better."""
+    seconds = sum([float(entry.options.seconds[0]) for entry in planned])
+    return _TIME_TIE_BREAK * sum([float(entry.options.values[-1]) for entry in planned]) / max(seconds, 1e-9)
 
 
 def plan_batches(
@@ -105,7 +162,9 @@ def _price_batches(
     _, indices = increasing_value(seconds, values)
     return [
         PlannedGroup(
-            batch, BatchOptions(chosen, seconds[row, chosen], values[row, chosen], token_options, batch.rows), count
+            batch,
+            BatchOptions(chosen, seconds[row, chosen], values[row, chosen], token_options.options, batch.rows),
+            count,
         )
         for row, ((batch, count), chosen) in enumerate(zip(batches, indices, strict=True))
     ]

@@ -57,7 +57,7 @@ ROUTER_REASONS = {
     reason: code
     for code, reasons in {
         ErrorCode.INVALID_ARGUMENT: ("InvalidArgument", "AccuracyFloor", "SuspectedQueryOfDeath"),
-        ErrorCode.NOT_FOUND: ("NotFound", "UnknownModel", "UnknownVersion", "NoChats"),
+        ErrorCode.NOT_FOUND: ("NotFound", "UnknownModel", "UnknownVersion", "NoChats", "RouteNotServed"),
         ErrorCode.METHOD_NOT_ALLOWED: ("MethodNotAllowed",),
         ErrorCode.REQUEST_TIMEOUT: ("BodyTimeout",),
         ErrorCode.PAYLOAD_TOO_LARGE: ("PayloadTooLarge",),

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 from trimtab_pipelines.accuracy_floor import required_mean
 from trimtab_protocol import InferRequest, Parameters
+from trimtab_protocol.chat.engine_routes import ForwardedRequest
 from trimtab_protocol.chat.internal_wire import Chunk, LastChunk
 from trimtab_protocol.extensions import (
     ACCURACY_FLOOR,
@@ -85,6 +86,8 @@ class Call:
     """Variant that generates a chat's response, once it has begun."""
     hold_bytes: Callable[[int], None] | None = None
     """Called with the size of outputs stored until the end."""
+    forwarded: ForwardedRequest | None = None
+    """Set if its messages are a request that only a third-party engine reads."""
     client: str = ""
     """Name of the client, the tenant of its chats; empty if unknown."""
 

@@ -5,6 +5,7 @@ import time
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
+from math import isfinite
 from typing import Any
 
 from opentelemetry.trace import Tracer
@@ -176,6 +177,17 @@ class Router:
     def forwards_chats(self) -> bool:
         """Whether a third-party engine serves chats now, so that fields which only the engine knows are accepted."""
         return any(stage.stage.variant(stage.variant).forwards_chats for stage in self.schedulers.values())
+
+    @property
+    def forwards_routes(self) -> bool:
+        """Whether an engine also gets requests that are no chats: it reads the client's messages themselves."""
+        return self.forwards_chats and self._executor.streaming_stage in self._executor.prompt_sources
+
+    @property
+    def max_model_tokens(self) -> int | None:
+        """Maximum length of a third-party engine's prompts and responses, if it tells."""
+        limits = [stage.latency_model.max_prompt_tokens for stage in self.schedulers.values() if stage.stage.generates]
+        return int(limits[0]) if self.forwards_chats and limits and isfinite(limits[0]) else None
 
     async def count_tokens(self, call: Call) -> Usage:
         """Token counts of a chat, without generating, within the SLO of a first response. Raises Refusal.

@@ -34,7 +34,7 @@ class Engine(ChatReplica):
     """Streams the words of the last message as chunks; `ready` it says at /health; it has one model, by their name.
 
     Each of `answers` is answered once instead: a status and a body. `details` is what it tells of prompts, `last` may
-    replace its last chunks.
+    replace its last chunks. `routes` are its other paths, each with its JSON, its text, or the events of its stream.
     """
 
     preamble = _chunk({"role": "assistant", "content": ""})
@@ -44,6 +44,8 @@ class Engine(ChatReplica):
     max_model_len: int | None = None
     details: Mapping[str, int] | None = None
     last: tuple[str, ...] | None = None
+    routes: Mapping[str, Any] = field(default_factory=dict)
+    forms: list[bytes] = field(default_factory=list)
     asked: list[dict[str, Any]] = field(default_factory=list)
     ids: list[str] = field(default_factory=list)
     paths: set[str] = field(default_factory=set)
@@ -59,19 +61,37 @@ class Engine(ChatReplica):
             return web.Response(status=200 if self.ready else 503)
         if request.path == "/v1/models" and self.max_model_len:
             return web.json_response({"data": [{"id": MODEL, "max_model_len": self.max_model_len}]})
-        if request.path != "/v1/chat/completions":
+        if request.path != "/v1/chat/completions" and request.path not in self.routes:
             return web.json_response({"detail": "Not Found"}, status=404)
-        asked = json.loads(await request.read())
-        self.asked.append(asked)
+        return await self._answer(request, self.routes.get(request.path))
+
+    async def _answer(self, request: web.BaseRequest, reply: Any) -> web.StreamResponse:
+        body = await request.read()
         self.ids.append(request.headers["x-request-id"])
+        if request.content_type == "multipart/form-data":
+            self.forms.append(body)
+            return web.Response(text=reply)
+        asked = json.loads(body)
+        self.asked.append(asked)
         if asked["model"] != MODEL:
             return web.json_response({"error": {"message": f"no model {asked['model']}", "code": 404}}, status=404)
         if self.answers:
-            status, reply = self.answers.pop(0)
-            return web.json_response(reply, status=status)
+            status, once = self.answers.pop(0)
+            return web.json_response(once, status=status)
+        if reply is not None:
+            return await self._route(request, reply)
         chat = Written(asked["messages"], asked, [], {})
         self.written.append(chat)
         return await self._counted(request, chat)
+
+    async def _route(self, request: web.BaseRequest, reply: Any) -> web.StreamResponse:
+        if not isinstance(reply, tuple):
+            return web.json_response(reply)
+        response = web.StreamResponse(headers={"Content-Type": "text/event-stream"})
+        await response.prepare(request)
+        for event in reply:
+            await response.write(f"data: {event}\n\n".encode())
+        return response
 
     def chunk(self, text: str, chat: Written) -> bytes:
         likely = {"content": [{"token": text, "logprob": -0.5}]} if "logprobs" in chat.options else None

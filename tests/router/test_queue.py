@@ -7,6 +7,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
+from trimtab_protocol.chat.engine_routes import ForwardedRequest
 from trimtab_router.refusal import Refusal
 from trimtab_router.request import NO_OPTIONS, RequestOptions
 from trimtab_router.scheduling.queue import DeadlineQueue
@@ -19,6 +20,7 @@ class Caller:
     trace_parent = ""
     request_id = ""
     has_listener = False
+    forwarded: ForwardedRequest | None = None
     has_client = True
 
     def __init__(self) -> None:

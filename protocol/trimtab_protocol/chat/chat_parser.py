@@ -16,7 +16,8 @@ from trimtab_protocol.errors import InvalidChat
 from trimtab_protocol.sanitize import printable
 
 _URL = re.compile(r"[\x00-\x20]*([a-z][a-z0-9+.-]*:/|https?:|file:)", re.IGNORECASE)
-_SOURCES = ("url", "video", "audio", "path")
+SOURCES = ("url", "uri", "image", "video", "audio", "path")
+"""Ends of the names of fields that engines read files from."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +68,7 @@ def parse_chat(body: Buffer, max_json_bytes: int, bounds: ImageLimits, *, forwar
             if part.get("text") in media:
                 raise InvalidChat(f"{where}.text is a data URL; send images as image_url", param=f"{where}.text")
             if forwarded and not request.messages[turn].content[index].is_image:
-                _require_allowed_urls(part, where, bounds)
+                require_allowed_urls(part, where, bounds)
     if not forwarded:
         return ParsedChat(request, images)
     if media and (stray := json.dumps({**written, "messages": None})) and any(marker in stray for marker in media):
@@ -75,17 +76,17 @@ def parse_chat(body: Buffer, max_json_bytes: int, bounds: ImageLimits, *, forwar
     return ParsedChat(request, images, messages, media)
 
 
-def _require_allowed_urls(value: object, where: str, bounds: ImageLimits) -> None:
+def require_allowed_urls(value: object, where: str, bounds: ImageLimits) -> None:
     """Raise InvalidChat for what the engine would read from elsewhere, unless images may be fetched from there."""
     if isinstance(value, dict):
         for name, item in value.items():
             if name not in {"type", "text"}:
-                _require_allowed_urls(item, f"{where}.{printable(name, 64)}", bounds)
+                require_allowed_urls(item, f"{where}.{printable(name, 64)}", bounds)
     elif isinstance(value, list):
         for item in value:
-            _require_allowed_urls(item, where, bounds)
+            require_allowed_urls(item, where, bounds)
     elif isinstance(value, str) and not value.startswith(("data:", MEDIA_MARKER.decode())):
-        is_source = _URL.match(value) is not None or where.endswith(_SOURCES)
+        is_source = _URL.match(value) is not None or where.endswith(SOURCES)
         if is_source:
             parse_target(value, where, bounds)
 

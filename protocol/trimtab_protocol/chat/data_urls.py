@@ -8,6 +8,7 @@ URL is found without parsing its context.
 import binascii
 import re
 import secrets
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from trimtab_protocol import Buffer
@@ -17,6 +18,7 @@ MEDIA_MARKER = b"image:"
 """How a marker begins."""
 MIN_DATA_URL_BYTES = 256
 """Shorter data URLs are not extracted."""
+_MARKER = re.compile(rb'(?<=")(%s[0-9a-f]+:[0-9]+)(?=")' % MEDIA_MARKER)
 _END = re.compile(rb'"')
 _ESCAPES = ((b"\\/", b"/"), (b"\\n", b""), (b"\\r", b""))
 """JSON escapes and line breaks within base64."""
@@ -58,6 +60,12 @@ def extract_data_urls(body: Buffer, max_json_bytes: int, max_urls: int) -> Extra
     if json_bytes > max_json_bytes:
         raise InvalidChat(f"the body has {json_bytes} bytes beside its images; at most {max_json_bytes} are accepted")
     return ExtractedImages(b"".join([*parts, view[position:]]), urls)
+
+
+def restore_data_urls(written: bytes, urls: Mapping[bytes, Buffer]) -> list[Buffer]:
+    """JSON with data URLs in the places of their markers."""
+    pieces = _MARKER.split(written) if urls else [written]
+    return [urls.get(piece, piece) if index % 2 else piece for index, piece in enumerate(pieces)]
 
 
 def _next_url(view: memoryview, position: int, begins_before: int) -> tuple[int, int] | None:

@@ -6,7 +6,6 @@ prefix cache.
 """
 
 import json
-import re
 from base64 import b64encode
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
@@ -14,7 +13,7 @@ from typing import Any
 from pydantic_core import from_json
 
 from trimtab_pipelines.engines import UNKNOWN_ENGINE, EngineKind
-from trimtab_protocol.chat.data_urls import MEDIA_MARKER
+from trimtab_protocol.chat.data_urls import restore_data_urls
 from trimtab_protocol.chat.image_header import read_header
 from trimtab_protocol.chat.internal_wire import (
     IMAGES,
@@ -30,15 +29,14 @@ from trimtab_protocol.chat.internal_wire import (
 )
 from trimtab_protocol.chat.openai_requests import require_forwardable
 from trimtab_protocol.errors import InvalidChat, ProtocolError
-from trimtab_protocol.tensors import Array
+from trimtab_protocol.tensors import Array, Buffer
 
 COMPLETIONS = "/v1/chat/completions"
 _CLIENT_ERROR_TYPES = frozenset({"BadRequestError", "exceed_context_size_error", "invalid_request_error"})
-_FAILURE_REASONS = frozenset({"abort", "error"})
+FAILURE_REASONS = frozenset({"abort", "error"})
 """Finish reasons of a response that the engine gave up."""
 _ROUTER_CHUNK_FIELDS = frozenset({"id", "object", "created", "model", "system_fingerprint", "choices", "usage"})
 _MAX_TOKENS = 2**31
-_MARKER = re.compile(rb'(?<=")(%s[0-9a-f]+:[0-9]+)(?=")' % MEDIA_MARKER)
 
 
 def completion_request(
@@ -82,13 +80,16 @@ def _json(written: bytes, name: str) -> Any:
         raise InvalidChat(f"{name} must hold JSON", param=name) from error
 
 
-def _messages_json(messages: Sequence[Any], files: Sequence[bytes]) -> list[bytes]:
+def _messages_json(messages: Sequence[Any], files: Sequence[bytes]) -> list[Buffer]:
     images, media = split_media(files)
-    remaining, parts = iter(images), [b"["]
+    remaining, parts = iter(images), list[Buffer]([b"["])
     try:
         for turn, message in enumerate(messages):
             others = {name: value for name, value in message.items() if name != "content"}
-            parts += [b"," * (turn > 0), *_restored(_json_bytes({"role": message["role"], **others})[:-1], media)]
+            parts += [
+                b"," * (turn > 0),
+                *restore_data_urls(_json_bytes({"role": message["role"], **others})[:-1], media),
+            ]
             if "content" in message:
                 parts += [b',"content":', *_content_json(message["content"], remaining, media)]
             parts.append(b"}")
@@ -103,29 +104,26 @@ def _messages_json(messages: Sequence[Any], files: Sequence[bytes]) -> list[byte
 
 def _content_json(
     parts: Sequence[Mapping[str, Any]] | str | None, images: Iterator[bytes], media: Mapping[bytes, bytes]
-) -> list[bytes]:
+) -> list[Buffer]:
     """Content of a message; a single text is a string, since some templates accept no list."""
     if parts is None or isinstance(parts, str):
         return [_json_bytes(parts)]
     if len(parts) == 1 and parts[0].keys() == {"type", "text"} and parts[0]["type"] == "text":
         return [_json_bytes(str(parts[0]["text"]))]
-    encoded = [b"["]
+    encoded: list[Buffer] = [b"["]
     for index, part in enumerate(parts):
         encoded.append(b"," * (index > 0))
-        encoded += _image_json(part, next(images)) if part["type"] == "image" else _restored(_json_bytes(part), media)
+        encoded += (
+            _image_json(part, next(images)) if part["type"] == "image" else restore_data_urls(_json_bytes(part), media)
+        )
     return [*encoded, b"]"]
 
 
 def _image_json(part: Mapping[str, Any], file: bytes) -> list[bytes]:
     others = {name: value for name, value in part.items() if name != "image_url"} | {"type": "image_url"}
-    details = _json_bytes(part.get("image_url") or {})[:-1] + b"," * bool(part.get("image_url"))
+    given = {name: value for name, value in (part.get("image_url") or {}).items() if name != "url"}
+    details = _json_bytes(given)[:-1] + b"," * bool(given)
     return [_json_bytes(others)[:-1], b',"image_url":', details, b'"url":"', *_data_url(file), b'"}}']
-
-
-def _restored(written: bytes, media: Mapping[bytes, bytes]) -> list[bytes]:
-    """JSON with data URLs in the places of their markers."""
-    pieces = _MARKER.split(written) if media else [written]
-    return [media.get(piece, piece) if index % 2 else piece for index, piece in enumerate(pieces)]
 
 
 def _data_url(file: bytes) -> tuple[bytes, bytes]:
@@ -173,7 +171,7 @@ class ChunkParser:
                 self._fields["usage"] = usage
             yield from self._choice_events(choice)
         if usage:
-            self._usage, self._ending["usage"] = self._usage_of(usage), usage
+            self._usage, self._ending["usage"] = parse_usage(usage, images=self._images), usage
 
     def _choice_events(self, choice: Mapping[str, Any]) -> Iterator[Event]:
         delta, reason = choice.get("delta") or {}, choice.get("finish_reason")
@@ -189,17 +187,8 @@ class ChunkParser:
             written = fields | {"choices": [{"index": 0, "delta": delta, **others}]} if special else None
             tokens = len((choice.get("logprobs") or {}).get("content") or ()) or 1
             yield Chunk(str(delta.get("content") or ""), tokens, None, written)
-        if self._finish_reason in _FAILURE_REASONS:
+        if self._finish_reason in FAILURE_REASONS:
             yield StreamFailure(f"the engine ended its response with {self._finish_reason!r}", 500)
-
-    def _usage_of(self, usage: Mapping[str, Any]) -> Usage:
-        details, prompt = usage.get("prompt_tokens_details") or {}, _count(usage["prompt_tokens"])
-        image = _count(details.get("image_tokens") or 0)
-        text = 0 if self._images and not image else prompt - image  # 0 if the engine does not report image tokens
-        for count in (usage.get("completion_tokens_details") or {}).values():
-            _count(count or 0)
-        completion, cached = _count(usage.get("completion_tokens") or 0), _count(details.get("cached_tokens") or 0)
-        return Usage(prompt, completion, image, cached, max(text, 0))
 
     def _last(self) -> LastChunk:
         if not self._finish_reason:
@@ -207,6 +196,18 @@ class ChunkParser:
         if self._usage is None:
             raise ProtocolError("the response has no usage: the engine must support stream_options")
         return LastChunk("", self._finish_reason, self._usage, self._fields | self._ending)
+
+
+def parse_usage(usage: Mapping[str, Any], *, images: bool = False) -> Usage:
+    """Token counts that an engine reports; text tokens are 0 if it does not tell them from those of `images`."""
+    details = usage.get("prompt_tokens_details") or usage.get("input_tokens_details") or {}
+    prompt = _count(usage.get("prompt_tokens", usage.get("input_tokens")))
+    image, cached = _count(details.get("image_tokens") or 0), _count(details.get("cached_tokens") or 0)
+    for count in (usage.get("completion_tokens_details") or {}).values():
+        _count(count or 0)
+    completion = _count(usage.get("completion_tokens") or usage.get("output_tokens") or 0)
+    text = 0 if images and not image else prompt - image
+    return Usage(prompt, completion, image, cached, max(text, 0))
 
 
 def _count(value: object) -> int:

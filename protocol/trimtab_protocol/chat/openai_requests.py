@@ -199,7 +199,7 @@ def parse_chat_request(body: bytes, *, forwarded: bool = False) -> tuple[ChatReq
     `forwarded`: a third-party engine may serve it. Raises InvalidChat with the field that is invalid, not supported, or
     not forwarded.
     """
-    _require_few_values(body)
+    require_few_values(body)
     try:
         written = from_json(body, allow_inf_nan=False)
     except ValueError as error:
@@ -237,14 +237,14 @@ def _require_supported(where: str, fields: Mapping[str, Any]) -> None:
             raise not_supported(f"{where}{printable(name, 64)}", "remove it")
 
 
-def _require_few_values(body: bytes) -> None:
+def require_few_values(body: bytes, limit: int = MAX_VALUES) -> None:
     """Reject JSON of many small values, which takes long to parse; text of any length is one value."""
-    if body.count(b",") <= MAX_VALUES:
+    if body.count(b",") <= limit:
         return
     unescaped = body.replace(rb"\\", b"").replace(rb"\"", b"")
-    outside = unescaped.split(b'"', 4 * MAX_VALUES)[::2]
-    if sum(piece.count(b",") for piece in outside) > MAX_VALUES:
-        raise InvalidChat(f"the body has more than {MAX_VALUES} values; send at most as many")
+    outside = unescaped.split(b'"', 4 * limit)[::2]
+    if sum(piece.count(b",") for piece in outside) > limit:
+        raise InvalidChat(f"the body has more than {limit} values; send at most as many")
 
 
 def _check_message(where: str, message: Message, *, forwarded: bool) -> None:

@@ -167,8 +167,9 @@ def error_body(
     return {"error": {"message": message, "type": kind, "param": param, "code": code or _BY_REASON.get(reason, reason)}}
 
 
-def model_entry(name: str, created: int) -> Json:
-    return {"id": name, "object": "model", "created": created, "owned_by": "trimtab"}
+def model_entry(name: str, created: int, max_tokens: int | None = None) -> Json:
+    entry = {"id": name, "object": "model", "created": created, "owned_by": "trimtab"}
+    return entry if max_tokens is None else entry | {"max_model_len": max_tokens}
 
 
 def token_logprobs(pieces: Sequence[Chunk]) -> Json:

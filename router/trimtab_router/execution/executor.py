@@ -9,6 +9,7 @@ import numpy as np
 
 from trimtab_pipelines.spec import ServiceLevel
 from trimtab_pipelines.stages import EMBEDDINGS_INPUT, IMAGES_INPUT
+from trimtab_protocol.chat.engine_routes import ForwardedRequest
 from trimtab_protocol.chat.internal_wire import Chunk, LastChunk
 from trimtab_protocol.extensions import EXPECTED_ACCURACY
 from trimtab_protocol.tensors import Array
@@ -125,7 +126,7 @@ class PipelineExecutor:
             for name in self._graph.downstream(stage.name):
                 tokens = state.prompt_tokens.get(name, 0.0)
                 request.set_prefill_seconds(self.schedulers[name].latency_model.prefill_seconds(tokens))
-        elif ready.stage in self._generation_schedulers:
+        elif ready.stage in self._generation_schedulers and state.forwarded is None:
             self._generation_schedulers[ready.stage].estimate_prompts(request, state.call.images)
         return request
 
@@ -220,6 +221,7 @@ class RequestState:
     on_end: "Callable[[RequestState], None]"
     has_client = True
     has_listener: bool = field(init=False)
+    forwarded: ForwardedRequest | None = field(init=False)
     arrived_at: float = field(init=False)
     request_id: str = field(init=False)
     trace_parent: str = field(init=False)
@@ -252,12 +254,15 @@ class RequestState:
     def __post_init__(self) -> None:
         call, rows, sources = self.call, self.cursor.rows, self.executor.prompt_sources
         self.has_listener, self.arrived_at = call.listener is not None, call.arrived_at
+        self.forwarded = call.forwarded
         self.request_id, self.trace_parent = call.request_id, call.trace_parent
         self.min_accuracy = self.options.min_accuracy(rows) if self.options.accuracy_floor else 0.0
         if self.executor.streaming_stage is not None:
             self.stream = StreamTiming(call.arrived_at, call.images)
         self.rows_by_stage = dict.fromkeys(self.executor.encode_schedulers, call.images * rows)
-        self.prompt_tokens = mean_prompt_tokens(sources, self.cursor.inputs, call.images) if sources else {}
+        self.prompt_tokens = (
+            mean_prompt_tokens(sources, self.cursor.inputs, call.images) if sources and not self.forwarded else {}
+        )
 
     def on_chunk(self, request: StageRequest, row: int, chunk: Chunk | LastChunk, now: float) -> None:
         if self.stream is None or request.stage != self.executor.streaming_stage:

@@ -46,6 +46,7 @@ class RequestResolver:
             require_inputs(call.request.model_name, self._spec, inputs)
         timeout = self._timeout_seconds(options.timeout_seconds, call.deadline_seconds)
         last_seconds = timeout
+        is_whole = call.forwarded is not None and not call.forwarded.route.streams  # it has no early first token
         if self._executor.streaming_stage is not None:
             last_seconds = max(self._spec.slo.latency_seconds, timeout)
         return RequestState(
@@ -54,7 +55,7 @@ class RequestResolver:
             cursor,
             options,
             task_stages,
-            deadline=call.arrived_at + timeout,
+            deadline=call.arrived_at + (last_seconds if is_whole else timeout),
             completion_deadline=call.arrived_at + last_seconds,
             on_end=on_end,
         )

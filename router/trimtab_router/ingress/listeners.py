@@ -10,6 +10,7 @@ from typing import Any
 from aiohttp import web
 
 from trimtab_pipelines.edge_settings import EdgeSettings
+from trimtab_protocol.chat.engine_routes import ROUTES
 from trimtab_protocol.event_loop import start_service
 from trimtab_protocol.host_check import HostCheck
 from trimtab_router.envoy.api_keys import HashedKey
@@ -120,7 +121,7 @@ class HttpServer:
             return self._grpc.answer(request)
         if not self._host_check.accepts(request.headers):
             return refuse_foreign_host()
-        if request.path.startswith(PREFIX):
+        if request.path.startswith(PREFIX) or request.path in ROUTES:
             return self._openai.answer(request)
         return self._rest.answer(request)
 

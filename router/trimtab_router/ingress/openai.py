@@ -12,11 +12,10 @@ from secrets import token_hex
 
 from aiohttp import web
 
-from trimtab_pipelines.chat_settings import ChatSettings
-from trimtab_pipelines.request_outcome import ErrorCode
 from trimtab_protocol import InferRequest, PendingRequest, Tensor
 from trimtab_protocol.chat import openai_responses
 from trimtab_protocol.chat.chat_parser import ImageInput, ParsedChat, decode_images, parse_chat, validate_image_file
+from trimtab_protocol.chat.engine_routes import ROUTES
 from trimtab_protocol.chat.internal_wire import (
     IMAGES,
     OPTIONS,
@@ -26,30 +25,23 @@ from trimtab_protocol.chat.internal_wire import (
     written_messages,
 )
 from trimtab_protocol.chat.openai_requests import ChatRequest
-from trimtab_protocol.chat.openai_responses import ResponseHeader
+from trimtab_protocol.chat.openai_responses import ChunkWriter, ResponseHeader
+from trimtab_protocol.rest import JSON_CONTENT_TYPE
 from trimtab_protocol.sanitize import printable
 from trimtab_protocol.tensors import Array
 from trimtab_router.admission.memory_budget import Reservation
 from trimtab_router.admission.request_parsing import parse_request
-from trimtab_router.ingress.base import (
-    Ingress,
-    abort_connection,
-    error_response,
-    json_response,
-    request_client,
-    request_id,
-)
+from trimtab_router.ingress.base import json_response, request_client, request_id
+from trimtab_router.ingress.engine_ingress import CHAT, EngineIngress
 from trimtab_router.ingress.image_fetcher import ImageFetcher
 from trimtab_router.ingress.request_body import read_body
-from trimtab_router.ingress.sse import SseWriter, sse_error
+from trimtab_router.ingress.sse import SseWriter
 from trimtab_router.refusal import Refusal, invalid, unknown_model
 from trimtab_router.request import Call
 from trimtab_router.router import Router
 
 PREFIX = "/v1/"
-_CHAT, _MODELS = "/v1/chat/completions", "/v1/models"
-_NOT_RETRYABLE = frozenset({ErrorCode.DEADLINE_EXCEEDED, ErrorCode.INTERNAL, ErrorCode.UNIMPLEMENTED})
-"""Codes that clients should not retry. OpenAI's client otherwise retries twice."""
+_MODELS = "/v1/models"
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,38 +53,29 @@ class _Received:
     header: ResponseHeader
 
 
-class OpenAiIngress(Ingress):
+class OpenAiIngress(EngineIngress):
     """HTTP handler of OpenAI's API."""
 
     def __init__(self, router: Router) -> None:
         super().__init__(router)
-        self._settings: ChatSettings | None = router.pipeline.spec.chat_settings
         self._created = int(time.time())
         self._fetcher = ImageFetcher(self._settings.images) if self._settings is not None else None
-        self._inputs = {tensor.name: tensor.datatype for tensor in router.pipeline.spec.inputs}
-
-    def refuse(self, request: web.BaseRequest, refusal: Refusal) -> web.Response:
-        response = error_response(request, refusal, sse_error(refusal))
-        response.headers["x-request-id"] = request_id(request)
-        if refusal.retry_after_seconds is None and refusal.code in _NOT_RETRYABLE:
-            response.headers["x-should-retry"] = "false"
-        return response
 
     async def route(self, request: web.BaseRequest) -> web.StreamResponse:
         path = request.path.rstrip("/")
         name = self._router.pipeline.name
-        if path == _CHAT:
+        if path == CHAT or path in ROUTES:
             if request.method != "POST":
-                raise self._router.accounting.count_rejection(Refusal("MethodNotAllowed", f"{_CHAT} takes POST"))
-            return await self._chat(request)
-        model = openai_responses.model_entry(name, self._created)
+                raise self._router.accounting.count_rejection(Refusal("MethodNotAllowed", f"{path} takes POST"))
+            return await (self._chat(request) if path == CHAT else self.forward(request, ROUTES[path]))
+        model = openai_responses.model_entry(name, self._created, self._router.max_model_tokens)
         if path == _MODELS:
             return json_response({"object": "list", "data": [model] if self._settings is not None else []})
         if path == f"{_MODELS}/{name}" and self._settings is not None:
             return json_response(model)
         if path.startswith(f"{_MODELS}/"):
             raise unknown_model(path.rpartition("/")[2], name)
-        refusal = Refusal("NotFound", f"unknown path {printable(path, 100)}; try {_CHAT}")
+        refusal = Refusal("NotFound", f"unknown path {printable(path, 100)}; try {CHAT}")
         raise self._router.accounting.count_rejection(refusal)
 
     async def _chat(self, request: web.BaseRequest) -> web.StreamResponse:
@@ -105,7 +88,9 @@ class OpenAiIngress(Ingress):
                 usage = await router.count_tokens(chat.call)
                 return json_response(openai_responses.dry_run_response(chat.header, usage), headers=headers)
             if chat.request.streams:
-                return await SseWriter(router, request, headers).write_stream(chat.request, chat.call, chat.header)
+                asked = chat.request
+                chunks = ChunkWriter(chat.header, includes_usage=asked.includes_usage, logprobs=bool(asked.logprobs))
+                return await SseWriter(router, request, headers).write_stream(chat.call, chunks, asked.choices)
             return await self._complete(request, chat, reservation, headers)
 
     async def _complete(
@@ -116,8 +101,7 @@ class OpenAiIngress(Ingress):
         choices = [last for _, last in sorted(chat.call.last_chunks.items())]
         completion = openai_responses.completion(chat.header, choices, chat.call.variant)
         body = json.dumps(completion, ensure_ascii=False).encode()
-        reservation.hold_response(len(body), lambda: abort_connection(request))
-        return web.Response(body=body, content_type="application/json", headers=headers)
+        return self.whole(request, body, reservation, headers | {"Content-Type": JSON_CONTENT_TYPE})
 
     async def _receive(self, request: web.BaseRequest, reservation: Reservation, arrived_at: float) -> _Received:
         """Read a chat. Raises InvalidChat or Refusal, not counted yet."""

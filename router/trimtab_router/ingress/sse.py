@@ -7,9 +7,9 @@ from aiohttp import web
 
 from trimtab_protocol import InferResponse
 from trimtab_protocol.chat import openai_responses
+from trimtab_protocol.chat.engine_responses import ForwardedChunkWriter
 from trimtab_protocol.chat.internal_wire import Chunk, LastChunk
-from trimtab_protocol.chat.openai_requests import ChatRequest
-from trimtab_protocol.chat.openai_responses import KEEP_ALIVE, STREAM_HEADERS, ChunkWriter, ResponseHeader
+from trimtab_protocol.chat.openai_responses import KEEP_ALIVE, STREAM_HEADERS, ChunkWriter
 from trimtab_protocol.errors import InvalidChat
 from trimtab_protocol.sse import sse_event
 from trimtab_router.ingress.base import require_timely_read
@@ -22,6 +22,7 @@ ALIVE_SECONDS = 15.0  # interval of keep-alive comments
 _INLINE_BYTES = 2**14  # writes below this size do not fill an empty connection buffer
 
 Event = tuple[int, Chunk | LastChunk]
+StreamEncoder = ChunkWriter | ForwardedChunkWriter
 
 
 class SseWriter:
@@ -37,15 +38,14 @@ class SseWriter:
         self._last_chunks: dict[int, LastChunk] = {}
         self._response: web.StreamResponse | None = None
 
-    async def write_stream(self, chat: ChatRequest, call: Call, header: ResponseHeader) -> web.StreamResponse:
+    async def write_stream(self, call: Call, chunks: StreamEncoder, choices: int) -> web.StreamResponse:
         """Write the stream to its end. Raises Refusal if it fails before the first chunk."""
-        chunks = ChunkWriter(header, includes_usage=chat.includes_usage, logprobs=bool(chat.logprobs))
         call.listener = self._on_chunk
         generation = asyncio.get_running_loop().create_task(self._router.infer(call))
         generation.add_done_callback(lambda _: self._events.put_nowait(None))
         try:
             async with asyncio.timeout(self._router.max_request_seconds):
-                await self._forward_events(chunks, chat.choices, call)
+                await self._forward_events(chunks, choices, call)
             await self._end(generation, chunks)
         except TimeoutError:
             refusal = Refusal("DeadlineExpired", "the response took too long")
@@ -64,7 +64,7 @@ class SseWriter:
     def _on_chunk(self, row: int, chunk: Chunk | LastChunk) -> None:
         self._events.put_nowait((row, chunk))
 
-    async def _forward_events(self, chunks: ChunkWriter, choices: int, call: Call) -> None:
+    async def _forward_events(self, chunks: StreamEncoder, choices: int, call: Call) -> None:
         """Write events as they arrive. Events that arrive during a write are written together."""
         self._keep_alive()
         while (event := await self._events.get()) is not None:
@@ -91,7 +91,7 @@ class SseWriter:
                 return
             yield event
 
-    def _encode(self, chunks: ChunkWriter, event: Event | bytes) -> bytes:
+    def _encode(self, chunks: StreamEncoder, event: Event | bytes) -> bytes:
         if isinstance(event, bytes):
             return event
         row, chunk = event
@@ -100,7 +100,7 @@ class SseWriter:
         self._last_chunks[row] = chunk
         return chunks.last(row, chunk)
 
-    async def _end(self, generation: "asyncio.Task[InferResponse]", chunks: ChunkWriter) -> None:
+    async def _end(self, generation: "asyncio.Task[InferResponse]", chunks: StreamEncoder) -> None:
         try:
             await generation
         except Refusal as refusal:

@@ -18,10 +18,9 @@ from typing import assert_never
 import numpy as np
 
 from trimtab_pipelines.operating_point import OperatingPoint
-from trimtab_pipelines.request_outcome import ErrorCode
 from trimtab_pipelines.stages import EMBEDDINGS_INPUT, Stage
 from trimtab_protocol.tensors import Array, encode_raw_array
-from trimtab_router.refusal import Refusal, failure, invalid
+from trimtab_router.refusal import Refusal, failure
 from trimtab_router.scheduling.interfaces import Feature, StatsSink
 from trimtab_router.scheduling.queue import DeadlineQueue
 from trimtab_router.scheduling.replica_slots import (
@@ -41,6 +40,7 @@ from trimtab_router.scheduling.suspect_rows import Suspect, SuspectRows, Verdict
 MAX_LOST_REPLICAS = 2
 MAX_LOST_CONCURRENT = 4  # for replicas with concurrent generations, where the row at fault is unknown
 MAX_FAILED_BATCHES = 3
+_REJECTIONS = {404: "RouteNotServed", 413: "PayloadTooLarge"}
 
 
 class BatchCompletion:
@@ -258,8 +258,8 @@ class BatchCompletion:
             row_slice.request.accept_provisional(row_slice.start, row_slice.stop)
         elif not row_slice.request.closed:
             message = f"stage {self._stage.name}: {rejected.message}"
-            too_large = rejected.code == ErrorCode.PAYLOAD_TOO_LARGE.value
-            row_slice.request.owner.on_refused(Refusal("PayloadTooLarge", message) if too_large else invalid(message))
+            reason = _REJECTIONS.get(rejected.code, "InvalidArgument")
+            row_slice.request.owner.on_refused(Refusal(reason, message))
 
     def _retry_failed(self, batch: Batch, broken: BatchFailed) -> None:
         self._stats.record_replica_error(broken.message)

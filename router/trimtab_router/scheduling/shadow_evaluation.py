@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from trimtab_pipelines.stages import Stage
+from trimtab_protocol.chat.engine_routes import ForwardedRequest
 from trimtab_protocol.chat.internal_wire import Chunk, LastChunk
 from trimtab_protocol.tensors import Array
 from trimtab_router.refusal import Refusal
@@ -32,6 +33,7 @@ class ShadowSample:
     trace_parent = ""
     request_id = ""
     has_listener = has_client = False
+    forwarded: ForwardedRequest | None = None
 
     def __init__(
         self, stage: Stage, accuracy_monitor: AccuracyMonitor, key: Key, task: str, row: Mapping[str, Array], now: float

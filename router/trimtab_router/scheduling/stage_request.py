@@ -7,6 +7,7 @@ from typing import Protocol
 import numpy as np
 
 from trimtab_pipelines.escalation import TaskEscalation
+from trimtab_protocol.chat.engine_routes import ForwardedRequest
 from trimtab_protocol.chat.internal_wire import Chunk, LastChunk
 from trimtab_protocol.tensors import Array
 from trimtab_router.refusal import Refusal
@@ -64,6 +65,8 @@ class RequestListener(Protocol):
     """Whether chunks are sent to the client, so that no other response can replace them."""
     has_client: bool
     """Whether a client waits. Other rows are tried once, and their queueing time is not reported."""
+    forwarded: ForwardedRequest | None
+    """Set if the request is one that only a third-party engine reads."""
 
     def on_chunk(self, request: "StageRequest", row: int, row_slice: Chunk | LastChunk, now: float) -> None: ...
 

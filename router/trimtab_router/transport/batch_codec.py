@@ -10,6 +10,7 @@ import numpy as np
 from trimtab_pipelines.stages import Stage
 from trimtab_pipelines.tensors import StageOutput
 from trimtab_protocol import DTYPES, Buffer, Parameters, Tensor, rest
+from trimtab_protocol.chat.engine_routes import ForwardedRequest
 from trimtab_protocol.tensors import Array
 
 _HEADER_BYTES = 64 * 1024
@@ -29,6 +30,8 @@ class BatchRequest:
     timeout_seconds: float
     max_response_bytes: int
     """Bound on the size of a valid response."""
+    forwarded: ForwardedRequest | None = None
+    """Set if `messages` is the body of a request to a third-party engine."""
 
 
 def encode_binary(batch: BatchRequest) -> tuple[list[Buffer], dict[str, str]]:

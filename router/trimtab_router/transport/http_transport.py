@@ -384,6 +384,7 @@ class HttpTransport:
             headers=_trace_headers(slices),
             timeout_seconds=max(HANG_FACTOR * predicted_seconds, min_seconds) + _image_wait_seconds(batch),
             max_response_bytes=self._bound_response(batch.rows),
+            forwarded=slices[0].request.owner.forwarded if self._generates else None,
         )
 
     def _rows(self, batch: Batch, row_slice: RowSlice, name: str) -> Array:

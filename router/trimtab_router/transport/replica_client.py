@@ -252,9 +252,9 @@ class ReplicaClient:
             model = self.endpoint.model_names.get(batch.variant, batch.variant)
             (tenant,) = parse_tenants(batch.parameters.get(TENANTS), 1)
             kind = ENGINES.get(self.endpoint.engine or "", UNKNOWN_ENGINE)
-            return await asyncio.to_thread(
-                openai_stream_request, kind, model, batch.id, tenant or batch.id, batch.inputs, batch.headers
-            )  # megabytes
+            return await asyncio.to_thread(openai_stream_request, kind, model, tenant or batch.id, batch)  # megabytes
+        if batch.forwarded is not None:
+            raise ProtocolError(f"no third-party engine serves {batch.forwarded.route.path} now; send a chat")
         body, headers = encode_binary(batch)
         return StreamRequest(self._path(batch.variant, "generate_stream"), b"".join(body), headers)
 

@@ -8,7 +8,7 @@ import contextlib
 import io
 import json
 import ssl
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from types import SimpleNamespace
 from typing import Any
@@ -16,9 +16,11 @@ from typing import Any
 import aiohttp
 
 from trimtab_pipelines.engines import EngineKind
-from trimtab_protocol import ProtocolError, Tensor
+from trimtab_protocol import ProtocolError
+from trimtab_protocol.chat.engine_responses import response_parser
 from trimtab_protocol.chat.internal_wire import (
     IMAGES,
+    MESSAGES,
     Chunk,
     Event,
     LastChunk,
@@ -43,6 +45,7 @@ from trimtab_router.scheduling.replica_slots import (
     ReplicaLost,
     StreamCut,
 )
+from trimtab_router.transport.batch_codec import BatchRequest
 
 CLIENT_ERROR_STATUSES = frozenset({400, 413, 422})
 NOT_READY_STATUSES = frozenset({404, 429, 503})
@@ -52,6 +55,7 @@ _READ_BUFFER_BYTES, _MAX_INLINE_BYTES = 2**16, 2**20
 IDLE_SECONDS = 15.0
 BACKEND_IDLE_SECONDS = 2.0  # until closed: engines close after five, and would lose a request sent then
 _RETRY_LATER = frozenset({429, 503})  # by which an engine asks for a retry; 404: it lacks the model
+_LACKS_PATH = frozenset({404, 405, 501})
 YIELDED_TURNS = 2  # before a later chunk is read: to read other streams' first chunks, and forward them
 
 
@@ -72,28 +76,26 @@ class StreamRequest:
     """Events at the end of the stream."""
     not_ready: frozenset[int] = NOT_READY_STATUSES
     """Statuses by which the replica reports that it cannot serve now."""
+    feed: Callable[[bytes], Iterator[tuple[str, bytes]]] = field(default_factory=lambda: SseParser().feed)
+    """Splits bytes into server-sent events."""
+    may_lack_path: bool = False
+    """Whether the replica may have no such path."""
 
 
-def openai_stream_request(
-    kind: EngineKind,
-    model: str,
-    name: str,
-    tenant: str,
-    inputs: Sequence[Sequence[Tensor]],
-    headers: Mapping[str, str],
-) -> StreamRequest:
-    """Request for one row; engines take its unique `name` as id. Raises ProtocolError if it is not a chat."""
-    row = {tensor.name: tensor.array for (tensor,) in inputs}
-    request_id = "-".join(filter(None, (headers.get("x-request-id"), name)))
-    parser = ChunkParser(images=IMAGES in row)
-    return StreamRequest(
-        COMPLETIONS,
-        completion_request(model, row, cache_salt=tenant, kind=kind),
-        {"Content-Type": JSON_CONTENT_TYPE, **headers, "x-request-id": request_id},
-        parser.read,
-        parser.end,
-        _RETRY_LATER,
-    )
+def openai_stream_request(kind: EngineKind, model: str, tenant: str, batch: BatchRequest) -> StreamRequest:
+    """Request for one row; engines take its unique name as id. Raises ProtocolError if it is not a chat."""
+    row = {tensor.name: tensor.array for (tensor,) in batch.inputs}
+    request_id = "-".join(filter(None, (batch.headers.get("x-request-id"), batch.id)))
+    headers = {"Content-Type": JSON_CONTENT_TYPE, **batch.headers, "x-request-id": request_id}
+    forwarded = batch.forwarded
+    if forwarded is None:
+        parser = ChunkParser(images=IMAGES in row)
+        body = completion_request(model, row, cache_salt=tenant, kind=kind)
+        return StreamRequest(COMPLETIONS, body, headers, parser.read, parser.end, _RETRY_LATER)
+    feed, read, end = response_parser(forwarded)
+    body = forwarded.body(model, tenant if kind.salts_prefixes else "", bytes(row[MESSAGES][0]))
+    headers["Content-Type"] = forwarded.content_type
+    return StreamRequest(forwarded.route.path, body, headers, read, end, _RETRY_LATER, feed, may_lack_path=True)
 
 
 class StreamClient:
@@ -211,6 +213,8 @@ class StreamClient:
             return NotReady()
         if code in CLIENT_ERROR_STATUSES:
             return Rejected(printable(message), code)
+        if request.may_lack_path and code in _LACKS_PATH:
+            return Rejected(printable(f"its engine does not serve {request.path}: {message}"), 404)
         return BatchFailed(f"model server {self._name} answered {code}: {printable(message)}")
 
     def _lost(self, cause: str, reader: "_StreamReader", *, disconnected: bool) -> ReplicaLost | StreamCut:
@@ -278,7 +282,7 @@ async def read_events(
 
     One step of a model yields events on many streams at once. First chunks are read before later ones.
     """
-    parser, loop = SseParser(), asyncio.get_running_loop()
+    loop = asyncio.get_running_loop()
     begun, received = False, 0
     async for data_part in response.content.iter_any():
         received += len(data_part)
@@ -287,7 +291,7 @@ async def read_events(
         if begun:
             for _ in range(YIELDED_TURNS):
                 await asyncio.sleep(0)
-        for kind, data in parser.feed(data_part):
+        for kind, data in request.feed(data_part):
             begun = True
             for event in request.read(kind, data):
                 yield event

@@ -282,6 +282,17 @@ async def test_an_engine_fetches_nothing_for_a_client(part: dict[str, Any], para
         assert (status, body["error"]["param"], theirs.asked) == (400, f"messages[0].content[0]{param}", [])
 
 
+@pytest.mark.parametrize("kind", ["video_url", "image_url", "image"])
+async def test_an_engine_fetches_nothing_for_tensors(kind: str):
+    part = {"type": kind, kind if kind != "image" else "image_url": {"url": "http://10.0.0.1/a.mp4"}}
+    messages = json.dumps([{"role": "user", "content": [part]}]).encode()
+    async with engine() as (theirs, rig):
+        tensor = Tensor("messages", "BYTES", np.array([messages], dtype=object))
+        status, body, _ = await rig.rest(InferRequest("sample", (tensor,)))
+
+        assert (status, "may not be fetched" in str(body), theirs.asked) == (400, True, [])
+
+
 DEEP = '{"choices": [{"delta": {"x": ' + "[" * 900 + "]" * 900 + "}}]}"
 LIES = '{"choices": [], "usage": {"prompt_tokens": -5, "completion_tokens": 1e30}}'
 

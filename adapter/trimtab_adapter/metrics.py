@@ -14,6 +14,8 @@ from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 
 from trimtab_adapter.controller import Tick
+from trimtab_pipelines.flavors import DEFAULT_NAME
+from trimtab_pipelines.plan import Expectation
 
 BASE = ("namespace", "pipeline")
 STAGE = ("stage", "variant")
@@ -31,6 +33,7 @@ _GAUGES: dict[str, tuple[str, tuple[str, ...]]] = {
     "planned_accuracy": ("Expected accuracy of the plan", ()),
     "planned_latency_seconds": ("Planned latency of the slowest path", ()),
     "planned_cores": ("Cores of all planned replicas", ()),
+    "cost_per_hour": ("Cost of all planned replicas at the prices of their resource flavors", ("flavor",)),
     "plan_feasible": ("1 if the plan satisfies every constraint", ()),
     "planned_replicas": ("Planned replicas", STAGE),
     "planned_batch_size_rows": ("Planned batch size", STAGE),
@@ -91,15 +94,21 @@ class _LastTick:
         yield "planned_generation", plan.generation, ()
         yield "plan_feasible", float(plan.feasible), ()
         if plan.expected is not None:
-            yield "planned_accuracy", plan.expected.accuracy, ()
-            yield "planned_latency_seconds", plan.expected.latency_seconds, ()
-            yield "planned_cores", plan.expected.cores, ()
+            yield from _expected_gauges(plan.expected)
         for stage in plan.stages:
             for group in stage.groups:
                 yield "planned_replicas", group.replicas, (stage.name, group.variant)
             yield "planned_batch_size_rows", stage.batch_size, (stage.name, stage.variant)
             for (variant, point, escalated), share in stage.expected_rows.items():
                 yield "planned_row_share", share, (stage.name, variant, point, str(escalated).lower())
+
+
+def _expected_gauges(expected: Expectation) -> Iterator[Sample]:
+    yield "planned_accuracy", expected.accuracy, ()
+    yield "planned_latency_seconds", expected.latency_seconds, ()
+    yield "planned_cores", expected.cores, ()
+    for flavor, cost in (expected.cost_by_flavor or {DEFAULT_NAME: expected.cost_per_hour}).items():
+        yield "cost_per_hour", cost, (flavor,)
 
 
 class AdapterMetrics(Collector):

@@ -1,5 +1,6 @@
 """Tables and text of a plan, for the terminal and the report."""
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -109,8 +110,8 @@ def explanation_lines(plan: PipelinePlan) -> list[str]:
     if spec.expected is not None:
         expected = spec.expected
         latency = f"latency {1000 * expected.latency_seconds:.1f} ms"
-        gpus = f", GPUs {expected.gpus}" if expected.gpus else ""
-        lines.append(f"expected: accuracy {expected.accuracy:.4f}, {latency}, cores {expected.cores:g}{gpus}")
+        more = _more_than_cores(expected.cores, expected.gpus, expected.cost_per_hour)
+        lines.append(f"expected: accuracy {expected.accuracy:.4f}, {latency}, cores {expected.cores:g}{more}")
     lines += [f"{stage.name}: {describe_shares(stage.expected_rows)}" for stage in spec.stages if stage.shares]
     if explanation.accuracy_basis:
         lines.append(f"accuracies: {explanation.accuracy_basis}")
@@ -135,14 +136,16 @@ def explanation_lines(plan: PipelinePlan) -> list[str]:
 def legend_lines(pipeline: InferencePipeline) -> list[str]:
     """Say what the figures of a plan mean: its objective, and its batch sizes."""
     objective = pipeline.spec.objective
+    priced = any(v.resources.gpu for stage in pipeline.spec.stages for v in stage.variants) or pipeline.spec.flavors
+    cost, lowest = ("cost an hour", "the lowest cost") if priced else ("cores", "the fewest cores")
     match objective.goal:
         case "Weighted":
-            weights = f"{objective.accuracy_weight:g} × accuracy - {objective.cost_weight:g} × cores"
+            weights = f"{objective.accuracy_weight:g} × accuracy - {objective.cost_weight:g} × {cost}"
             meaning = f"{weights} - {objective.batch_weight:g} × the sum of the batch sizes; higher is better"
         case "MaxAccuracy":
-            meaning = "the highest accuracy that the budget allows, then the fewest cores"
+            meaning = f"the highest accuracy that the budget allows, then {lowest}"
         case _:
-            meaning = f"the fewest cores with an accuracy of at least {objective.accuracy_floor:g}"
+            meaning = f"{lowest} with an accuracy of at least {objective.accuracy_floor:g}"
     largest = f"raised while the planned latency stays within {100 * SHARE_OF_SLO:g} % of the SLO"
     return [
         f"objective: {meaning}",
@@ -200,7 +203,7 @@ def plan_view_json(view: PlanView) -> dict[str, Any]:
 def _estimate_json(change: str, figures: PlanEstimate | None, reason: str) -> dict[str, Any]:
     if figures is None:
         return {"change": change, "reason": reason}
-    names = ("accuracy", "cores", "gpus", "latency_seconds", "objective")
+    names = ("accuracy", "cores", "gpus", "cost_per_hour", "latency_seconds", "objective")
     return {"change": change, "reason": reason, **{name: getattr(figures, name) for name in names}}
 
 
@@ -208,13 +211,18 @@ def _figures(figures: PlanEstimate, current: PlanEstimate | None) -> tuple[str, 
     """Accuracy, cores, latency and objective, with the difference from the current plan in parentheses."""
     base = figures if current is None else current
     milliseconds, base_milliseconds = 1000 * figures.latency_seconds, 1000 * base.latency_seconds
-    gpus = f" + {figures.gpus} GPU" if figures.gpus else ""
+    more = _more_than_cores(figures.cores, figures.gpus, figures.cost_per_hour)
     return (
         f"{figures.accuracy:.4f}{_difference(figures.accuracy - base.accuracy, '+.4f')}",
-        f"{figures.cores:g}{_difference(figures.cores - base.cores, '+.3g')}{gpus}",
+        f"{figures.cores:g}{_difference(figures.cores - base.cores, '+.3g')}{more}",
         f"{milliseconds:.1f} ms{_difference(milliseconds - base_milliseconds, '+.1f')}",
         f"{figures.objective:.4f}{_difference(figures.objective - base.objective, '+.4f')}",
     )
+
+
+def _more_than_cores(cores: float, gpus: int, cost: float) -> str:
+    """GPUs, and the cost an hour unless it is the number of cores."""
+    return (f" + {gpus} GPU" if gpus else "") + ("" if math.isclose(cost, cores) else f", {cost:.4g} an hour")
 
 
 def _difference(value: float, spec: str) -> str:

@@ -26,9 +26,8 @@ from trimtab_operator.reconciliation.status import (
 )
 from trimtab_operator.reconciliation.status import events as events_of
 from trimtab_operator.settings import Settings
-from trimtab_pipelines.documents import DocumentError, parse
+from trimtab_pipelines.documents import DocumentError, parse_pipeline
 from trimtab_pipelines.kubernetes_names import STAGE_LABEL, router_name
-from trimtab_pipelines.spec import InferencePipeline
 
 _PRUNED_KINDS = frozenset(
     {
@@ -66,7 +65,7 @@ def reconcile(observed: ObservedState, settings: Settings, now: float) -> Reconc
     if "deletionTimestamp" in observed.pipeline["metadata"]:
         return Reconciliation()  # owned objects are garbage-collected
     try:
-        pipeline = parse(InferencePipeline, observed.pipeline, "InferencePipeline")
+        pipeline = parse_pipeline(observed.pipeline, "InferencePipeline", settings.flavors)
     except DocumentError as error:
         return invalid_reconciliation(observed, str(error), now)
     site = ClusterSite(pipeline, observed.owned, pod_states(observed.pods), settings)

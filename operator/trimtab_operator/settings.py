@@ -6,7 +6,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Self
 
+from trimtab_pipelines.documents import parse_flavors
 from trimtab_pipelines.edge_settings import EdgeSettings
+from trimtab_pipelines.flavors import ResourceFlavor
 from trimtab_pipelines.quantity import parse_quantity
 
 
@@ -44,6 +46,8 @@ class Settings:
     """HOST:PORT of the collector that proxies and routers export spans to."""
     admin_peers: tuple[dict[str, Any], ...] = ()
     """Peers that may read the routers' metrics and state in addition to the adapter, as in a NetworkPolicy."""
+    flavors: tuple[ResourceFlavor, ...] = ()
+    """Resource flavors of the cluster."""
     namespaces: tuple[str, ...] = ()
     """Namespaces of pipelines; all if empty."""
     identity: str = "trimtab-operator"
@@ -73,6 +77,7 @@ class Settings:
             edge_jwks_config_map=environment.get("TRIMTAB_EDGE_JWKS_CONFIG_MAP", ""),
             otlp_collector=environment.get("TRIMTAB_OTLP_COLLECTOR") or None,
             admin_peers=tuple(json.loads(environment.get("TRIMTAB_ADMIN_PEERS", "[]"))),
+            flavors=parse_flavors(environment.get("TRIMTAB_FLAVORS", "[]")),
             namespaces=_listed(environment.get("TRIMTAB_NAMESPACES", "")),
             identity=environment.get("POD_NAME") or f"{os.uname().nodename}-{os.getpid()}",
             own_namespace=environment.get("POD_NAMESPACE", default.own_namespace),

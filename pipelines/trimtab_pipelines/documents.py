@@ -6,6 +6,7 @@ import logging
 import os
 import re
 import tempfile
+from collections.abc import Sequence
 from contextlib import suppress
 from functools import cache
 from pathlib import Path
@@ -18,11 +19,11 @@ from pydantic.alias_generators import to_camel
 from trimtab_pipelines.edge_settings import EdgeSettings
 from trimtab_pipelines.endpoints import Endpoints
 from trimtab_pipelines.errors import UserError
-from trimtab_pipelines.plan import PipelinePlan, idle_stages, plan_capacity
+from trimtab_pipelines.flavors import ResourceFlavor, ResourceFlavors, merge_flavors
+from trimtab_pipelines.plan import PipelinePlan, budget_capacity, idle_stages, plan_capacity
 from trimtab_pipelines.profile import ModelProfile, profiles_by_stage
 from trimtab_pipelines.quantity import AS_WRITTEN, MAX_NUMBER
 from trimtab_pipelines.replica_groups import group_of
-from trimtab_pipelines.rollout import Capacity
 from trimtab_pipelines.spec import InferencePipeline, Pools
 
 log = logging.getLogger(__name__)
@@ -50,6 +51,24 @@ def load_pipeline(path: Path) -> InferencePipeline:
     """Read a pipeline from a YAML file, or from pipeline.yaml in a folder."""
     path = pipeline_file(path)
     return parse(InferencePipeline, _read_yaml(path), str(path))
+
+
+def parse_flavors(written: str) -> tuple[ResourceFlavor, ...]:
+    """Parse the resource flavors of a cluster from a JSON list."""
+    return parse(ResourceFlavors, {"flavors": json.loads(written)}, "resource flavors").flavors
+
+
+def parse_pipeline(content: object, where: str, flavors: Sequence[ResourceFlavor] = ()) -> InferencePipeline:
+    """Parse a pipeline with the resource flavors of its cluster; DocumentError if a variant names an unknown one."""
+    pipeline = parse(InferencePipeline, content, where)
+    spec = pipeline.spec.model_copy(update={"flavors": merge_flavors(pipeline.spec.flavors, flavors)})
+    for stage in spec.stages:
+        for variant in stage.variants:
+            try:
+                spec.flavor(variant)
+            except UserError as error:
+                raise DocumentError(f"{where}: spec.stages.{stage.name}: {error}") from None
+    return pipeline.model_copy(update={"spec": spec}) if flavors else pipeline
 
 
 def load_profiles(path: Path) -> dict[str, ModelProfile]:
@@ -117,15 +136,16 @@ def validate_plan(plan: PipelinePlan, pipeline: InferencePipeline) -> PipelinePl
 def accept_plan(plan: PipelinePlan, pipeline: InferencePipeline) -> PipelinePlan:
     """Return the plan if it fits the pipeline and its budget; DocumentError names what does not."""
     validate_plan(plan, pipeline)
-    budget = pipeline.spec.budget
+    budget = budget_capacity(pipeline.spec)
     try:
         requested = plan_capacity(plan, pipeline.spec)
     except OverflowError as error:
         raise DocumentError("spec.stages: the plan requests more cores than a number can hold") from error
-    if not Capacity(budget.cores, budget.gpus).fits(requested):
+    if not budget.fits(requested):
         raise DocumentError(
             f"spec.stages: the plan requests {requested.cores:g} cores and {requested.gpus} GPUs, "
             f"but the budget is {budget.cores:g} cores and {budget.gpus} GPUs"
+            + "".join(f", at most {most:g} of flavor {name}" for name, most in budget.flavors.items())
         )
     return plan
 

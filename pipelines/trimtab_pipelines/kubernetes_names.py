@@ -15,6 +15,7 @@ MANAGED_BY = "app.kubernetes.io/managed-by"
 COMPONENT = "app.kubernetes.io/component"
 PIPELINE_LABEL = f"{GROUP}/pipeline"
 STAGE_LABEL = f"{GROUP}/stage"
+FLAVOR_LABEL = f"{GROUP}/flavor"
 REPLICA_GROUP_LABEL = f"{GROUP}/replica-group"
 VARIANT_LABEL_PREFIX = f"variant.{GROUP}/"
 """Prefix of one label per variant, with the value "true", on the Service of a replica group; Kubernetes copies it to

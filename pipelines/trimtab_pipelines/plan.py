@@ -1,5 +1,6 @@
 """`PipelinePlan`: the variant, batch size, replicas and operating points of each stage, with an explanation."""
 
+from collections.abc import Iterable
 from typing import Literal, Self
 
 from pydantic import Field, model_validator
@@ -8,6 +9,7 @@ from trimtab_pipelines.accuracy_evidence import AccuracyBasis
 from trimtab_pipelines.escalation import MAX_ESCALATIONS, EscalationPlan
 from trimtab_pipelines.operating_point import OperatingPoint
 from trimtab_pipelines.quantity import Cores, Fraction, SecondsBySize
+from trimtab_pipelines.replica_groups import group_of, replica_groups
 from trimtab_pipelines.resource import Model, Name, Resource, find_named, is_empty, require_unique
 from trimtab_pipelines.rollout import Capacity, total
 from trimtab_pipelines.row_shares import AnsweredBy
@@ -238,6 +240,10 @@ class Expectation(Model):
     """Latency of the slowest path through the stages."""
     cores: float = Field(ge=0)
     gpus: int = Field(default=0, ge=0)
+    cost_per_hour: float = Field(default=0.0, ge=0, exclude_if=is_empty)
+    """At the prices of the resource flavors; a core costs 1 if there are none."""
+    cost_by_flavor: dict[Name, float] = Field(default_factory=dict, exclude_if=is_empty)
+    """Cost an hour by resource flavor, if there are any."""
     objective: float
     """Value of the optimized objective."""
 
@@ -316,12 +322,30 @@ class PipelinePlan(Resource):
 def plan_capacity(plan: PipelinePlan, spec: InferencePipelineSpec) -> Capacity:
     """Resources of a plan's replicas by the requests of the pipeline's variants, whatever `cores` the plan names."""
     requests = {
-        (stage.name, variant.name): Capacity(variant.resources.cpu, variant.resources.gpu)
+        (stage.name, variant.name): group.capacity
         for stage in spec.stages
-        for variant in stage.variants
+        for group in replica_groups(stage)
+        for variant in group.variants
     }
     groups = ((stage.name, group) for stage in plan.spec.stages for group in stage.groups)
     return total(requests.get((name, group.variant), Capacity()).times(group.replicas) for name, group in groups)
+
+
+def budget_capacity(spec: InferencePipelineSpec, more_cores: float = 0.0) -> Capacity:
+    """Limit of what all replicas together may request."""
+    limits = {flavor.name: flavor.limit for flavor in spec.flavors if flavor.limit is not None}
+    return Capacity(spec.budget.cores + more_cores, spec.budget.gpus, limits)
+
+
+def costs_by_flavor(stages: Iterable[StagePlan], spec: InferencePipelineSpec) -> dict[str, float]:
+    """Cost an hour of the planned replicas by resource flavor."""
+    costs: dict[str, float] = {}
+    for stage in stages:
+        for planned in stage.groups:
+            group = group_of(spec.stage(stage.name), planned.variant)
+            flavor = spec.flavor(group.variants[0]).name
+            costs[flavor] = costs.get(flavor, 0.0) + planned.replicas * group.cost_per_hour(spec)
+    return costs
 
 
 def idle_stages(plan: PipelinePlan, spec: InferencePipelineSpec) -> frozenset[str]:

@@ -30,6 +30,7 @@ _PROFILED_FIELDS = {
     "digest",
     "container",
     "resources",
+    "flavor",
     "node_selector",
     "tolerations",
     "runtime_class_name",
@@ -111,7 +112,7 @@ def unprofiled_containers(pipeline: InferencePipeline, profiles: Iterable[ModelP
 
 
 def _node_kind(variant: Variant) -> str:
-    keys = {"node_selector", "tolerations", "runtime_class_name"}
+    keys = {"flavor", "node_selector", "tolerations", "runtime_class_name"}
     placement = variant.model_dump(mode="json", include=keys)
     secret = [variant.secret_name] if variant.secret_name else []
     return json.dumps([placement, variant.resources.gpu > 0, *secret], sort_keys=True)

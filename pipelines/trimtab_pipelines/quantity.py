@@ -111,6 +111,12 @@ Cores = Annotated[
     PlainSerializer(format_cores, when_used="json"),
     WithJsonSchema({**_QUANTITY_SCHEMA, "examples": ["2", "500m"]}),
 ]
+Amount = Annotated[
+    float,
+    BeforeValidator(parse_quantity),
+    PlainSerializer(lambda amount: f"{Decimal(repr(amount)):f}".removesuffix(".0"), when_used="json"),
+    WithJsonSchema({**_QUANTITY_SCHEMA, "examples": ["2", "0.35"]}),
+]
 Bytes = Annotated[
     int,
     BeforeValidator(lambda written: int(parse_quantity(written))),

@@ -6,11 +6,15 @@ of its own.
 """
 
 import hashlib
-from collections.abc import Hashable
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 
+from trimtab_pipelines.rollout import Capacity
+from trimtab_pipelines.spec import InferencePipelineSpec
 from trimtab_pipelines.stages import Stage
 from trimtab_pipelines.variants import Variant
+
+SERVER_MEMORY_BYTES = 512 * 2**20
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,8 +35,28 @@ class ReplicaGroup:
 
     @property
     def gpus(self) -> int:
-        """GPUs that one replica requests; the same for each of its variants."""
+        """Devices that one replica requests; the same for each of its variants."""
         return self.variants[0].resources.gpu
+
+    @property
+    def flavor(self) -> str | None:
+        """Resource flavor that its variants name."""
+        return self.variants[0].flavor
+
+    @property
+    def capacity(self) -> Capacity:
+        """Resources that one replica requests."""
+        return Capacity(self.cores, self.gpus, {self.flavor: self.gpus or self.cores} if self.flavor else {})
+
+    def cost_per_hour(self, spec: InferencePipelineSpec) -> float:
+        """Cost of one replica; UserError if its flavor is unknown."""
+        return spec.flavor(self.variants[0]).cost_per_hour(self.cores, memory_bytes(self.variants), self.gpus)
+
+
+def memory_bytes(variants: Sequence[Variant]) -> int:
+    """Memory of a replica: the model server's and each hosted variant's; a user-provided container has only its own."""
+    own = 0 if variants[0].container is not None else SERVER_MEMORY_BYTES
+    return own + sum(variant.resources.memory for variant in variants)
 
 
 def replica_groups(stage: Stage) -> tuple[ReplicaGroup, ...]:

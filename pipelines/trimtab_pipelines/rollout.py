@@ -24,18 +24,24 @@ class Capacity:
 
     cores: float = 0.0
     gpus: int = 0
+    flavors: Mapping[str, float] = field(default_factory=dict)
+    """Devices by resource flavor, cores of replicas without devices; as a limit, only flavors that have one."""
 
     def __add__(self, other: "Capacity") -> "Capacity":
-        return Capacity(self.cores + other.cores, self.gpus + other.gpus)
+        flavors = {name: self.flavors.get(name, 0.0) + amount for name, amount in other.flavors.items()}
+        return Capacity(self.cores + other.cores, self.gpus + other.gpus, {**self.flavors, **flavors})
 
     def __sub__(self, other: "Capacity") -> "Capacity":
-        return Capacity(self.cores - other.cores, self.gpus - other.gpus)
+        flavors = {name: amount - other.flavors.get(name, 0.0) for name, amount in self.flavors.items()}
+        return Capacity(self.cores - other.cores, self.gpus - other.gpus, flavors)
 
     def times(self, count: int) -> "Capacity":
-        return Capacity(self.cores * count, self.gpus * count)
+        flavors = {name: amount * count for name, amount in self.flavors.items()}
+        return Capacity(self.cores * count, self.gpus * count, flavors)
 
     def fits(self, other: "Capacity") -> bool:
-        return other.cores <= self.cores + _TOLERANCE and other.gpus <= self.gpus
+        in_flavors = all(other.flavors.get(name, 0.0) <= most + _TOLERANCE for name, most in self.flavors.items())
+        return other.cores <= self.cores + _TOLERANCE and other.gpus <= self.gpus and in_flavors
 
 
 def total(amounts: Iterable[Capacity]) -> Capacity:

@@ -9,8 +9,9 @@ from trimtab_pipelines import graph
 from trimtab_pipelines.accuracy_evidence import AccuracyBasis
 from trimtab_pipelines.chat_settings import ChatSettings
 from trimtab_pipelines.families import fill_tensors
-from trimtab_pipelines.quantity import Cores, Fraction, Seconds
-from trimtab_pipelines.resource import ADVISORY_SUFFIX, Model, Name, Resource, find_named, require_unique
+from trimtab_pipelines.flavors import ResourceFlavor, flavor_of
+from trimtab_pipelines.quantity import Amount, Cores, Fraction, Seconds
+from trimtab_pipelines.resource import ADVISORY_SUFFIX, Model, Name, Resource, find_named, is_empty, require_unique
 from trimtab_pipelines.scheduling_policies import PolicyTraits, SchedulingPolicy, policy_traits
 from trimtab_pipelines.stages import (
     EMBEDDINGS_INPUT,
@@ -21,7 +22,7 @@ from trimtab_pipelines.stages import (
     Stage,
 )
 from trimtab_pipelines.tensors import RequestInput
-from trimtab_pipelines.variants import Resources
+from trimtab_pipelines.variants import Resources, Variant
 
 MAX_OPTIONS = 8192
 """Number of options (variants × operating points × batch sizes) that a pipeline may have in total."""
@@ -38,7 +39,7 @@ class Objective(Model):
     accuracy_weight: float = Field(default=10.0, ge=0)
     """Weight of pipeline accuracy (IPA's α)."""
     cost_weight: float = Field(default=0.5, ge=0)
-    """Weight of one core (IPA's β)."""
+    """Weight of a cost of 1 an hour: of one core (IPA's β), unless resource flavors set other prices."""
     batch_weight: float = Field(default=1e-6, ge=0)
     """Weight of one row of batch size (IPA's δ); breaks ties."""
     accuracy_metric: Literal["Product", "NormalizedRanks"] = "Product"
@@ -66,6 +67,9 @@ class Budget(Model):
 
     cores: Cores = Field(gt=0)
     gpus: int = Field(default=0, ge=0)
+    """Devices of all flavors."""
+    cost_per_hour: Amount | None = Field(default=None, gt=0, exclude_if=lambda cost: cost is None)
+    """Cost an hour of the planned replicas, at the prices of their flavors."""
     surge_cores: Cores = 0.0
     """Additional cores that may be requested while a rollout is in progress."""
     pool: Name | None = None
@@ -202,6 +206,8 @@ class InferencePipelineSpec(Model):
     slo: ServiceLevel
     objective: Objective = Objective()
     budget: Budget
+    flavors: tuple[ResourceFlavor, ...] = Field(default=(), max_length=64, exclude_if=is_empty)
+    """Kinds of hardware, in addition to those of the cluster; one of the same name replaces the cluster's."""
     adaptation: Adaptation = Adaptation()
     drop_policy: Literal["Predicted", "Expired", "Never"] = "Predicted"
     """When queued requests are dropped. Predicted: when the predicted finish misses the deadline. Expired: when the
@@ -269,6 +275,10 @@ class InferencePipelineSpec(Model):
         """Expected number of a stage's rows for each row of a request."""
         return graph.expected_rows(self.ordered_stages, self.row_domains)
 
+    def flavor(self, variant: Variant) -> ResourceFlavor:
+        """The resource flavor of a variant's replicas; UserError lists the known flavors."""
+        return flavor_of(self.flavors, variant)
+
     def stage(self, name: str) -> Stage:
         """Return a stage; KeyError lists the known stages."""
         return find_named(self.stages, name, "the pipeline has no stage")
@@ -283,6 +293,7 @@ class InferencePipelineSpec(Model):
         if not self.inputs:
             raise ValueError("inputs are missing; list those that the stages read from the request")
         require_unique((stage.name for stage in self.stages), "stages")
+        require_unique((flavor.name for flavor in self.flavors), "flavors")
         require_unique((tensor.name for tensor in self.inputs), "inputs")
         require_unique((tensor.name for tensor in self.outputs), "outputs")
         graph.check_references(self.inputs, self.outputs, self.stages)

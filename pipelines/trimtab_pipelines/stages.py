@@ -110,7 +110,7 @@ class Stage(Model):
         if self.variant_placement == "Dedicated" or variant.container is not None:
             return variant.name
         nodes = tuple(sorted(variant.node_selector.items())), variant.tolerations, variant.runtime_class_name
-        return variant.resources, nodes, variant.secret_name
+        return variant.resources, variant.flavor, nodes, variant.secret_name
 
     def hosted_with(self, variant: str) -> tuple[Variant, ...]:
         """Variants that may serve batches beside this one, itself included, because the same replica loads them.

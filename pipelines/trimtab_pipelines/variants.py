@@ -120,6 +120,8 @@ class Variant(Model):
     tasks: tuple[Task, ...] = Field(default=(), max_length=MAX_TASKS, exclude_if=is_empty)
     """Tasks in addition to those of the weights, for families that support tasks. Every replica loads them."""
     resources: Resources = Resources()
+    flavor: Name | None = Field(default=None, exclude_if=lambda flavor: flavor is None)
+    """Resource flavor that the replicas run on; `default` if absent. A model for two flavors is two variants."""
     node_selector: dict[str, str] = Field(default_factory=dict)
     """Labels of the nodes that the variant may run on."""
     tolerations: tuple[Toleration, ...] = Field(default=(), max_length=16)

@@ -14,6 +14,9 @@ from trimtab_adapter.solvers.program import Option, Program, Solution, StageOpti
 from trimtab_adapter.solvers.program_arrays import to_arrays
 
 CHAINS = {n: tuple((k - 1,) if k else () for k in range(n)) for n in range(1, 5)}
+FLAVORS = ("small", "large")
+KINDS = {"t4": (4.0, 0.35), "l4": (8.0, 0.7), "a100": (25.0, 3.0), "h100": (50.0, 6.0)}
+"""Speed over that of a core, and price an hour of a device, by flavor."""
 GRAPHS = {
     1: (CHAINS[1],),
     2: (CHAINS[2], ((), ())),
@@ -32,7 +35,7 @@ WEIGHTS = (Weights(10.0, 0.5, 1e-6), Weights(10.0, 1e-5, 1e-8), Weights(1e-6, 1.
 
 
 def a_program(seed: int) -> Program:
-    """A random problem: chain or DAG, any goal, with and without binding budgets, floors and penalties."""
+    """A random problem: chain or DAG, any goal, with and without binding budgets, flavors, floors and penalties."""
     rng = np.random.default_rng(seed)
     graphs = GRAPHS[int(rng.integers(1, 5))]
     graph = graphs[int(rng.integers(len(graphs)))]
@@ -40,7 +43,10 @@ def a_program(seed: int) -> Program:
         StageOptions(f"s{k}", predecessors, _options(rng, int(rng.integers(1, 8))))
         for k, predecessors in enumerate(graph)
     )
-    most_cores = sum(max(option.cores for option in stage.options) for stage in stages)
+    most_cores, most_cost = (
+        sum(max(getattr(option, name) for option in stage.options) for stage in stages) for name in ("cores", "cost")
+    )
+    limits = {name: float(rng.integers(1, 5)) for name in FLAVORS if rng.random() < 0.5}
     return Program(
         stages=stages,
         slo_seconds=float(rng.uniform(0.05, 0.25) * len(stages)),
@@ -49,6 +55,8 @@ def a_program(seed: int) -> Program:
         metric=("Product", "NormalizedRanks")[int(rng.integers(2))],
         weights=WEIGHTS[int(rng.integers(len(WEIGHTS)))],
         accuracy_floor=float(rng.choice([0.0, 0.0, 0.3, 0.5])),
+        cost=most_cost * float(rng.uniform(0.3, 1.2)) if rng.random() < 0.5 else math.inf,
+        flavors=tuple(limits.items()),
     )
 
 
@@ -60,7 +68,9 @@ def _options(rng: np.random.Generator, count: int) -> tuple[Option, ...]:
             batch_size=int(2 ** rng.integers(0, 6)),
             replicas=int(rng.integers(1, 5)),
             cores=float(rng.integers(1, 17)) / 2,
-            gpus=int(rng.choice([0, 0, 1, 2])),
+            gpus=(gpus := int(rng.choice([0, 0, 1, 2]))),
+            cost=float(rng.uniform(0.1, 4.0)) + 5.0 * gpus,
+            flavors=_devices(rng, gpus),
             accuracy=(accuracy := float(rng.choice([0.0, 0.5, 0.7, 0.9, 1.0]))),
             value=accuracy,
             latency_seconds=float(rng.uniform(0.01, 0.3)),
@@ -69,6 +79,12 @@ def _options(rng: np.random.Generator, count: int) -> tuple[Option, ...]:
         )
         for n in range(count)
     )
+
+
+def _devices(rng: np.random.Generator, gpus: int) -> dict[str, float]:
+    """Devices of one flavor, or of both in two replica groups."""
+    first = int(rng.integers(0, gpus + 1))
+    return dict(zip(FLAVORS, (float(first), float(gpus - first)), strict=True))
 
 
 def a_large_program(
@@ -95,7 +111,7 @@ def a_large_program(
             latency = service + (batch - 1) / load_rps
             accuracy = float(accuracies[v])
             cost = float(replicas * cores_each[v])
-            model = (f"v{v}", "default", batch, replicas, cost, 0, accuracy, accuracy)
+            model = (f"v{v}", "default", batch, replicas, cost, 0, cost, accuracy, accuracy)
             options.append(Option(*model, latency_seconds=latency, throughput_rps=replicas * batch / service))
         chain.append(StageOptions(f"s{k}", (k - 1,) if k else (), tuple(options)))
     ratio = float(np.exp(rng.uniform(np.log(20), np.log(2000))))
@@ -110,6 +126,7 @@ def with_accelerators(program: Program, gpus: int) -> Program:
             latency_seconds=option.latency_seconds / 6,
             cores=float(option.replicas),
             gpus=max(1, option.replicas // 6),
+            cost=float(option.replicas),
         )
 
     stages = tuple(replace(stage, options=(*stage.options, *map(on_gpus, stage.options))) for stage in program.stages)
@@ -128,11 +145,12 @@ def a_large_graph(seed: int, stages: int = 8) -> Program:
 
 
 def a_hosting_problem(
-    seed: int, stages: int = 4, variants: int = 5, sizes: Sequence[int] = (), *, grouped: bool = False
+    seed: int, stages: int = 4, variants: int = 5, sizes: Sequence[int] = (), *, grouped: bool = False, flavors: int = 0
 ) -> PlanningProblem:
     """Stages whose replicas host all variants, each with an escalation to every more accurate one; mixes are free.
 
-    `grouped`: the heaviest variant has replicas of its own.
+    `grouped`: the heaviest variant has replicas of its own. `flavors`: every variant also exists on so many kinds of
+    GPUs, in replica groups of their own, some with limits, and there may be a budget of money.
     """
     rng = np.random.default_rng(seed)
     chain, profiles = a_chain(stages), {}
@@ -151,18 +169,33 @@ def a_hosting_problem(
             a_point_profile(f"v{n}", 0.001, row_seconds, 2.0 if grouped and n == variants - 1 else 1.0)
             for n, row_seconds in enumerate(seconds)
         ]
+        for kind, (speed, _) in list(KINDS.items())[:flavors]:
+            stage["variants"] += [
+                a_variant(f"v{n}-{kind}", accuracy=accuracy, flavor=kind, resources={"cpu": 1, "gpu": 1})
+                for n, accuracy in enumerate(accuracies)
+            ]
+            points += [a_point_profile(f"v{n}-{kind}", 0.001, s / speed, 1.0) for n, s in enumerate(seconds)]
         profiles[stage["name"]] = a_profile(stage["name"], points)
     objective: dict[str, object] = {
-        "goal": str(rng.choice(["Weighted", "MaxAccuracy"])),
+        "goal": str(rng.choice(["Weighted", "MaxAccuracy", *(["MinCost"] if flavors else [])])),
         "accuracyWeight": float(rng.choice([10.0, 100.0])),
         "accuracyMetric": str(rng.choice(["Product", "NormalizedRanks"])),
         "accuracyFloor": float(rng.choice([0.0, 0.6, 0.75])),
     }
-    budget = {"cores": str(int(rng.integers(stages, 4 * stages)))}
-    pipeline = a_pipeline(
-        chain, objective=objective, schedulingPolicy=None, budget=budget, slo={"latency": f"{100 * stages}ms"}
-    )
-    return PlanningProblem(pipeline.spec, profiles, float(rng.uniform(5.0, 150.0)))
+    budget: dict[str, object] = {"cores": str(int(rng.integers(stages, 4 * stages)))}
+    kinds: list[dict[str, object]] = []
+    load_rps = float(rng.uniform(5.0, 150.0))
+    if flavors:
+        budget["gpus"] = int(rng.integers(0, 3 * stages))
+        budget |= {"costPerHour": float(rng.uniform(0.5, 2.0)) * stages} if rng.random() < 0.5 else {}
+        load_rps *= 3.0
+        kinds = [{"name": "default", "prices": {"core": 0.04}}]
+        for kind, (_, price) in list(KINDS.items())[:flavors]:
+            limit = {"limit": int(rng.integers(0, 4))} if rng.random() < 0.5 else {}
+            kinds.append({"name": kind, "prices": {"core": 0.04, "gib": 0.005, "device": price}, **limit})
+    fields = {"objective": objective, "budget": budget, "flavors": kinds, "slo": {"latency": f"{100 * stages}ms"}}
+    pipeline = a_pipeline(chain, schedulingPolicy="TokenAdaptive" if flavors else None, **fields)
+    return PlanningProblem(pipeline.spec, profiles, load_rps)
 
 
 def _looks(rng: np.random.Generator, first: int, accuracies: Sequence[float]) -> list[dict[str, object]]:

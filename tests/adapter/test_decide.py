@@ -311,7 +311,8 @@ def plan_with(gpus):
         a_variant("cpu-large", accuracy=0.95),
         a_variant("gpu-large", accuracy=0.95, resources={"cpu": 1, "gpu": 1}, nodeSelector={"accelerator": "h200"}),
     ]
-    pipeline = a_pipeline(chain, budget={"cores": "6", "gpus": gpus}, slo={"latency": "400ms"})
+    fields = {"flavors": [{"name": "default", "prices": {"device": 2}}], "slo": {"latency": "400ms"}}
+    pipeline = a_pipeline(chain, budget={"cores": "6", "gpus": gpus}, **fields)
     return initial_plan(pipeline, profiles_by_stage([ON_CPU, ON_GPU]), 100.0)
 
 

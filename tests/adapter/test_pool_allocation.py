@@ -88,8 +88,9 @@ def test_an_overloaded_pool_carries_the_same_share_of_every_load():
 def test_gpus_of_a_pool_go_where_they_are_worth_most():
     gpu = {"resources": {"gpu": 1}}
     budget = {"cores": "16", "gpus": 8, "pool": "shared"}
-    heavy = a_member(60.0, variant=gpu, budget=budget, objective={"accuracyWeight": 50})
-    light = a_member(60.0, variant=gpu, budget=budget, objective={"accuracyWeight": 1})
+    free = [{"name": "default", "prices": {"device": 0}}]
+    heavy = a_member(60.0, variant=gpu, budget=budget, flavors=free, objective={"accuracyWeight": 50})
+    light = a_member(60.0, variant=gpu, budget=budget, flavors=free, objective={"accuracyWeight": 1})
     plans = plan_together("shared", Pool(cores=16.0, gpus=5), {"heavy": heavy, "light": light})
     gpus = {name: expected(plan).gpus for name, plan in plans.items()}
 

@@ -70,7 +70,7 @@ def assert_same_as_brute_force(program: Program, solver: Solver) -> bool:
 
 @pytest.mark.parametrize(("name", "seeds"), [("Exact", 3000), ("search", 3000), ("HiGHS", 450), ("Gurobi", 450)])
 def test_solver_equals_brute_force(name, seeds):
-    """Chains and DAGs, all goals, both metrics, CPU and GPU, floors, penalties, infeasible ones."""
+    """Chains and DAGs, all goals, both metrics, budgets, flavors, floors, penalties, infeasible ones."""
     solver = require(name)
     feasible = sum(assert_same_as_brute_force(a_program(seed), solver) for seed in range(seeds))
 
@@ -103,7 +103,9 @@ def test_solvers_agree_beyond_brute_force(name, seed):
 
 
 def test_no_slo_and_no_budget_are_allowed(solver):
-    program = replace(a_program(3), slo_seconds=float("inf"), cores=float("inf"), gpus=10**9, accuracy_floor=0.0)
+    program = replace(
+        a_program(3), slo_seconds=float("inf"), cores=float("inf"), gpus=10**9, accuracy_floor=0.0, cost=float("inf")
+    )
 
     assert assert_same_as_brute_force(program, solver)
 
@@ -152,13 +154,13 @@ def test_candidates_not_examined_in_time_stay(seed):
 
 
 @pytest.mark.parametrize(
-    ("goal", "greater", "smaller"), [("MaxAccuracy", "accuracy", "core"), ("MinCost", "core", "accuracy")]
+    ("goal", "greater", "smaller"), [("MaxAccuracy", "accuracy", "cost"), ("MinCost", "cost", "accuracy")]
 )
 def test_goal_weighs_only_what_it_asks_for(goal, greater, smaller):
     weights = objective_weights(Objective(goal=goal, accuracy_floor=0.5))
 
     assert getattr(weights, smaller) <= 1e-6 * getattr(weights, greater)
-    assert 0 < weights.batch < min(weights.core, weights.accuracy)
+    assert 0 < weights.batch < min(weights.cost, weights.accuracy)
 
 
 def test_solve_at_its_time_limit_reports_the_gap():
@@ -236,16 +238,12 @@ def test_pipeline_chooses_its_solver(name):
     assert overload.spec.reason.startswith("overload: 2 cores carry")
 
 
-COUNTED: tuple[tuple[Resource, ...], ...] = (
-    ("second",),
-    ("core",),
-    ("floor",),
-    ("second", "core"),
-    ("second", "floor"),
-    ("core", "floor"),
-    ("gpu",),
-    ("second", "gpu"),
-)
+def counted(program: Program, table: ProgramArrays) -> list[tuple[Resource, ...]]:
+    """One or two constraints of a program."""
+    limits: list[Resource] = [*range(len(table.limits))]
+    if program.accuracy_floor:
+        limits.append("floor")
+    return [("second",), *((each,) for each in limits), *(("second", each) for each in limits)]
 
 
 def labels_of(program: Program, table: ProgramArrays, picks: np.ndarray) -> Labels:
@@ -256,8 +254,7 @@ def labels_of(program: Program, table: ProgramArrays, picks: np.ndarray) -> Labe
     return Labels(
         value=np.prod(values, axis=0) if table.is_product else np.sum(values, axis=0),
         cost=np.sum([column.cost[pick] for column, pick, _ in chosen], axis=0),
-        cores=np.sum([column.cores[pick] for column, pick, _ in chosen], axis=0),
-        gpus=np.sum([column.gpus[pick] for column, pick, _ in chosen], axis=0),
+        uses=np.sum([column.uses[:, pick] for column, pick, _ in chosen], axis=0),
         flow_seconds=np.sum([share * column.seconds[pick] for column, pick, share in chosen], axis=0),
         same=nothing.astype(np.bool_),
         disaggregated=np.full(len(picks), -1, dtype=np.int8),
@@ -289,10 +286,9 @@ def test_no_completion_reaches_more_than_was_promised():
         if table is None or not picks.size:
             continue
         envelopes = optimize_multipliers(program, table).bounds
-        counted = [each for each in COUNTED if program.accuracy_floor or "floor" not in each]
         bounds: list[LagrangianBounds | ResourceBound] = [
             *envelopes,
-            *(resource_bound(program, table, envelopes[0].prices, resources) for resources in counted),
+            *(resource_bound(program, table, envelopes[0].prices, resources) for resources in counted(program, table)),
         ]
         for stages in range(1, len(table.columns) + 1):
             labels = labels_of(program, table, picks[:, :stages])

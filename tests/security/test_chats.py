@@ -26,10 +26,10 @@ from tests.local_run import chat_pipeline, chat_plan, post, until, up
 from tests.security import raw_http
 from tests.security.attacks import BURDENING, FETCHED, READ, SHOWN, SPELLED, Attack, Ground, a_small_png, chat
 from tests.security.conftest import HOSTILE_NICENESS, MEBIBYTE, Server, forget_peak_memory, peak_memory_bytes
-from trimtab_operator.manifests.replica_groups import memory_bytes
 from trimtab_pipelines.documents import load_endpoints, load_pipeline, write_json
 from trimtab_pipelines.edge_settings import EdgeSettings
 from trimtab_pipelines.processes.parent_death import command_tied_to_parent
+from trimtab_pipelines.replica_groups import memory_bytes
 from trimtab_pipelines.spec import InferencePipeline
 
 pytestmark = pytest.mark.security

@@ -4,12 +4,13 @@ They come from the `ClusterCache`, which holds pipelines, plans, profiles and ro
 """
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from trimtab_adapter.planning.pool_allocation import limit_budget
 from trimtab_kubernetes.cache import Cache
 from trimtab_kubernetes.objects import Key, Object, key_of
-from trimtab_pipelines.documents import DocumentError, parse
+from trimtab_pipelines.documents import DocumentError, parse, parse_pipeline
+from trimtab_pipelines.flavors import ResourceFlavor
 from trimtab_pipelines.profile import ModelProfile, profiles_by_stage
 from trimtab_pipelines.profiling import FINGERPRINT_ANNOTATION
 from trimtab_pipelines.quantity import format_cores, parse_quantity
@@ -47,9 +48,9 @@ class ClusterCache(Cache[OwnerKey]):
 class ClusterConfigSource:
     """One pipeline, parsed again when it or one of its profiles changes."""
 
-    def __init__(self, cache: ClusterCache, key: Key) -> None:
+    def __init__(self, cache: ClusterCache, key: Key, flavors: Sequence[ResourceFlavor] = ()) -> None:
         """Raises DocumentError if the pipeline is invalid."""
-        self._cache, self._key = cache, key
+        self._cache, self._key, self._flavors = cache, key, flavors
         self._versions: tuple[object, ...] = ()
         self._parsed: dict[str, tuple[str, ModelProfile | None]] = {}
         self.remark = ""
@@ -83,7 +84,7 @@ class ClusterConfigSource:
         return None
 
     def _read_pipeline(self, found: Object) -> InferencePipeline:
-        pipeline = parse(InferencePipeline, found, f"{PIPELINE} {self._key[0]}/{self._key[1]}")
+        pipeline = parse_pipeline(found, f"{PIPELINE} {self._key[0]}/{self._key[1]}", self._flavors)
         pipeline, self.remark = limit_to_schedulable(pipeline)
         return pipeline
 

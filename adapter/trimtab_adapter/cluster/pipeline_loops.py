@@ -34,6 +34,7 @@ from trimtab_adapter.planning.pool_planner import PoolPlanner
 from trimtab_kubernetes import Change, Cluster
 from trimtab_kubernetes.objects import Key, Object
 from trimtab_pipelines.documents import DocumentError
+from trimtab_pipelines.flavors import ResourceFlavor
 from trimtab_pipelines.kubernetes_names import router_admin_name
 from trimtab_pipelines.spec import InferencePipeline, Pool
 from trimtab_predictor.metrics_client import PrometheusServer
@@ -77,6 +78,8 @@ class LoopDependencies:
     metrics: AdapterMetrics
     pools: Mapping[str, Pool] | None = None
     """Without pools, a pipeline with a pool plans within its own budget."""
+    flavors: Sequence[ResourceFlavor] = ()
+    """Resource flavors of the cluster."""
 
 
 @dataclass(slots=True)
@@ -189,7 +192,7 @@ class PipelineLoops:
             log.exception("%s/%s: the control loop cannot start", *key)
 
     def _start_member(self, key: Key, uid: str) -> _Member:
-        dependencies, config = self._dependencies, ClusterConfigSource(self._cache, key)
+        dependencies, config = self._dependencies, ClusterConfigSource(self._cache, key, self._dependencies.flavors)
         status_writer = StatusWriter(dependencies.cluster, self._cache, key)
 
         async def report(tick: Tick) -> None:

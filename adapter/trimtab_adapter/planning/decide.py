@@ -23,7 +23,7 @@ from trimtab_adapter.planning.program_builder import capped_batch_sizes
 from trimtab_adapter.planning.relaxation import PlanSolution, relax, solve_or_relax
 from trimtab_adapter.solvers.program import TOLERANCE, Option, Program
 from trimtab_adapter.solvers.time_limit import time_limit
-from trimtab_pipelines.plan import ForecastRecord, PipelinePlan, PipelinePlanSpec, StagePlan
+from trimtab_pipelines.plan import ForecastRecord, PipelinePlan, PipelinePlanSpec, StagePlan, costs_by_flavor
 from trimtab_pipelines.profile import ModelProfile
 from trimtab_pipelines.resource import Metadata
 from trimtab_pipelines.shadow_price import with_shadow_price
@@ -135,6 +135,8 @@ def build_plan(
     changed = (
         current is None or current.spec.routers != routers or _comparable(current.spec.stages) != _comparable(stages)
     )
+    expected = expectation(solved.program, choice, [stage.accuracy for stage in by_name.values()])
+    costs = costs_by_flavor(stages, problem.spec) if problem.spec.flavors else {}
     spec = PipelinePlanSpec(
         pipeline=pipeline.name,
         generation=before + 1 if changed else before,
@@ -145,7 +147,7 @@ def build_plan(
         stages=stages,
         routers=routers,
         forecast=forecast,
-        expected=expectation(solved.program, choice, [stage.accuracy for stage in by_name.values()]),
+        expected=expected.model_copy(update={"cost_by_flavor": costs}),
         explanation=explain(solved, stages, routers, current, _cause(problem, forecast)).model_copy(
             update={
                 "accuracy_basis": accuracy_basis_note(problem.spec, stages),
@@ -173,7 +175,7 @@ def planned_stages(problem: PlanningProblem, program: Program, choice: Sequence[
     planned = {}
     for stage, option in zip(program.stages, choice, strict=True):
         plan, excluded = _stage_plan(problem, stage.name, option, _least_accuracy(problem, choice, option))
-        grouped = StageExpectation(plan.expected_accuracy, dict(option.rows)) if option.other_groups else None
+        grouped = StageExpectation(plan.expected_accuracy, {**option.rows()}) if option.rows else None
         expected = grouped or stage_expectation(problem, plan)
         shares = plan.model_copy(update={"shares": expected.row_shares})
         planned[stage.name] = PlannedStage(shares, expected.accuracy, excluded)

@@ -1,5 +1,6 @@
 """Explanation of a plan: the changes, the binding constraint, the encoder placement and the runner-up."""
 
+import math
 from collections.abc import Sequence
 from dataclasses import replace
 
@@ -63,7 +64,11 @@ def binding_constraint(solved: PlanSolution) -> str:
         solved.cores_constraint: replace(program, cores=1e12),
         "objective.accuracyFloor": replace(program, accuracy_floor=0.0),
         solved.gpus_constraint: replace(program, gpus=10**9),
+        "budget.costPerHour": replace(program, cost=math.inf),
     }
+    for name, _ in program.flavors:
+        others = tuple(each for each in program.flavors if each[0] != name)
+        relaxations[f"limit of flavor {name}"] = replace(program, flavors=others)
     gains = {name: _gain(relaxed, program, objective) for name, relaxed in relaxations.items()}
     name = max(gains, key=lambda candidate: gains[candidate])
     if gains[name] > _MIN_REPORTED_GAIN * max(1.0, abs(objective)):

@@ -1,6 +1,6 @@
 """Mixes and cascades over two replica groups of one stage, each with replicas of its own."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import permutations
 from math import ceil
@@ -42,7 +42,6 @@ class SplitCascade:
         """Accuracy of the first point."""
         return self.first.candidate.point_accuracy
 
-    @property
     def rows(self) -> dict[AnsweredBy, float]:
         """Shares of the rows by the point that answers them."""
         return escalated_shares(self.first.key, self.escalation)
@@ -76,9 +75,10 @@ def group_mixes(
         return
     busy, utilisation = busy_share(spec), spec.adaptation.target_utilization
     current = running and (running.replicas, sum(group.replicas for group in running.other_groups))
-    for lighter, heavier in _pairs(candidates):
+    groups = hosted_groups(candidates)
+    for lighter, heavier in _pairs(groups):
         counts = range(1, ceil(sustained_rps / (busy * heavier.replica_rps) - 1e-9))
-        for replicas in offered_counts(counts, current[0] if current else 0):
+        for replicas in offered_counts(counts, current[0] if current else 0, len(groups)):
             share = busy * replicas * heavier.replica_rps / sustained_rps
             rest = (1.0 - share) * sustained_rps / (busy * lighter.replica_rps)
             peak = (load_rps / utilisation - replicas * heavier.max_rps) / lighter.max_rps
@@ -108,14 +108,15 @@ def split_cascades(
                 yield SplitCascade(first, second, escalation, 1, fewest, spec.slo.quantile)
 
 
-def _pairs(candidates: Sequence[SizedCandidate]) -> Iterator[tuple[SizedCandidate, SizedCandidate]]:
+def _pairs(
+    groups: Mapping[frozenset[str], list[SizedCandidate]],
+) -> Iterator[tuple[SizedCandidate, SizedCandidate]]:
     """Yield the pairs of a lighter and a heavier candidate of two groups, each undominated in its own group."""
-    groups = hosted_groups(candidates)
     if len(groups) < 2:
         return
     fronts = {hosted: [corner[2] for corner in upper_hull(corners(group))] for hosted, group in groups.items()}
     for own, other in permutations(fronts, 2):
         for heavier in fronts[own]:
             for lighter in fronts[other]:
-                if lighter.candidate.accuracy < heavier.candidate.accuracy:
+                if lighter.candidate.accuracy <= heavier.candidate.accuracy:
                     yield lighter, heavier

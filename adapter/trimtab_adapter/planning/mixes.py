@@ -17,7 +17,7 @@ from trimtab_pipelines.shadow_price import BUSY_SHARE, extend_hull
 from trimtab_pipelines.spec import InferencePipelineSpec
 
 MAX_COUNTS = 8
-"""Numbers of replicas that are offered for one mix."""
+"""Numbers of replicas that are offered for one mix, of two groups or of one; fewer with more groups."""
 Corner = tuple[float, float, SizedCandidate]
 """Seconds of a row, accuracy, and the candidate."""
 
@@ -62,7 +62,6 @@ class Mix:
         """Accuracy of the lighter point."""
         return self.lighter.candidate.point_accuracy
 
-    @property
     def rows(self) -> dict[AnsweredBy, float]:
         """Shares of the rows by the point that answers them."""
         return mixed_rows(self.lighter.rows, self.heavier.rows, self.share)
@@ -100,9 +99,10 @@ def may_mix(spec: InferencePipelineSpec, sustained_rps: float) -> bool:
     return spec.policy_traits.escalates and sustained_rps > 0
 
 
-def offered_counts(counts: range, running: int) -> list[int]:
+def offered_counts(counts: range, running: int, groups: int = 2) -> list[int]:
     """Some of the numbers of replicas, evenly spaced, and the running number if it is one of them; ascending."""
-    return sorted({*counts[:: max(ceil(len(counts) / MAX_COUNTS), 1)], *({running} if running in counts else ())})
+    most = max(2 * MAX_COUNTS // groups, 2) if groups > 2 else MAX_COUNTS
+    return sorted({*counts[:: max(ceil(len(counts) / most), 1)], *({running} if running in counts else ())})
 
 
 def busy_share(spec: InferencePipelineSpec) -> float:

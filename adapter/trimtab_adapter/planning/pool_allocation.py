@@ -5,6 +5,7 @@ each within the pool is a small knapsack, solved exactly. Objective weights make
 the accuracy weight gets cores sooner, up to the gain the pool allows one pipeline (`Pool.max_gain`).
 """
 
+import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 
@@ -16,7 +17,7 @@ from trimtab_adapter.planning.planning_problem import PlanningProblem
 from trimtab_adapter.planning.relaxation import PlanSolution, solve_or_relax
 from trimtab_adapter.solvers.dominance import undominated
 from trimtab_adapter.solvers.exact import solve
-from trimtab_adapter.solvers.program import TIE_BREAK, TOLERANCE, Program, Solution, Weights
+from trimtab_adapter.solvers.program import TIE_BREAK, TOLERANCE, Program, Solution, StageOptions, Weights
 from trimtab_adapter.solvers.time_limit import out_of_time
 from trimtab_pipelines.profile import ModelProfile
 from trimtab_pipelines.spec import InferencePipeline, InferencePipelineSpec, Pool
@@ -55,10 +56,18 @@ def frontier_steps(program: Program) -> Iterator[Solution]:
         yield solution
         program = replace(program, cores=COARSE * cores if out_of_time() else cores - STEP_CORES)
     if out_of_time():  # coarse steps may skip the solution with the fewest cores
-        fewest = Weights(TIE_BREAK, 1.0, 0.0)
-        cheapest = solve(replace(program, cores=cores - STEP_CORES, weights=fewest))
-        if cheapest is not None:
-            yield replace(cheapest, objective=program.objective(cheapest.choice))
+        by_cores = tuple(_priced_by_cores(stage) for stage in program.stages)
+        weights = Weights(TIE_BREAK, 1.0, 0.0)
+        fewest = solve(replace(program, stages=by_cores, cores=cores - STEP_CORES, weights=weights, cost=math.inf))
+        if fewest is not None:
+            picks = zip(program.stages, by_cores, fewest.choice, strict=True)
+            choice = tuple(stage.options[priced.options.index(option)] for stage, priced, option in picks)
+            if sum(option.cost for option in choice) <= program.cost + TOLERANCE:
+                yield replace(fewest, choice=choice, objective=program.objective(choice))
+
+
+def _priced_by_cores(stage: StageOptions) -> StageOptions:
+    return replace(stage, options=tuple(option._replace(cost=option.cores) for option in stage.options))
 
 
 def _solutions_by_gpus(program: Program) -> Iterator[Solution]:

@@ -6,23 +6,28 @@ Options that are pinned away, out of bounds, not profiled, or larger than one re
 option that runs now stays available even with more replicas than needed, and is the only one without a switching cost.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from math import inf
 from typing import Self
 
 import numpy as np
+from numpy.typing import NDArray
 
 from trimtab_adapter.planning.candidate import SizedCandidate, candidates
 from trimtab_adapter.planning.group_mixes import SplitCascade, group_mixes, split_cascades
 from trimtab_adapter.planning.latency import backlog_seconds, planned_seconds, required_replicas
 from trimtab_adapter.planning.mixes import Mix, mixes
-from trimtab_adapter.planning.planning_problem import PlanningProblem
+from trimtab_adapter.planning.planning_problem import PlanningError, PlanningProblem
 from trimtab_adapter.solvers.dominance import undominated
 from trimtab_adapter.solvers.program import Option, Program, StageOptions, objective_weights
 from trimtab_pipelines.accuracy import accuracy_values
+from trimtab_pipelines.errors import UserError
 from trimtab_pipelines.escalation import EscalationPlan
 from trimtab_pipelines.graph import predecessors
 from trimtab_pipelines.plan import ReplicaGroupPlan, StagePlan
+from trimtab_pipelines.replica_groups import ReplicaGroup, replica_groups
+from trimtab_pipelines.rollout import Capacity
 from trimtab_pipelines.spec import InferencePipelineSpec
 from trimtab_pipelines.stages import Pin, Stage
 
@@ -65,6 +70,8 @@ def build_program(problem: PlanningProblem, relaxed: Relaxation = NO_RELAXATION)
         metric=spec.objective.accuracy_metric,
         weights=objective_weights(spec.objective),
         accuracy_floor=0.0 if relaxed.floor else spec.objective.accuracy_floor or 0.0,
+        cost=inf if spec.budget.cost_per_hour is None else spec.budget.cost_per_hour,
+        flavors=tuple((flavor.name, flavor.limit) for flavor in spec.flavors if flavor.limit is not None),
     )
 
 
@@ -72,6 +79,22 @@ def _pin(stage: Stage, relaxed: Relaxation) -> Pin:
     if relaxed.pins:
         return Pin()
     return stage.pin.model_copy(update={"replicas": None, "batch_size": None}) if relaxed.sizes else stage.pin
+
+
+@dataclass(frozen=True, slots=True)
+class _Request:
+    """Resources that replicas request, and their cost an hour."""
+
+    capacity: Capacity
+    cost: float
+
+    @classmethod
+    def of(cls, spec: InferencePipelineSpec, group: ReplicaGroup) -> Self:
+        """Of one replica; PlanningError if its flavor is unknown."""
+        try:
+            return cls(group.capacity, group.cost_per_hour(spec))
+        except UserError as error:
+            raise PlanningError(str(error)) from error
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,6 +113,8 @@ class _StageBuilder:
     """Seconds beside queueing and service; None if rows wait for no batch."""
     is_encoder: bool
     chooses_placement: bool
+    requests: Mapping[str, _Request]
+    """Of one replica, by variant."""
 
     @classmethod
     def of(cls, problem: PlanningProblem, stage: Stage, relaxed: Relaxation) -> Self:
@@ -106,6 +131,7 @@ class _StageBuilder:
             (stage.embedding_transfer_seconds if stage.encodes else 0.0) if waits else None,
             stage.name in problem.spec.encoders.values(),
             stage.chooses_encoder_placement,
+            {v.name: _Request.of(problem.spec, group) for group in replica_groups(stage) for v in group.variants},
         )
 
     def options(self) -> Iterator[Option]:
@@ -149,27 +175,48 @@ class _StageBuilder:
             yield from self._two_groups(found)
 
     def _two_groups(self, found: Sequence[SizedCandidate]) -> Iterator[Option]:
-        """Yield options of two replica groups that no other one beats in cores, GPUs, latency, value and penalty."""
+        """Yield options of two replica groups that no other one beats in resources, latency, value and penalty."""
         stage = self.stage
         mixed = group_mixes(self.problem, found, self.load_rps, self.sustained_rps, self.running)
         pairs: list[Mix | SplitCascade] = [*mixed, *self._split_cascades(found)]
         bounds = range(stage.min_replicas, stage.max_replicas + 1)
         offered = [pair for pair in pairs if pair.replicas + pair.other_replicas in bounds]
         if offered:
-            figures = np.array([self._figures(pair) for pair in offered])
-            for index in sorted(undominated([*figures.T]).tolist()):
+            figures = np.array([self._figures(pair) for pair in offered]).T
+            for index in sorted(undominated([*self._amounts(offered), *figures]).tolist()):
                 yield self._option(offered[index].own, offered[index].replicas, offered[index])
 
+    def _amounts(self, pairs: Sequence[Mix | SplitCascade]) -> NDArray[np.float64]:
+        """Cores, GPUs, cost and devices of each flavor of options; of shape [amounts, options]."""
+        names = [flavor.name for flavor in self.problem.spec.flavors]
+        one = {
+            variant: np.array([c.cores, c.gpus, each.cost, *(c.flavors.get(name, 0.0) for name in names)])
+            for variant, each in self.requests.items()
+            for c in [each.capacity]
+        }
+        own, other = (
+            np.array([one[sized.candidate.variant.name] for sized in half]).T
+            for half in ([pair.own for pair in pairs], [pair.other for pair in pairs])
+        )
+        counts = np.array([(pair.replicas, pair.other_replicas) for pair in pairs]).T
+        return np.asarray(own * counts[0] + other * counts[1])
+
     def _figures(self, pair: Mix | SplitCascade) -> tuple[float, ...]:
-        """Cores, GPUs, latency, value and penalty of an option; smaller is better."""
-        own, other = pair.own.candidate.variant.resources, pair.other.candidate.variant.resources
+        """Latency, value and penalty of an option; smaller is better."""
         return (
-            pair.replicas * own.cpu + pair.other_replicas * other.cpu,
-            pair.replicas * own.gpu + pair.other_replicas * other.gpu,
             self._latency_seconds(pair.own, pair.replicas, pair),
             -self.value(pair.accuracy),
             self._penalty(pair.own, pair.replicas, pair.escalation, _other_groups(pair)) if self.running else 0.0,
         )
+
+    def _requested(self, sized: SizedCandidate, replicas: int, mix: Mix | SplitCascade | None) -> _Request:
+        """What all replicas of an option request together."""
+        own = self.requests[sized.candidate.variant.name]
+        if mix is None or not mix.other_replicas:
+            return _Request(own.capacity.times(replicas), own.cost * replicas)
+        other, count = self.requests[mix.other.candidate.variant.name], mix.other_replicas
+        capacity = own.capacity.times(replicas) + other.capacity.times(count)
+        return _Request(capacity, own.cost * replicas + other.cost * count)
 
     def _split_cascades(self, found: Sequence[SizedCandidate]) -> Iterator[SplitCascade]:
         """Yield cascades over two groups, each with its fewest replicas, and with the current numbers."""
@@ -194,14 +241,16 @@ class _StageBuilder:
         variant, accuracy = candidate.variant, candidate.accuracy if mix is None else mix.accuracy
         other_groups = () if mix is None else _other_groups(mix)
         escalation = candidate.escalation if mix is None else mix.escalation
-        other_gpus = mix.other_replicas * mix.other.candidate.variant.resources.gpu if mix else 0
+        requested = self._requested(sized, replicas, mix)
         return Option(
             variant=variant.name,
             operating_point=candidate.point.name,
             batch_size=batch_size,
             replicas=replicas,
-            cores=replicas * variant.resources.cpu + (other_groups[0].all_cores if other_groups else 0.0),
-            gpus=replicas * variant.resources.gpu + other_gpus,
+            cores=requested.capacity.cores,
+            gpus=requested.capacity.gpus,
+            cost=requested.cost,
+            flavors=requested.capacity.flavors,
             accuracy=accuracy,
             value=self.value(accuracy),
             latency_seconds=self._latency_seconds(sized, replicas, mix),
@@ -209,7 +258,7 @@ class _StageBuilder:
             penalty=self._penalty(sized, replicas, escalation, other_groups) if self.running else 0.0,
             planned_escalation=escalation,
             other_groups=other_groups,
-            rows=mix.rows if mix is not None and other_groups else {},
+            rows=mix.rows if mix is not None and other_groups else None,
             least_accuracy=1.0 if mix is None else mix.least_accuracy,
             mixed=isinstance(mix, Mix),
             disaggregated=not variant.colocated if self.chooses_placement else self.is_encoder or None,
@@ -224,7 +273,7 @@ class _StageBuilder:
     ) -> float:
         """Minimum gain required for a change. Fewer replicas of the same model cost at most the worth of one core.
 
-        With MaxAccuracy a core only breaks ties: a full switching cost would keep the replicas of a peak forever.
+        With MaxAccuracy the cost only breaks ties: a full switching cost would keep the replicas of a peak forever.
         """
         running, objective = self.running, self.problem.spec.objective
         if running is None:
@@ -240,7 +289,7 @@ class _StageBuilder:
         if same and counts == (running.batch_size, *(group.replicas for group in running.groups)):
             return 0.0
         fewer = same and replicas + sum(group.replicas for group in others) < running.all_replicas
-        gain_needed = objective_weights(objective).core / (objective.cost_weight or 1.0) if fewer else 1.0
+        gain_needed = objective_weights(objective).cost / (objective.cost_weight or 1.0) if fewer else 1.0
         return self.problem.spec.adaptation.switching_cost * gain_needed
 
     def _latency_seconds(self, sized: SizedCandidate, replicas: int, mix: Mix | SplitCascade | None) -> float:
@@ -275,6 +324,7 @@ def _idle_option(problem: PlanningProblem, stage: Stage) -> Option:
         replicas=0,
         cores=0.0,
         gpus=0,
+        cost=0.0,
         accuracy=1.0,
         value=1.0,
         latency_seconds=0.0,

@@ -26,6 +26,7 @@ class PlanEstimate:
     accuracy: float
     cores: float
     gpus: int
+    cost_per_hour: float
     latency_seconds: float
     objective: float
 
@@ -46,13 +47,14 @@ def estimate(program: Program, choice: Sequence[Option]) -> PlanEstimate:
         accuracy=math.prod(option.accuracy for option in choice),
         cores=sum(option.cores for option in choice),
         gpus=sum(option.gpus for option in choice),
+        cost_per_hour=sum(option.cost for option in choice),
         latency_seconds=program.latency_seconds(choice),
         objective=program.objective(choice) + sum(option.penalty for option in choice),
     )
 
 
 def sensitivities(solved: PlanSolution, planned: Planned = lambda _, choice: choice) -> list[Sensitivity]:
-    """What more accuracy, less latency, and fewer or more cores would require of solutions as `planned`."""
+    """What more accuracy, less latency or cost, and fewer or more resources would require of solutions as `planned`."""
     program = solved.program
     now = estimate(program, planned(program, solved.solution.choice))
     changed_programs = {
@@ -64,9 +66,15 @@ def sensitivities(solved: PlanSolution, planned: Planned = lambda _, choice: cho
         "cores: next fewer": replace(program, cores=now.cores - STEP_CORES),
         "1 core less": replace(program, cores=now.cores - 1.0),
         "budget +1 core": replace(program, cores=program.cores + 1.0),
+        "cost −10 %": replace(program, cost=0.9 * now.cost_per_hour),
     }
     if now.gpus:
         changed_programs["1 GPU less"] = replace(program, gpus=now.gpus - 1)
+    if any(option.gpus for stage in program.stages for option in stage.options):
+        changed_programs["budget +1 GPU"] = replace(program, gpus=program.gpus + 1)
+    for name, limit in program.flavors:
+        more = tuple((each, limit + (each == name)) for each, limit in program.flavors)
+        changed_programs[f"{name}: limit {limit + 1:g}"] = replace(program, flavors=more)
     found = {what: solve(changed) for what, changed in changed_programs.items()}
     return [
         Sensitivity(what, None, _infeasible_reason(program, changed_programs[what]))
@@ -96,6 +104,6 @@ def _by_accuracy(program: Program) -> Program:
 
 
 def _cheapest(program: Program, accuracy: float) -> Program:
-    """Minimise the cores at which an accuracy is reached, whatever the budget is."""
+    """Minimise the cost at which an accuracy is reached, whatever the budgets of cores and cost are."""
     weights = Weights(TIE_BREAK, 1.0, TIE_BREAK * 1e-3)
-    return replace(_by_accuracy(program), weights=weights, accuracy_floor=accuracy, cores=math.inf)
+    return replace(_by_accuracy(program), weights=weights, accuracy_floor=accuracy, cores=math.inf, cost=math.inf)

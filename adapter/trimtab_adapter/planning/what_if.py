@@ -80,6 +80,8 @@ def _change(name: str, written: str) -> Change:
             return replace(problem, load_rps=value * problem.load_rps if multiplied else value)
         section, field = place
         part = getattr(problem.spec, section)
+        if multiplied and getattr(part, field) is None:
+            raise WhatIfError(f"--what-if {name}={written}: spec.budget has no costPerHour; write {name}=NUMBER")
         changed = value * getattr(part, field) if multiplied else value
         part = part.model_copy(update={field: int(changed) if name == "gpus" else changed})
         return replace(problem, spec=problem.spec.model_copy(update={section: part}))
@@ -92,5 +94,6 @@ _PARAMETERS: Mapping[str, tuple[str, str] | None] = {
     "slo": ("slo", "latency_seconds"),
     "budget": ("budget", "cores"),
     "gpus": ("budget", "gpus"),
+    "cost": ("budget", "cost_per_hour"),
 }
 """Section and field of the spec, by name; the load is not part of the spec."""

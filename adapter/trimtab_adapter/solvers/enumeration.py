@@ -18,10 +18,8 @@ def best_of_all(program: Program, arrays: ProgramArrays) -> list[int] | None:
     value = functools.reduce(np.multiply if arrays.is_product else np.add, _axes([c.value for c in columns]))
     possible = _latency(program, [column.seconds for column in columns]) <= program.slo_seconds + TOLERANCE
     possible = possible & (value >= program.accuracy_floor - TOLERANCE)
-    if arrays.cores_bind:
-        possible &= sum(_axes([column.cores for column in columns])) <= program.cores + TOLERANCE
-    if arrays.gpus_bind:
-        possible &= sum(_axes([column.gpus for column in columns])) <= program.gpus
+    for n, limit in enumerate(arrays.limits):
+        possible &= sum(_axes([column.uses[n] for column in columns])) <= limit + TOLERANCE
     if arrays.differs:
         possible &= ~functools.reduce(np.logical_and, _axes([column.same for column in columns]))
     if arrays.has_placement_choice:

@@ -122,7 +122,7 @@ class _Search:
 
     def run(self) -> list[int] | None:
         """Extend labels stage by stage; return the picks of the best one that beats the target, or None."""
-        fronts = [root(self.program)]
+        fronts = [root(self.program, self.arrays)]
         for k in range(len(self.arrays.columns)):
             if self._expired():
                 self.best_dropped = max(self.best_dropped, float(self._most(fronts[-1], k).max()))
@@ -135,15 +135,13 @@ class _Search:
         return _trace(fronts, int(reached.argmax()))
 
     def _extend(self, labels: Labels, k: int) -> Labels:
-        """Add each option of stage k to each label, unless latency or budget is exceeded."""
+        """Add each option of stage k to each label, unless latency or a limit is exceeded."""
         program, arrays, column = self.program, self.arrays, self.arrays.columns[k]
         awaited = arrays.live[k - 1] if k else ()
         finish = _start(labels, awaited, program.stages[k].predecessors)[:, None] + column.seconds
         possible = finish + arrays.min_tail[k] <= program.slo_seconds + TOLERANCE
-        if arrays.cores_bind:
-            possible &= labels.cores[:, None] + column.cores + arrays.min_cores[k + 1] <= program.cores + TOLERANCE
-        if arrays.gpus_bind:
-            possible &= labels.gpus[:, None] + column.gpus + arrays.min_gpus[k + 1] <= program.gpus + TOLERANCE
+        for n, limit in enumerate(arrays.limits):
+            possible &= labels.uses[n, :, None] + column.uses[n] + arrays.min_uses[n, k + 1] <= limit + TOLERANCE
         if arrays.has_placement_choice:
             disaggregated = labels.disaggregated[:, None]
             possible &= (disaggregated == column.disaggregated) | (disaggregated < 0) | (column.disaggregated < 0)
@@ -166,8 +164,7 @@ class _Search:
         return Labels(
             value=value * column.value[option] if arrays.is_product else value + column.value[option],
             cost=labels.cost[parent] + column.cost[option],
-            cores=labels.cores[parent] + column.cores[option],
-            gpus=labels.gpus[parent] + column.gpus[option],
+            uses=labels.uses[:, parent] + column.uses[:, option],
             flow_seconds=labels.flow_seconds[parent] + arrays.flow[k] * column.seconds[option],
             same=labels.same[parent] & column.same[option],
             disaggregated=np.maximum(labels.disaggregated[parent], column.disaggregated[option]),
@@ -219,11 +216,7 @@ def _start(labels: Labels, awaited: tuple[tuple[int, ...], ...], predecessors: t
 
 def _criteria(arrays: ProgramArrays, labels: Labels) -> list[Floats]:
     """The criteria in which a label must be no worse to dominate another, smaller is better; each of shape [labels]."""
-    criteria = [labels.cost, -labels.value, *labels.finish]
-    if arrays.cores_bind:
-        criteria.append(labels.cores)
-    if arrays.gpus_bind:
-        criteria.append(labels.gpus)
+    criteria = [labels.cost, -labels.value, *labels.finish, *labels.uses]
     if arrays.differs:
         criteria.append(labels.same.astype(np.float64))
     if arrays.has_placement_choice:

@@ -1,9 +1,9 @@
 """Lagrangian bound: an upper bound on every completion of a partial choice, for given prices of latency and resources.
 
-With prices λ of a second, μ of a core and ν of accuracy above the floor, a completion with accuracy V and priced cost C
-extends a prefix of accuracy v to (α+ν)·v·V − C: a line in v. Per suffix of stages the upper envelope of these lines is
-sufficient (outer lines stay outer when a stage is prepended), and it is short. Envelopes have a handful of lines, for
-which plain floats and tuples are faster than arrays.
+With prices λ of a second, μ of a unit of each limited resource and ν of accuracy above the floor, a completion with
+accuracy V and priced cost C extends a prefix of accuracy v to (α+ν)·v·V − C: a line in v. Per suffix of stages the
+upper envelope of these lines is sufficient (outer lines stay outer when a stage is prepended), and it is short.
+Envelopes have a handful of lines, for which plain floats and tuples are faster than arrays.
 
 Any prices ≥ 0 give a valid bound; good prices make it tight, which leaves fewer labels. The bound is convex in each
 price, and the negative excess of its choice over the constraint is its slope. Between a price too low and one too high,
@@ -16,14 +16,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import repeat
 from operator import itemgetter
-from typing import Any, TypeVar
+from typing import Any
 
 import numpy as np
 
 from trimtab_adapter.solvers.program import Program
 from trimtab_adapter.solvers.program_arrays import Floats, Labels, ProgramArrays, Resource
-
-Amount = TypeVar("Amount", float, Floats)
 
 # One line: slope, intercept, the option picked in the first stage, and the line of the remaining stages (None after
 # the last one). A plain tuple, since a solve creates thousands.
@@ -37,23 +35,33 @@ _ROUNDING = 1e-9
 
 @dataclass(frozen=True, slots=True)
 class Prices:
-    """Lagrange multipliers: of the SLO per second, of the budget per core and GPU, of the accuracy floor per 1.0."""
+    """Lagrange multipliers: of the SLO per second, of each limit, of the accuracy floor per 1.0."""
 
+    limits: tuple[float, ...]
     second: float = 0.0
-    core: float = 0.0
-    gpu: float = 0.0
     floor: float = 0.0
 
-    def of(self, cost: Amount, seconds: Amount, cores: Amount, gpus: Amount) -> Amount:
-        priced = cost + self.second * seconds + self.core * cores
-        return priced + self.gpu * gpus if self.gpu else priced
+    def __getitem__(self, resource: Resource) -> float:
+        return self.limits[resource] if isinstance(resource, int) else float(getattr(self, resource))
 
-    def unused(self, program: Program) -> float:
-        """The price of the whole SLO, budget and floor, with which each bound begins."""
-        # An SLO or budget may be infinite; then its price is 0, and 0 · ∞ would be NaN.
-        seconds = self.second * program.slo_seconds if self.second else 0.0
-        cores = self.core * program.cores if self.core else 0.0
-        return seconds + cores + self.gpu * program.gpus - self.floor * program.accuracy_floor
+    def at(self, price: float, *resources: Resource) -> "Prices":
+        """The same prices, with another one of some resources."""
+        named = {name: price for name in resources if isinstance(name, str)}
+        return replace(self, limits=tuple(price if n in resources else p for n, p in enumerate(self.limits)), **named)
+
+    def of(self, cost: Floats, seconds: Floats, uses: Floats) -> Floats:
+        """Priced costs; `uses` has shape [limits, costs]."""
+        priced = cost + self.second * seconds
+        for price, used in zip(self.limits, uses, strict=True):
+            if price:
+                priced += price * used
+        return priced
+
+    def unused(self, program: Program, limits: Sequence[float]) -> float:
+        """The price of the whole SLO, limits and floor, with which each bound begins."""
+        seconds = self.second * program.slo_seconds if self.second else 0.0  # of an infinite SLO, 0 · ∞ is NaN
+        bounded = sum(price * limit for price, limit in zip(self.limits, limits, strict=True))
+        return seconds + bounded - self.floor * program.accuracy_floor
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,7 +79,7 @@ class LagrangianBounds:
         """The most that labels of the stages before `stage` can reach, of shape [labels]."""
         lines = self.suffixes[stage]
         accuracy_weight = self.accuracy_weight * labels.value
-        priced_costs = self.prices.of(labels.cost, labels.flow_seconds, labels.cores, labels.gpus)
+        priced_costs = self.prices.of(labels.cost, labels.flow_seconds, labels.uses)
         if not self.is_product:
             return np.asarray(accuracy_weight + lines[0][1] - priced_costs)
         best = np.full_like(accuracy_weight, -np.inf)
@@ -164,7 +172,7 @@ class _Probe:
     excess: Mapping[Resource, float]
 
     def price(self, resource: Resource) -> float:
-        return float(getattr(self.bounds.prices, resource))
+        return self.bounds.prices[resource]
 
 
 @dataclass(frozen=True, slots=True)
@@ -182,19 +190,17 @@ class Multipliers:
 def optimize_multipliers(program: Program, arrays: ProgramArrays) -> Multipliers:
     """Find prices at which the bound at the root is low."""
     search = _MultiplierSearch(program, arrays)
-    for _ in range(2 if arrays.cores_bind or arrays.gpus_bind or program.accuracy_floor > 0 else 1):
-        for resource in _RESOURCES:
+    resources: tuple[Resource, ...] = ("second", *reversed(range(len(arrays.limits))), "floor")
+    for _ in range(2 if arrays.limits or program.accuracy_floor > 0 else 1):
+        for resource in resources:
             if search.best.excess[resource] > 0 or search.best.price(resource) > 0:
                 search.seek(resource)
     at_none = search.probes[0]
     return Multipliers(
         bounds=tuple(probe.bounds for probe in dict.fromkeys((search.best, at_none))),
         guesses=tuple(probe.picks for probe in search.probes),
-        broken=tuple(name for name in _RESOURCES if any(probe.excess[name] > 0 for probe in search.probes)),
+        broken=tuple(name for name in resources if any(probe.excess[name] > 0 for probe in search.probes)),
     )
-
-
-_RESOURCES: tuple[Resource, ...] = ("second", "gpu", "core", "floor")
 
 
 class _MultiplierSearch:
@@ -202,12 +208,12 @@ class _MultiplierSearch:
 
     def __init__(self, program: Program, arrays: ProgramArrays) -> None:
         self._program, self._arrays = program, arrays
-        self.best = _probe(program, arrays, Prices())
+        self.best = _probe(program, arrays, Prices((0.0,) * len(arrays.limits)))
         self.probes = [self.best]
 
     def probe(self, resource: Resource, price: float) -> _Probe:
         """Set one price and keep the other best ones."""
-        found = _probe(self._program, self._arrays, replace(self.best.bounds.prices, **{resource: price}))
+        found = _probe(self._program, self._arrays, self.best.bounds.prices.at(price, resource))
         self.probes.append(found)
         if found.bound < self.best.bound:
             self.best = found
@@ -240,7 +246,7 @@ class _MultiplierSearch:
     def _raised(self, resource: Resource, at_least: float) -> _Probe | None:
         """Find a price at which the constraint is satisfied."""
         weights, slo_seconds = self._program.weights, self._program.slo_seconds
-        scale = max(weights.accuracy, weights.core, 1e-6)
+        scale = max(weights.accuracy, weights.cost, 1e-6)
         price = max(at_least, scale / max(slo_seconds, 1e-6) if resource == "second" else scale)
         for _ in range(RAISES):
             found = self.probe(resource, price)
@@ -252,12 +258,14 @@ class _MultiplierSearch:
 
 def _probe(program: Program, arrays: ProgramArrays, prices: Prices) -> _Probe:
     priced = [
-        prices.of(column.cost, share * column.seconds, column.cores, column.gpus)
+        prices.of(column.cost, share * column.seconds, column.uses)
         for column, share in zip(arrays.columns, arrays.flow, strict=True)
     ]
     values = [column.value for column in arrays.columns]
     accuracy_weight = program.weights.accuracy + prices.floor
-    lines = suffixes(accuracy_weight, priced, values, prices.unused(program), is_product=arrays.is_product)
+    lines = suffixes(
+        accuracy_weight, priced, values, prices.unused(program, arrays.limits), is_product=arrays.is_product
+    )
     bounds = LagrangianBounds(prices, accuracy_weight, lines, arrays.is_product)
     picks, bound = bounds.greedy()
     picked = [column.value[pick] for column, pick in zip(arrays.columns, picks, strict=True)]
@@ -265,8 +273,8 @@ def _probe(program: Program, arrays: ProgramArrays, prices: Prices) -> _Probe:
     at = list(zip(arrays.columns, picks, arrays.flow, strict=True))
     excess: dict[Resource, float] = {
         "second": sum(share * float(column.seconds[pick]) for column, pick, share in at) - program.slo_seconds,
-        "core": sum(float(column.cores[pick]) for column, pick, _ in at) - program.cores,
-        "gpu": sum(float(column.gpus[pick]) for column, pick, _ in at) - program.gpus,
         "floor": program.accuracy_floor - value,
     }
+    for n, limit in enumerate(arrays.limits):
+        excess[n] = sum(float(column.uses[n, pick]) for column, pick, _ in at) - limit
     return _Probe(bounds, picks, bound, excess)

@@ -121,10 +121,8 @@ def build_milp(program: Program, arrays: ProgramArrays) -> MilpModel:
         milp.upper.extend([1.0] * column.index.size)
     for stage in stages:
         milp.rows.add(dict.fromkeys(stage, 1.0), lower=1.0, upper=1.0)
-    if arrays.cores_bind:
-        milp.rows.add(_over(milp, [c.cores for c in arrays.columns]), upper=program.cores)
-    if arrays.gpus_bind:
-        milp.rows.add(_over(milp, [c.gpus for c in arrays.columns]), upper=program.gpus)
+    for n, limit in enumerate(arrays.limits):
+        milp.rows.add(_over(milp, [c.uses[n] for c in arrays.columns]), upper=limit)
     if arrays.differs:
         same = [column.same.astype(np.float64) for column in arrays.columns]
         milp.rows.add(_over(milp, same), upper=len(program.stages) - 1.0)

@@ -4,6 +4,7 @@
 the problem is a multiple-choice knapsack over a DAG (IPA, section 4.2, eq. 5–10).
 """
 
+import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from types import MappingProxyType
@@ -17,12 +18,14 @@ from trimtab_pipelines.spec import Objective
 
 TOLERANCE = 1e-9
 """Differences of cores and seconds below this are rounding errors."""
+COST = 2
+"""Index of the cost in `Program.limits`."""
 TIE_BREAK = 1e-6
 """Weight of what a goal does not ask for, relative to what it asks for."""
 
 
 class Option(NamedTuple):
-    """One way to run a stage. Cores and GPUs are those of all its replicas together.
+    """One way to run a stage. Cores, GPUs and cost an hour are those of all its replicas together.
 
     A tuple, because a program has hundreds, and a frozen dataclass takes ten times as long to create.
     """
@@ -33,6 +36,7 @@ class Option(NamedTuple):
     replicas: int
     cores: float
     gpus: int
+    cost: float
     accuracy: float
     value: float
     """What the accuracy metric combines: the accuracy, or its rank scaled to 0…1."""
@@ -45,7 +49,7 @@ class Option(NamedTuple):
     """Escalation of the low-confidence rows."""
     other_groups: tuple[ReplicaGroupPlan, ...] = ()
     """Replicas of other replica groups than the variant's; replicas are those of the variant's group."""
-    rows: Mapping[AnsweredBy, float] = MappingProxyType({})
+    rows: Callable[[], Mapping[AnsweredBy, float]] | None = None
     """Shares of the rows by the point that answers them, if there are other groups."""
     mixed: bool = False
     """Whether a part of the rows is served by a lighter point; accuracy and value are those of all rows."""
@@ -53,6 +57,8 @@ class Option(NamedTuple):
     """Accuracy of the lighter point of a mix."""
     disaggregated: bool | None = None
     """Whether it requires disaggregated encoders; None if it fits both placements."""
+    flavors: Mapping[str, float] = MappingProxyType({})
+    """Devices by resource flavor, cores of a flavor without devices, if flavors have limits."""
 
     @property
     def model(self) -> tuple[str, str]:
@@ -72,10 +78,10 @@ class StageOptions:
 
 @dataclass(frozen=True, slots=True)
 class Weights:
-    """Weight of accuracy 1.0, of one core and of one row of batch size in the objective."""
+    """Weight of accuracy 1.0, of a cost of 1 an hour and of one row of batch size in the objective."""
 
     accuracy: float
-    core: float
+    cost: float
     batch: float
 
 
@@ -92,14 +98,26 @@ class Program:
     accuracy_floor: float = 0.0
     other_than: tuple[tuple[str, str], ...] | None = None
     """At least one stage must run another model than this."""
+    cost: float = math.inf
+    """Greatest cost an hour."""
+    flavors: tuple[tuple[str, float], ...] = ()
+    """Resource flavors with a limit of devices, or of cores without devices."""
+
+    @property
+    def limits(self) -> tuple[float, ...]:
+        """Limits of what the options of a choice together use, in the order of `uses`."""
+        return self.cores, self.gpus, self.cost, *(limit for _, limit in self.flavors)
+
+    def uses(self, option: Option) -> tuple[float, ...]:
+        return option.cores, option.gpus, option.cost, *(option.flavors.get(name, 0.0) for name, _ in self.flavors)
 
     def value(self, choice: Sequence[Option]) -> float:
         """The pipeline accuracy in the objective's metric, 0…1."""
         return pipeline_accuracy((option.value for option in choice), self.metric)
 
     def objective(self, choice: Sequence[Option]) -> float:
-        """α·accuracy − β·cores − δ·Σ batch − switching costs (IPA, eq. 9)."""
-        spent = self.weights.core * sum(option.cores for option in choice)
+        """α·accuracy − β·cost − δ·Σ batch − switching costs (IPA, eq. 9, whose cost is the cores)."""
+        spent = self.weights.cost * sum(option.cost for option in choice)
         spent += self.weights.batch * sum(option.batch_size for option in choice)
         return self.weights.accuracy * self.value(choice) - spent - sum(option.penalty for option in choice)
 
@@ -114,8 +132,10 @@ class Program:
     def is_feasible(self, choice: Sequence[Option]) -> bool:
         return (
             self.latency_seconds(choice) <= self.slo_seconds + TOLERANCE
-            and sum(option.cores for option in choice) <= self.cores + TOLERANCE
-            and sum(option.gpus for option in choice) <= self.gpus
+            and all(
+                used <= limit + TOLERANCE
+                for used, limit in zip(map(sum, zip(*map(self.uses, choice), strict=True)), self.limits, strict=True)
+            )
             and self.value(choice) >= self.accuracy_floor - TOLERANCE
             and (self.other_than is None or models(choice) != self.other_than)
             and len({option.disaggregated for option in choice} - {None}) <= 1
@@ -168,12 +188,12 @@ def objective_weights(objective: Objective) -> Weights:
 
     MaxAccuracy and MinCost keep the scale of the user's weights, so that the switching cost has the same meaning.
     """
-    accuracy, core = objective.accuracy_weight or 1.0, objective.cost_weight or 1.0
+    accuracy, cost = objective.accuracy_weight or 1.0, objective.cost_weight or 1.0
     match objective.goal:
         case "MaxAccuracy":
             return Weights(accuracy, accuracy * TIE_BREAK, accuracy * TIE_BREAK * 1e-3)
         case "MinCost":
-            return Weights(core * TIE_BREAK, core, core * TIE_BREAK * 1e-3)
+            return Weights(cost * TIE_BREAK, cost, cost * TIE_BREAK * 1e-3)
         case _:
             return Weights(objective.accuracy_weight, objective.cost_weight, objective.batch_weight)
 

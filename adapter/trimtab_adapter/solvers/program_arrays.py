@@ -2,16 +2,17 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, Self
 
 import numpy as np
 from numpy.typing import NDArray
 
 from trimtab_adapter.solvers.dominance import undominated
-from trimtab_adapter.solvers.program import TOLERANCE, Program
+from trimtab_adapter.solvers.program import COST, TOLERANCE, Program
 
 Floats = NDArray[np.float64]
-Resource = Literal["second", "core", "gpu", "floor"]
+Resource = Literal["second", "floor"] | int
+"""A constraint: the SLO, the accuracy floor, or the index of a limit in `ProgramArrays`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,9 +23,9 @@ class Column:
     """Index of each in the program's own list."""
     seconds: Floats
     cost: Floats
-    """Loss of objective: β·cores + δ·batch + switching cost."""
-    cores: Floats
-    gpus: Floats
+    """Loss of objective: β·cost + δ·batch + switching cost."""
+    uses: Floats
+    """Of the limits that bind, of shape [limits, options]."""
     value: Floats
     """Factor of the product, or share of the mean."""
     same: NDArray[np.bool_]
@@ -44,14 +45,12 @@ class ProgramArrays:
     """Least seconds from the end of a stage to the end of the pipeline."""
     flow: tuple[float, ...]
     """Share of a unit of flow through each stage; 1 in a chain."""
-    min_cores: Floats
-    """Of the stages from k on."""
-    min_gpus: Floats
+    limits: tuple[float, ...]
+    """Those that bind: some choice of options that fit alone exceeds them."""
+    min_uses: Floats
+    """Of the stages from k on, of shape [limits, stages + 1]."""
     max_value: Floats
     is_product: bool
-    cores_bind: bool
-    """Whether the choice with the most cores exceeds the budget."""
-    gpus_bind: bool
     differs: bool
     """Whether `Program.other_than` is set."""
     has_placement_choice: bool
@@ -61,9 +60,12 @@ class ProgramArrays:
 def to_arrays(program: Program) -> ProgramArrays | None:
     """Prune each stage and bound each suffix; None if a stage has no option that fits alone."""
     is_product = program.metric == "Product"
-    columns = [_column(program, k, is_product=is_product) for k in range(len(program.stages))]
-    if any(column.index.size == 0 for column in columns):
+    figures = [_StageFigures.of(program, k) for k in range(len(program.stages))]
+    if not all(stage.fits.any() for stage in figures):
         return None
+    most = sum(stage.uses[:, stage.fits].max(axis=1) for stage in figures)
+    binding = np.nonzero(most > np.array(program.limits) + TOLERANCE)[0]
+    columns = [_column(program, k, stage, binding, is_product=is_product) for k, stage in enumerate(figures)]
     predecessors = [stage.predecessors for stage in program.stages]
     values = [column.value.max() for column in columns]
     return ProgramArrays(
@@ -71,42 +73,53 @@ def to_arrays(program: Program) -> ProgramArrays | None:
         live=_live(predecessors),
         min_tail=_min_tail(predecessors, [float(column.seconds.min()) for column in columns]),
         flow=_flow(predecessors),
-        min_cores=_suffix_sum([column.cores.min() for column in columns]),
-        min_gpus=_suffix_sum([column.gpus.min() for column in columns]),
+        limits=tuple(program.limits[n] for n in binding),
+        min_uses=np.array([_suffix_sum([c.uses[n].min() for c in columns]) for n in range(binding.size)]),
         max_value=np.cumprod([1.0, *values[::-1]])[::-1] if is_product else _suffix_sum(values),
         is_product=is_product,
-        cores_bind=sum(float(column.cores.max()) for column in columns) > program.cores + TOLERANCE,
-        gpus_bind=sum(float(column.gpus.max()) for column in columns) > program.gpus,
         differs=program.other_than is not None,
         has_placement_choice=program.has_placement_choice,
     )
 
 
-def _column(program: Program, k: int, *, is_product: bool) -> Column:
-    options, weights = program.stages[k].options, program.weights
-    figures = np.array(
-        [(o.latency_seconds, o.cores, o.gpus, o.value, o.batch_size, o.penalty) for o in options], dtype=np.float64
-    ).reshape(-1, 6)
-    seconds, cores, gpus, value, batch, penalty = figures.T
-    alone = (seconds <= program.slo_seconds + TOLERANCE) & (cores <= program.cores + TOLERANCE) & (gpus <= program.gpus)
-    cost = weights.core * cores + weights.batch * batch + penalty
-    same = np.zeros(len(options), dtype=np.bool_)
-    criteria = [cost, seconds, -value, cores]
-    if gpus.any():
-        criteria.append(gpus)
+@dataclass(frozen=True, slots=True)
+class _StageFigures:
+    """Figures of all options of one stage."""
+
+    seconds: Floats
+    value: Floats
+    cost: Floats
+    uses: Floats
+    """Of all limits."""
+    fits: NDArray[np.bool_]
+    """Whether an option alone keeps the SLO and every limit."""
+
+    @classmethod
+    def of(cls, program: Program, k: int) -> Self:
+        weights, options, limits = program.weights, program.stages[k].options, program.limits
+        figures = [(o.latency_seconds, o.value, o.batch_size, o.penalty, *program.uses(o)) for o in options]
+        seconds, value, batch, penalty, *uses = np.array(figures, dtype=np.float64).reshape(-1, 4 + len(limits)).T
+        fits = seconds <= program.slo_seconds + TOLERANCE
+        for used, limit in zip(uses, limits, strict=True):
+            fits &= used <= limit + TOLERANCE
+        return cls(seconds, value, weights.cost * uses[COST] + weights.batch * batch + penalty, np.array(uses), fits)
+
+
+def _column(program: Program, k: int, figures: _StageFigures, binding: NDArray[np.intp], *, is_product: bool) -> Column:
+    options, seconds, value, cost = program.stages[k].options, figures.seconds, figures.value, figures.cost
+    uses, same = figures.uses[binding], np.zeros(len(options), dtype=np.bool_)
+    criteria = [cost, seconds, -value, *uses]
     if program.other_than is not None:
         same = np.array([option.model == program.other_than[k] for option in options], dtype=np.bool_)
         criteria.append(same.astype(np.float64))
     disaggregated = np.array([-1 if o.disaggregated is None else int(o.disaggregated) for o in options], dtype=np.int8)
     if program.has_placement_choice:  # options of different placements do not dominate each other
         criteria += [disaggregated.astype(np.float64), -disaggregated.astype(np.float64)]
-    fitting = np.nonzero(alone)[0]
+    fitting = np.nonzero(figures.fits)[0]
     kept = fitting[undominated([criterion[fitting] for criterion in criteria])]
     kept = kept[np.argsort(value[kept], kind="stable")]
     share = value if is_product else value / len(program.stages)
-    return Column(
-        kept, seconds[kept], cost[kept], cores[kept], gpus[kept], share[kept], same[kept], disaggregated[kept]
-    )
+    return Column(kept, seconds[kept], cost[kept], uses[:, kept], share[kept], same[kept], disaggregated[kept])
 
 
 def _suffix_sum(parts: Sequence[float]) -> Floats:
@@ -159,8 +172,8 @@ class Labels:
 
     value: Floats
     cost: Floats
-    cores: Floats
-    gpus: Floats
+    uses: Floats
+    """Of the limits that bind, of shape [limits, labels]."""
     flow_seconds: Floats
     same: NDArray[np.bool_]
     disaggregated: NDArray[np.int8]
@@ -172,9 +185,10 @@ class Labels:
         return Labels(*(getattr(self, name)[..., which] for name in self.__slots__))
 
 
-def root(program: Program) -> Labels:
+def root(program: Program, arrays: ProgramArrays) -> Labels:
     """The label without any chosen option."""
     zero, nothing = np.zeros(1), np.zeros(1, dtype=np.intp)
     start = np.full(1, 1.0 if program.metric == "Product" else 0.0)
     same, disaggregated = np.array([program.other_than is not None]), np.full(1, -1, dtype=np.int8)
-    return Labels(start, zero, zero, zero, zero, same, disaggregated, np.zeros((0, 1)), nothing, nothing)
+    uses = np.zeros((len(arrays.limits), 1))
+    return Labels(start, zero, uses, zero, same, disaggregated, np.zeros((0, 1)), nothing, nothing)

@@ -9,8 +9,9 @@ The accuracy floor is a resource too: relative to the most accurate options, eac
 product the logarithm, so that losses add up).
 """
 
+import math
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
@@ -53,10 +54,8 @@ class Discretization:
     def _spent(self, stage: int, labels: Labels) -> Floats:
         if self.resource == "second":
             return labels.flow_seconds
-        if self.resource == "core":
-            return labels.cores
-        if self.resource == "gpu":
-            return labels.gpus
+        if isinstance(self.resource, int):
+            return np.asarray(labels.uses[self.resource])
         return np.asarray(self.heads[stage] - _additive(labels.value, is_product=self.is_product))
 
 
@@ -67,11 +66,11 @@ def discretize(program: Program, arrays: ProgramArrays, resource: Resource, cell
     if resource == "second":
         total = program.slo_seconds
         taken = [share * column.seconds for column, share in zip(arrays.columns, arrays.flow, strict=True)]
-    elif resource == "core":
-        total, taken = program.cores, [column.cores for column in arrays.columns]
-    elif resource == "gpu":
-        total, taken = float(program.gpus), [column.gpus for column in arrays.columns]
-        cells = min(cells, max(1, program.gpus))  # whole ones
+    elif isinstance(resource, int):
+        total, taken = arrays.limits[resource], [column.uses[resource] for column in arrays.columns]
+        if all((used == np.floor(used)).all() for used in taken):  # whole ones, such as GPUs
+            total = math.floor(total + TOLERANCE)
+            cells = min(cells, max(1, total))
     else:
         floor = _additive(np.array(program.accuracy_floor - TOLERANCE), is_product=is_product)
         total, taken = max(0.0, heads[-1] - float(floor)) + _SPARE, [value.max() - value for value in values]
@@ -133,18 +132,18 @@ class ResourceBound:
         reach = self.reach[stage].ravel()
         low = reach[place]
         reached = low + beyond * (reach[place + spacing] - low)
-        return np.asarray(reached - self.prices.of(labels.cost, labels.flow_seconds, labels.cores, labels.gpus))
+        return np.asarray(reached - self.prices.of(labels.cost, labels.flow_seconds, labels.uses))
 
 
 def resource_bound(
     program: Program, arrays: ProgramArrays, best: Prices, resources: Sequence[Resource]
 ) -> ResourceBound:
     """Build the bounds of all suffixes, last stage first, at the best prices found with all resources priced."""
-    prices = replace(best, **dict.fromkeys(resources, 0.0))
+    prices = best.at(0.0, *resources)
     discretizations = [discretize(program, arrays, resource, CELLS[len(resources)]) for resource in resources]
     accuracy_weight = program.weights.accuracy + prices.floor
     axes = _axes(accuracy_weight, [column.value for column in arrays.columns], is_product=arrays.is_product)
-    behind = axes[-1].knots() + prices.unused(program)
+    behind = axes[-1].knots() + prices.unused(program, arrays.limits)
     shape = (KNOTS, *(each.cells + 1 for each in discretizations))
     parts = [np.broadcast_to(behind.reshape(-1, *(1 for _ in discretizations)), shape).copy()]
     for k, (column, share) in reversed(list(enumerate(zip(arrays.columns, arrays.flow, strict=True)))):
@@ -155,7 +154,7 @@ def resource_bound(
             else accuracy_weight * column.value[:, None] + values_weighted
         )
         filled = list(zip(*(each.filled(k) for each in discretizations), strict=True))
-        priced = prices.of(column.cost, share * column.seconds, column.cores, column.gpus)
+        priced = prices.of(column.cost, share * column.seconds, column.uses)
         parts.append(_before(parts[-1], *axes[k + 1].at(after), filled, priced))
     return ResourceBound(discretizations, prices, accuracy_weight, axes, parts[::-1])
 

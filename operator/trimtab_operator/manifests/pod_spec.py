@@ -10,13 +10,13 @@ from typing import Any
 
 from trimtab_kubernetes.objects import Object
 from trimtab_operator.settings import Settings
+from trimtab_pipelines.flavors import DEFAULT_FLAVOR, ResourceFlavor
 from trimtab_pipelines.kubernetes_names import CREDENTIALS_PREFIX
 from trimtab_pipelines.quantity import format_bytes, format_cores
 from trimtab_pipelines.spec import ServiceLevel
 from trimtab_pipelines.variants import Variant
 
 USER = 65532
-GPU_RESOURCE = "nvidia.com/gpu"
 STOP_DELAY_SECONDS = 5
 """Time for which a terminating pod continues to serve until its endpoints are updated; routers wait as long themselves.
 """
@@ -42,13 +42,13 @@ def security_of_container(*, read_only: bool = True) -> Object:
     return context | ({"readOnlyRootFilesystem": True} if read_only else {})
 
 
-def resources(cores: float, memory_bytes: int, gpus: int = 0) -> Object:
+def resources(cores: float, memory_bytes: int, devices: int = 0, flavor: ResourceFlavor = DEFAULT_FLAVOR) -> Object:
     """Requests and limits; cores have no limit."""
     memory = format_bytes(memory_bytes)
     requests: Object = {"cpu": format_cores(cores), "memory": memory}
     limits: Object = {"memory": memory}
-    if gpus:
-        requests[GPU_RESOURCE] = limits[GPU_RESOURCE] = str(gpus)
+    if devices:
+        requests[flavor.device] = limits[flavor.device] = str(devices)
     return {"requests": requests, "limits": limits}
 
 
@@ -57,14 +57,18 @@ def image_pull_secrets(settings: Settings) -> Object:
     return {"imagePullSecrets": names} if names else {}
 
 
-def node_placement(variant: Variant) -> Object:
+def requested_devices(requests: Mapping[str, Any]) -> int:
+    """Devices of a container's requests: extended resources, whose names have a domain."""
+    return sum(int(amount) for name, amount in requests.items() if "/" in name)
+
+
+def node_placement(variant: Variant, flavor: ResourceFlavor) -> Object:
+    """Nodes of a variant and of its resource flavor."""
     fields: Object = {}
-    if variant.node_selector:
-        fields["nodeSelector"] = dict(variant.node_selector)
-    if variant.tolerations:
-        fields["tolerations"] = [
-            toleration.model_dump(mode="json", by_alias=True, exclude_none=True) for toleration in variant.tolerations
-        ]
+    if selected := {**flavor.node_selector, **variant.node_selector}:
+        fields["nodeSelector"] = selected
+    if tolerated := dict.fromkeys((*flavor.tolerations, *variant.tolerations)):
+        fields["tolerations"] = [each.model_dump(mode="json", by_alias=True, exclude_none=True) for each in tolerated]
     if variant.runtime_class_name:
         fields["runtimeClassName"] = variant.runtime_class_name
     return fields

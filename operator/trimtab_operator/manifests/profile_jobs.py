@@ -18,11 +18,12 @@ from trimtab_operator.manifests.pod_spec import (
     security_of_container,
     security_of_pod,
 )
-from trimtab_operator.manifests.replica_groups import CACHE_FOLDER, memory_bytes
+from trimtab_operator.manifests.replica_groups import CACHE_FOLDER
 from trimtab_operator.manifests.routers import FOLDER, PIPELINE_FILE, role_binding
 from trimtab_operator.settings import Settings
 from trimtab_pipelines.kubernetes_names import profile_job_name, profiler_name, router_name
 from trimtab_pipelines.profiling import FINGERPRINT_ANNOTATION, ProfileTask
+from trimtab_pipelines.replica_groups import memory_bytes
 from trimtab_pipelines.spec import InferencePipeline
 
 PROFILER_ROLE = "trimtab-profiler"
@@ -45,7 +46,7 @@ def profile_job(pipeline: InferencePipeline, task: ProfileTask, settings: Settin
     """The Job of one task; it requests the resources of the largest replica that it measures."""
     labels = pipeline_labels(pipeline, PROFILER)
     variants = [pipeline.spec.stage(stage).variant(name) for stage, name in task.variants]
-    account = profiler_name(pipeline.name)
+    account, flavor = profiler_name(pipeline.name), pipeline.spec.flavor(variants[0])
     container: Object = {
         "name": PROFILER,
         "image": pipeline.spec.model_server_image or settings.model_server_image,
@@ -66,6 +67,7 @@ def profile_job(pipeline: InferencePipeline, task: ProfileTask, settings: Settin
             max(variant.resources.cpu for variant in variants),
             PROFILER_MEMORY_BYTES + _largest_stage(pipeline, task),
             max(variant.resources.gpu for variant in variants),
+            flavor,
         ),
         "securityContext": security_of_container(),
         "volumeMounts": [
@@ -82,7 +84,7 @@ def profile_job(pipeline: InferencePipeline, task: ProfileTask, settings: Settin
         restartPolicy="Never",
         securityContext=security_of_pod(),
         volumes=[*scratch("tmp", "weights"), {"name": "config", "configMap": {"name": router_name(pipeline.name)}}],
-        **node_placement(variants[0]),
+        **node_placement(variants[0], flavor),
         **image_pull_secrets(settings),
     )
     job = owned(

@@ -5,7 +5,7 @@ sizes, operating points and replicas are not part of it.
 """
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path, PurePosixPath
 
 from trimtab_kubernetes.objects import Object, fingerprint
@@ -35,9 +35,11 @@ from trimtab_operator.manifests.pod_spec import (
     termination_grace,
 )
 from trimtab_operator.settings import Settings
+from trimtab_pipelines.flavors import ResourceFlavor
 from trimtab_pipelines.kubernetes_names import (
     COMPONENT,
     DATA_PORT,
+    FLAVOR_LABEL,
     METRICS_PORT,
     METRICS_PORT_NAME,
     PIPELINE_LABEL,
@@ -49,12 +51,11 @@ from trimtab_pipelines.kubernetes_names import (
     tasks_name,
 )
 from trimtab_pipelines.model_spec import CACHE_TENANT_VARIABLE, model_spec, split_variable
-from trimtab_pipelines.replica_groups import ReplicaGroup
+from trimtab_pipelines.replica_groups import ReplicaGroup, memory_bytes
 from trimtab_pipelines.spec import InferencePipeline
 from trimtab_pipelines.stages import Stage
 from trimtab_pipelines.variants import Container, Variant
 
-SERVER_MEMORY_BYTES = 512 * 2**20
 SHIPPED_PIPELINES = PurePosixPath("/opt/trimtab/pipelines")
 DATA_PORT_NAME = "data"
 CACHE_FOLDER = "/var/cache/trimtab"
@@ -64,7 +65,9 @@ LONGEST_START_SECONDS = 1800
 
 
 def group_labels(pipeline: InferencePipeline, stage: Stage, group: ReplicaGroup) -> dict[str, str]:
-    return pipeline_labels(pipeline, MODEL_SERVER, **{STAGE_LABEL: stage.name, REPLICA_GROUP_LABEL: group.name})
+    flavor = {FLAVOR_LABEL: group.flavor} if group.flavor else {}
+    own = {STAGE_LABEL: stage.name, REPLICA_GROUP_LABEL: group.name, **flavor}
+    return pipeline_labels(pipeline, MODEL_SERVER, **own)
 
 
 def replica_group(
@@ -159,7 +162,7 @@ def template(pipeline: InferencePipeline, stage: Stage, group: ReplicaGroup, set
     first = group.variants[0]
     account = {"serviceAccountName": a} if (a := pipeline.spec.service_account_name) else {}
     shared = {
-        **node_placement(first),
+        **node_placement(first, pipeline.spec.flavor(first)),
         **image_pull_secrets(settings),
         **account,
         **termination_grace(pipeline.spec.slo),
@@ -169,7 +172,7 @@ def template(pipeline: InferencePipeline, stage: Stage, group: ReplicaGroup, set
         guards = tls_sidecar_containers(first.container, settings)
         volumes = [*scratch("tmp"), *tls_sidecar_volumes(pipeline, settings)]
         shared |= {"volumes": volumes} | ({"initContainers": guards} if guards else {})
-        container = _custom_container(first, first.container)
+        container = _custom_container(first, first.container, pipeline.spec.flavor(first))
         security = {"runAsNonRoot": True, "seccompProfile": {"type": "RuntimeDefault"}}
         return pod(labels, [container], securityContext=security, **shared)
     container = _model_server(pipeline, stage, group, settings)
@@ -180,12 +183,6 @@ def template(pipeline: InferencePipeline, stage: Stage, group: ReplicaGroup, set
         *_task_volumes(pipeline, stage, group),
     ]
     return pod(labels, [container], securityContext=security_of_pod(), volumes=volumes, **shared)
-
-
-def memory_bytes(variants: Sequence[Variant]) -> int:
-    """Memory of a replica: the model server's and each hosted variant's; a user-provided container has only its own."""
-    own = 0 if variants[0].container is not None else SERVER_MEMORY_BYTES
-    return own + sum(variant.resources.memory for variant in variants)
 
 
 def _model_server(pipeline: InferencePipeline, stage: Stage, group: ReplicaGroup, settings: Settings) -> Object:
@@ -223,7 +220,7 @@ def _model_server(pipeline: InferencePipeline, stage: Stage, group: ReplicaGroup
                 else ()
             ),
         ],
-        "resources": resources(group.cores, memory_bytes(group.variants), group.gpus),
+        "resources": resources(group.cores, memory_bytes(group.variants), group.gpus, pipeline.spec.flavor(first)),
         "securityContext": security_of_container(),
         "lifecycle": pre_stop(),
         **_probes("/v2/health/live", "/v2/health/ready", probed_port(settings, DATA_PORT)),
@@ -239,7 +236,7 @@ def _model_server(pipeline: InferencePipeline, stage: Stage, group: ReplicaGroup
     }
 
 
-def _custom_container(variant: Variant, container: Container) -> Object:
+def _custom_container(variant: Variant, container: Container, flavor: ResourceFlavor) -> Object:
     """User-provided container: its own user, writable files and complete Secret, within the level `restricted`."""
     secret = {"envFrom": [{"secretRef": {"name": variant.secret_name}}]} if variant.secret_name else {}
     return {
@@ -251,7 +248,7 @@ def _custom_container(variant: Variant, container: Container) -> Object:
         **({"env": environment_variables(container.env)} if container.env else {}),
         **secret,
         "ports": [{"name": DATA_PORT_NAME, "containerPort": container.port, "protocol": "TCP"}],
-        "resources": resources(variant.resources.cpu, variant.resources.memory, variant.resources.gpu),
+        "resources": resources(variant.resources.cpu, variant.resources.memory, variant.resources.gpu, flavor),
         "securityContext": security_of_container(read_only=False),
         "lifecycle": pre_stop(),
         **_probes(container.ready_path, container.ready_path, container.port),

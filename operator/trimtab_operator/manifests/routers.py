@@ -54,7 +54,9 @@ FOLDER = "/etc/trimtab"
 PIPELINE_FILE = "pipeline.yaml"
 PLAN_FILE = "plan.json"
 PIPELINE_HASH = f"{GROUP}/pipeline-hash"
-_UNUSED_FIELDS = {"mode", "objective", "budget", "adaptation", "router", "rollout", "deployer", "service_account_name"}
+_UNUSED_FIELDS = {
+    *("mode", "objective", "budget", "flavors", "adaptation", "router", "rollout", "deployer", "service_account_name")
+}
 """Pipeline fields that routers do not use; changes do not restart them."""
 _CLIENT_PORTS = (("rest", ROUTER_REST_PORT), ("grpc", ROUTER_GRPC_PORT))
 EDGE = "edge"
@@ -162,13 +164,14 @@ def plan_document(plan: PipelinePlan) -> Object:
 
 
 def router_pipeline(pipeline: InferencePipeline) -> InferencePipeline:
-    """A pipeline without server-side metadata, with the annotations that profiles depend on."""
+    """A pipeline without server-side metadata and prices, with the annotations that profiles depend on."""
     metadata = pipeline.metadata
     annotations = {
         key: value for key, value in metadata.annotations.items() if key in {PROFILE_ANNOTATION, *INPUT_ANNOTATIONS}
     }
     identity = {"name": metadata.name, "namespace": metadata.namespace, "annotations": annotations}
-    return InferencePipeline.model_validate({**pipeline.model_dump(), "metadata": identity})
+    document = pipeline.model_dump(exclude={"spec": {"flavors"}})
+    return InferencePipeline.model_validate({**document, "metadata": identity})
 
 
 def role_binding(

@@ -6,11 +6,17 @@ from typing import Any
 
 from trimtab_kubernetes.objects import Object, parse_rfc3339
 from trimtab_operator.manifests.objects import MODEL_SERVER, Ref
-from trimtab_operator.manifests.pod_spec import GPU_RESOURCE
+from trimtab_operator.manifests.pod_spec import requested_devices
 from trimtab_operator.reconciliation.write_errors import RejectedWrite
-from trimtab_pipelines.kubernetes_names import COMPONENT, REPLICA_GROUP_LABEL, STAGE_LABEL, VARIANT_LABEL_PREFIX
+from trimtab_pipelines.kubernetes_names import (
+    COMPONENT,
+    FLAVOR_LABEL,
+    REPLICA_GROUP_LABEL,
+    STAGE_LABEL,
+    VARIANT_LABEL_PREFIX,
+)
 from trimtab_pipelines.quantity import parse_quantity
-from trimtab_pipelines.rollout import Capacity, ReplicaGroupState
+from trimtab_pipelines.rollout import Capacity, ReplicaGroupState, total
 from trimtab_pipelines.status import condition_of
 
 _PULL = ("ImagePullBackOff", "ErrImagePull", "InvalidImageName", "ErrImageNeverPull", "ImageInspectError")
@@ -88,11 +94,14 @@ def _deployment(metadata: Mapping[str, Any]) -> str:
 
 
 def _requests(pod: Mapping[str, Any]) -> Capacity:
-    requests = [container.get("resources", {}).get("requests", {}) for container in pod["spec"]["containers"]]
-    return Capacity(
-        sum(parse_quantity(request.get("cpu", 0)) for request in requests),
-        sum(int(request.get(GPU_RESOURCE, 0)) for request in requests),
-    )
+    flavor = pod["metadata"].get("labels", {}).get(FLAVOR_LABEL)
+    return total(_capacity(container, flavor) for container in pod["spec"]["containers"])
+
+
+def _capacity(container: Mapping[str, Any], flavor: str | None) -> Capacity:
+    requests = container.get("resources", {}).get("requests", {})
+    cores, devices = parse_quantity(requests.get("cpu", 0)), requested_devices(requests)
+    return Capacity(cores, devices, {flavor: devices or cores} if flavor else {})
 
 
 def _problem(status: Mapping[str, Any], scheduled: Mapping[str, Any]) -> Problem | None:
@@ -204,5 +213,4 @@ def pod_spec(found: Object) -> Mapping[str, Any]:
 
 
 def _replica_capacity(found: Object) -> Capacity:
-    requests = pod_spec(found)["containers"][0].get("resources", {}).get("requests", {})
-    return Capacity(parse_quantity(requests.get("cpu", 0)), int(requests.get(GPU_RESOURCE, 0)))
+    return _capacity(pod_spec(found)["containers"][0], found["metadata"].get("labels", {}).get(FLAVOR_LABEL))

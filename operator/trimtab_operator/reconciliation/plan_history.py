@@ -16,7 +16,7 @@ from trimtab_pipelines.documents import DocumentError, accept_plan, parse_plan
 from trimtab_pipelines.kubernetes_names import ADVISORY_LABEL, replica_group_name
 from trimtab_pipelines.plan import PipelinePlan
 from trimtab_pipelines.replica_groups import group_of
-from trimtab_pipelines.rollout import Capacity, Target
+from trimtab_pipelines.rollout import Target
 from trimtab_pipelines.spec import InferencePipeline
 from trimtab_pipelines.status import condition_of
 
@@ -74,7 +74,7 @@ def rollout_targets(plan: PipelinePlan, pipeline: InferencePipeline) -> tuple[Ta
             stage.name,
             replica_group_name(pipeline.name, stage.name, group.name),
             replicas,
-            Capacity(group.cores, group.gpus),
+            group.capacity,
         )
         for stage, group, replicas in groups
     )

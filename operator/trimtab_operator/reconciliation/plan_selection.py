@@ -5,15 +5,15 @@ one. The schedulable capacity is stored in the status, so that the adapter plans
 more.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from trimtab_kubernetes.objects import parse_rfc3339, rfc3339
 from trimtab_operator.manifests.objects import MODEL_SERVER
-from trimtab_operator.reconciliation.observed_state import Problem
+from trimtab_operator.reconciliation.observed_state import PodState, Problem
 from trimtab_operator.reconciliation.plan_history import RETRY_SECONDS, PlanHistory, rollout_targets
 from trimtab_operator.reconciliation.replica_rollout import ClusterSite, pods_of
-from trimtab_pipelines.plan import PipelinePlan, plan_capacity
+from trimtab_pipelines.plan import PipelinePlan, budget_capacity, plan_capacity
 from trimtab_pipelines.quantity import parse_quantity
 from trimtab_pipelines.rollout import Capacity, total
 from trimtab_pipelines.status import Schedulable
@@ -42,9 +42,10 @@ class PlanSelection:
 def select_plan(site: ClusterSite, plans: PlanHistory, now: float) -> PlanSelection:
     spec = site.pipeline.spec
     schedulable = _schedulable(site, now)
-    limit = Capacity(spec.budget.cores + spec.budget.surge_cores, spec.budget.gpus)
+    limit = budget_capacity(spec, spec.budget.surge_cores)
     if schedulable is not None:
-        limit = Capacity(min(limit.cores, parse_quantity(schedulable.cores)), min(limit.gpus, schedulable.gpus))
+        cores, gpus = min(limit.cores, parse_quantity(schedulable.cores)), min(limit.gpus, schedulable.gpus)
+        limit = replace(limit, cores=cores, gpus=gpus)
     failure = _failure(site, plans, schedulable, limit, now)
     plan = plans.newest
     if plan is None or (plans.good is not None and (failure is not None or spec.mode == "Paused")):
@@ -75,9 +76,9 @@ def _failure(
 
 
 def _timed_out(site: ClusterSite, plan: PipelinePlan, now: float) -> Problem | None:
-    limit_seconds = site.pipeline.spec.rollout.ready_timeout_seconds
     for target in rollout_targets(plan, site.pipeline):
         for pod in pods_of(target, site):
+            limit_seconds = _ready_timeout_seconds(site, pod)
             if not pod.ready and now - pod.waiting_since > limit_seconds:
                 cause = pod.problem.message if pod.problem else "see kubectl describe pod"
                 return Problem(
@@ -87,12 +88,15 @@ def _timed_out(site: ClusterSite, plan: PipelinePlan, now: float) -> Problem | N
     return None
 
 
+def _ready_timeout_seconds(site: ClusterSite, pod: PodState) -> float:
+    return site.pipeline.spec.rollout.ready_timeout_seconds + site.node_startup_seconds(pod)
+
+
 def _schedulable(site: ClusterSite, now: float) -> Schedulable | None:
     """Schedulable capacity: as stored before, or as observed when a pod waits too long for a node."""
     before = _recorded_schedulable(site)
     if before is not None and now - parse_rfc3339(before.since) > RETRY_SECONDS:
         before = None
-    grace_seconds = site.pipeline.spec.rollout.unschedulable_grace_seconds
     servers = [pod for pod in site.pods if pod.component == MODEL_SERVER]
     if any(pod.terminating and pod.scheduled for pod in servers):
         return before  # a terminating pod uses its resources until it is gone
@@ -102,14 +106,20 @@ def _schedulable(site: ClusterSite, now: float) -> Schedulable | None:
         for pod in pods
         if pod.problem is not None
         and pod.problem.reason == "Unschedulable"
-        and now - pod.waiting_since >= grace_seconds
+        and now - pod.waiting_since >= _grace_seconds(site, pod)
     ]
     if not waiting:
         return before
     capacity = _at_least_minimum(site, total(pod.requests for pod in pods if pod.scheduled))
-    if before is not None and Capacity(parse_quantity(before.cores), before.gpus) == capacity:
+    if before is not None and (parse_quantity(before.cores), before.gpus) == (capacity.cores, capacity.gpus):
         return before
     return Schedulable(cores=f"{capacity.cores:g}", gpus=capacity.gpus, since=rfc3339(now), message=waiting[0][:1024])
+
+
+def _grace_seconds(site: ClusterSite, pod: PodState) -> float:
+    """Time for which a pod may wait for a node: at least until an autoscaler has added one of its flavor."""
+    grace_seconds = site.pipeline.spec.rollout.unschedulable_grace_seconds
+    return max(grace_seconds, site.node_startup_seconds(pod))
 
 
 def _at_least_minimum(site: ClusterSite, capacity: Capacity) -> Capacity:
@@ -138,13 +148,12 @@ def _requeue_after_seconds(
     site: ClusterSite, plans: PlanHistory, schedulable: Schedulable | None, now: float
 ) -> float | None:
     """Seconds until a timeout or retry is due; None if there is none."""
-    rollout = site.pipeline.spec.rollout
     times = []
     for pod in site.pods:
         if pod.component == MODEL_SERVER and not pod.ready and not pod.terminating:
             if not pod.scheduled:
-                times.append(pod.waiting_since + rollout.unschedulable_grace_seconds)
-            times.append(pod.waiting_since + rollout.ready_timeout_seconds)
+                times.append(pod.waiting_since + _grace_seconds(site, pod))
+            times.append(pod.waiting_since + _ready_timeout_seconds(site, pod))
     if schedulable is not None:
         times.append(parse_rfc3339(schedulable.since) + RETRY_SECONDS)
     if plans.given_up:

@@ -37,6 +37,12 @@ class ClusterSite:
             for group in replica_groups(stage)
         }
 
+    def node_startup_seconds(self, pod: PodState) -> float:
+        """Usual time until there is another node of a pod's flavor; 0 if its group is no longer described."""
+        groups = ((stage.name, group) for stage, group in self.groups.values())
+        own = (group for stage, group in groups if (stage, group.name) == pod.group_key)
+        return next((self.pipeline.spec.flavor(each.variants[0]).node_startup_seconds for each in own), 0.0)
+
     @property
     def live(self) -> dict[str, Object]:
         return live_sets(self.owned, self.pipeline.spec.deployer)

@@ -1,0 +1,79 @@
+"""Replicas of resource flavors: their nodes and devices, their limits, and the time that they may wait for a node."""
+
+from typing import Any
+
+import pytest
+
+from tests.builders import a_pipeline, a_plan, a_stage, a_variant
+from tests.operator_.conftest import SETTINGS, owned
+from trimtab_operator.manifests.routers import pipeline_hash, router_pipeline
+from trimtab_operator.reconciliation.observed_state import PodState, Problem, pod_states
+from trimtab_operator.reconciliation.plan_history import PlanHistory, rollout_targets
+from trimtab_operator.reconciliation.plan_selection import select_plan
+from trimtab_operator.reconciliation.replica_rollout import ClusterSite, decide_replicas
+from trimtab_pipelines.rollout import Capacity
+from trimtab_pipelines.spec import InferencePipeline
+
+TAINT = {"key": "gpu", "operator": "Exists"}
+FLAVOR = {
+    "name": "mig",
+    "device": "nvidia.com/mig-1g.10gb",
+    "nodeSelector": {"gpu": "h100"},
+    "tolerations": [TAINT],
+    "limit": 2,
+    "nodeStartup": "90s",
+}
+
+
+def a_flavored_pipeline(**flavor: Any) -> InferencePipeline:
+    large = a_variant("large", flavor="mig", resources={"cpu": 1, "gpu": 1}, nodeSelector={"zone": "a"})
+    fields = {"budget": {"cores": "8", "gpus": 8}, "flavors": [FLAVOR | flavor]}
+    return owned(a_pipeline([a_stage(variants=[large])], **fields))
+
+
+def deployment_of(pipeline: InferencePipeline) -> Any:
+    site = ClusterSite(pipeline, {}, (), SETTINGS)
+    written = decide_replicas(site, a_plan(pipeline), Capacity(8.0, 8)).objects
+    return next(each for each in written if each["kind"] == "Deployment")
+
+
+def test_replica_requests_its_flavors_nodes_and_devices() -> None:
+    deployment = deployment_of(a_flavored_pipeline())
+    pod = deployment["spec"]["template"]
+    requested = pod["spec"]["containers"][0]["resources"]
+
+    assert pod["metadata"]["labels"]["trimtab.dev/flavor"] == "mig"
+    assert pod["spec"]["nodeSelector"] == {"gpu": "h100", "zone": "a"}
+    assert pod["spec"]["tolerations"] == [TAINT]
+    assert requested["requests"]["nvidia.com/mig-1g.10gb"] == requested["limits"]["nvidia.com/mig-1g.10gb"] == "1"
+    pod = {**pod, "metadata": pod["metadata"] | {"name": "p", "creationTimestamp": "2026-01-01T00:00:00Z"}}
+    assert pod_states([pod])[0].requests == Capacity(1.0, 1, {"mig": 1})
+
+
+def test_rollout_keeps_the_limit_of_a_flavor() -> None:
+    pipeline = a_flavored_pipeline()
+    plan = a_plan(pipeline)
+    selection = select_plan(ClusterSite(pipeline, {}, (), SETTINGS), PlanHistory(plan), 0.0)
+    (target,) = rollout_targets(plan, pipeline)
+
+    assert selection.limit == Capacity(8.0, 8, {"mig": 2})
+    assert selection.limit.fits(target.per_replica.times(2))
+    assert not selection.limit.fits(target.per_replica.times(3))
+
+
+@pytest.mark.parametrize(("startup", "given_up"), [("90s", False), ("5s", True)])
+def test_pod_waits_as_long_as_its_node_takes(startup: str, *, given_up: bool) -> None:
+    pipeline = a_flavored_pipeline(nodeStartup=startup)
+    problem = Problem("Unschedulable", "no node")
+    requests = Capacity(1.0, 1, {"mig": 1})
+    pod = PodState("p", "model-server", "first", "large", False, False, False, 0.0, requests, problem)
+    selection = select_plan(ClusterSite(pipeline, {}, (pod,), SETTINGS), PlanHistory(a_plan(pipeline)), 60.0)
+
+    assert (selection.schedulable is not None) is given_up
+
+
+def test_prices_do_not_restart_routers() -> None:
+    cheap, dear = (a_flavored_pipeline(prices={"device": price}) for price in (1, 2))
+
+    assert pipeline_hash(cheap, SETTINGS) == pipeline_hash(dear, SETTINGS)
+    assert router_pipeline(cheap).spec == router_pipeline(dear).spec

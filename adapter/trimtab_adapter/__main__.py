@@ -37,7 +37,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             problem = asyncio.run(adapt_cluster(options))
         else:
             problem = ""
-            asyncio.run(_adapt(options, FileConfigSource(options.pipeline, options.profiles)))
+            asyncio.run(_adapt(options, FileConfigSource(options.pipeline, options.profiles, options.gpus)))
     except DocumentError as error:
         problem = str(error)
     if problem:
@@ -93,6 +93,7 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     )
     parser.add_argument("--pipeline", type=Path, help="InferencePipeline, a file or its folder")
     parser.add_argument("--profiles", type=Path, help="ModelProfiles, a file or their folder")
+    parser.add_argument("--gpus", type=int, help="most GPUs to plan, if the machine has fewer than the budget")
     parser.add_argument("--plan", type=Path, help="PipelinePlan to write, replaced atomically")
     parser.add_argument("--decisions", type=Path, help="decision log to append to")
     parser.add_argument("--router", help="address of the router, such as http://127.0.0.1:8080")

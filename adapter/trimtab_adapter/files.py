@@ -6,6 +6,7 @@ from pathlib import Path
 
 from trimtab_adapter.controller import Tick, actionable_fields
 from trimtab_adapter.forecasting import file_stamp
+from trimtab_adapter.planning.pool_allocation import limit_budget
 from trimtab_pipelines.documents import (
     DocumentError,
     accept_plan,
@@ -29,10 +30,12 @@ class FileConfigSource:
 
     remark = ""
 
-    def __init__(self, pipeline: Path, profiles: Path) -> None:
+    def __init__(self, pipeline: Path, profiles: Path, gpus: int | None = None) -> None:
+        """`gpus`: most GPUs to plan; None for the whole budget."""
+        self._gpus = gpus
         self._paths = (_file(pipeline, "pipeline.yaml"), _file(profiles, "profile.yaml"))
         self._stamps = tuple(file_stamp(path) for path in self._paths)
-        self.pipeline: InferencePipeline = _with_one_router(load_pipeline(self._paths[0]))
+        self.pipeline: InferencePipeline = _on_one_machine(load_pipeline(self._paths[0]), gpus)
         self.profiles: Mapping[str, ModelProfile] = load_profiles(self._paths[1])
 
     def refresh(self) -> str | None:
@@ -44,14 +47,16 @@ class FileConfigSource:
             pipeline, profiles = load_pipeline(self._paths[0]), load_profiles(self._paths[1])
         except DocumentError as error:
             return f"{error}; the last valid pipeline and profiles stay in use"
-        self.pipeline, self.profiles = _with_one_router(pipeline), profiles
+        self.pipeline, self.profiles = _on_one_machine(pipeline, self._gpus), profiles
         return None
 
 
-def _with_one_router(pipeline: InferencePipeline) -> InferencePipeline:
-    """The pipeline as one machine runs it: no operator starts further routers there."""
-    router = pipeline.spec.router.model_copy(update={"replicas": 1, "max_replicas": 1})
-    return pipeline.model_copy(update={"spec": pipeline.spec.model_copy(update={"router": router})})
+def _on_one_machine(pipeline: InferencePipeline, gpus: int | None) -> InferencePipeline:
+    """The pipeline as one machine runs it: with its GPUs, and no operator starts further routers there."""
+    budget = pipeline.spec.budget
+    spec = limit_budget(pipeline.spec, budget.cores, budget.gpus if gpus is None else gpus)
+    router = spec.router.model_copy(update={"replicas": 1, "max_replicas": 1})
+    return pipeline.model_copy(update={"spec": spec.model_copy(update={"router": router})})
 
 
 def _file(path: Path, name: str) -> Path:

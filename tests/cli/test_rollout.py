@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.builders import a_pipeline, a_plan, a_stage, a_variant
 from trimtab.local.rollout import (
     Action,
     MarkDraining,
@@ -17,9 +18,12 @@ from trimtab.local.rollout import (
     Stop,
     backoff_seconds,
     decide,
+    free_devices,
     matches,
     servable_variants,
 )
+from trimtab.local.supervisor import Setup, Supervisor
+from trimtab_pipelines.documents import DocumentError, dump_yaml
 
 VARIANTS = {"s": 0.25, "m": 0.5, "l": 1.0}
 
@@ -220,6 +224,32 @@ def test_start_waits_for_the_backoff() -> None:
 def test_backoff_doubles_up_to_a_limit() -> None:
     assert [backoff_seconds(n) for n in (0, 1, 2, 3, 4)] == [0.0, 0.0, 0.5, 1.0, 2.0]
     assert backoff_seconds(1000) == 30.0
+
+
+def test_gpu_is_refused_where_there_is_none(tmp_path, monkeypatch) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    variants = [a_variant("large", resources={"gpu": 1}), a_variant("small")]
+    pipeline = a_pipeline([a_stage(variants=variants)], budget={"cores": "4", "gpus": 1})
+    file = tmp_path / "pipeline.yaml"
+    file.write_text(dump_yaml(pipeline))
+    with pytest.raises(DocumentError, match=r"the plan requests 1 GPUs, and this machine has 0$"):
+        Supervisor(Setup(file, tmp_path, plan=a_plan(pipeline)))
+
+    file.write_text(dump_yaml(a_pipeline([a_stage(variants=variants[:1])], budget={"cores": "4", "gpus": 1})))
+    with pytest.raises(DocumentError, match=r"stage first: its variants request 1 GPUs or more, and this machine has"):
+        Supervisor(Setup(file, tmp_path))
+
+
+def test_replicas_wait_for_a_free_device_each() -> None:
+    target = StageTarget("read", "l", 3, 1.0, gpus=1)
+    start = Start("read", "l", 1.0, gpus=1)
+    waiting = decide([target], [], limit_cores=8.0, limit_gpus=2, serving={}, now=0.0)
+    first = Replica("read-0", "read", "l", frozenset("l"), 1.0, "ready", ("4",))
+
+    assert waiting == [start, start]
+    assert decide([target], [first], limit_cores=8.0, limit_gpus=2, serving={}, now=0.0) == [start]
+    assert decide([target], [first], limit_cores=8.0, limit_gpus=1, serving={}, now=0.0) == []
+    assert free_devices(["3", "4", "7"], [first]) == ["3", "7"]
 
 
 def test_servable_variants_fit_the_reserved_cores() -> None:

@@ -12,6 +12,7 @@ from trimtab.local.replica_process import ReplicaProcess
 from trimtab.local.rollout import Action, MarkDraining, Replica, Resize, StageTarget, Start, Stop, variants_to_load
 from trimtab_model_servers.families.registry import modules_to_preload
 from trimtab_model_servers.server.settings import write_model_folder
+from trimtab_pipelines.devices import DEVICES_VARIABLE
 from trimtab_pipelines.documents import write_json
 from trimtab_pipelines.edge_settings import ReplicaIdentity
 from trimtab_pipelines.endpoints import Endpoint, Endpoints
@@ -67,6 +68,12 @@ class LocalSite:
     """Memory for the variants of one replica."""
     identity: ReplicaIdentity | None = None
     """Identity for mutual TLS between replicas and router."""
+    devices: tuple[str, ...] = ()
+    """CUDA devices of the machine."""
+
+    @property
+    def limit_gpus(self) -> int:
+        return min(self.pipeline.spec.budget.gpus, len(self.devices))
 
     @property
     def endpoints_file(self) -> Path:
@@ -156,9 +163,10 @@ class ReplicaManager:
 
     def set_plan(self, plan: PipelinePlan) -> None:
         self.targets = tuple(
-            StageTarget(stage.name, group.variant, group.replicas, group.cores)
+            StageTarget(stage.name, group.variant, group.replicas, group.cores, variant.resources.gpu)
             for stage in plan.spec.stages
             for group in stage.groups
+            for variant in [self.site.pipeline.spec.stage(stage.name).variant(group.variant)]
         )
 
     @property
@@ -201,6 +209,7 @@ class ReplicaManager:
             self.targets,
             self.replicas,
             limit_cores=self.site.limit_cores,
+            limit_gpus=self.site.limit_gpus,
             serving=serving,
             now=self.clock(),
             not_before=self._not_before,
@@ -269,6 +278,7 @@ class ReplicaManager:
             self.on_error(f"no replica of stage {action.stage} can be started: {error.strerror}")
             return
         log_file = site.folder / "logs" / f"{name}.log"
+        devices = tuple(rollout.free_devices(site.devices, self.replicas)[: action.gpus])
         process = ReplicaProcess(
             folder,
             log_file,
@@ -276,8 +286,10 @@ class ReplicaManager:
             lambda ports: self._ready(name, ports),
             lambda: self._end(name),
             site.identity,
+            environment={DEVICES_VARIABLE: ",".join(devices)} if devices else None,
         )
-        replica = Replica(name, action.stage, action.variant, frozenset(variants), action.cores, "starting")
+        loaded = frozenset(variants)
+        replica = Replica(name, action.stage, action.variant, loaded, action.cores, "starting", devices)
         self._managed[name] = ManagedReplica(replica, process, self.clock())
         launch = asyncio.get_running_loop().create_task(process.run())
         self._starting.add(launch)

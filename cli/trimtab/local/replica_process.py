@@ -2,7 +2,7 @@
 
 import asyncio
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 import psutil
@@ -31,9 +31,12 @@ class ReplicaProcess:
         on_ready: Callable[[ReplicaPorts], None],
         on_end: Callable[[], None],
         identity: ReplicaIdentity | None = None,
+        *,
+        environment: Mapping[str, str] | None = None,
     ) -> None:
         self.log = log
         self._folder, self._imports, self._identity = folder, imports, identity
+        self._environment = environment
         self._on_ready, self._on_end = on_ready, on_end
         self._child: ChildProcess | None = None
         self._stopping = False
@@ -72,7 +75,14 @@ class ReplicaProcess:
         identity = self._identity.model_dump_json() if self._identity else None
         arguments, name = [str(self._folder), *command_options(identity=identity)], self._folder.name
         try:
-            child = await start_forked("trimtab_model_servers", arguments, self.log, name, imports=self._imports)
+            child = await start_forked(
+                "trimtab_model_servers",
+                arguments,
+                self.log,
+                name,
+                imports=self._imports,
+                environment=self._environment,
+            )
         except OSError as error:
             log.warning("%s cannot be forked: %s", name, error)
         else:

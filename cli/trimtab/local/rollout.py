@@ -7,7 +7,7 @@ A replica loads every variant of its stage if memory allows, and may serve those
 variant is then a `Resize`: the reserved cores change, the process continues.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, replace
 
@@ -33,6 +33,7 @@ class StageTarget:
     variant: str
     replicas: int
     cores: float
+    gpus: int = 0
 
     @property
     def name(self) -> str:
@@ -49,9 +50,15 @@ class Replica:
     variants: frozenset[str]
     cores: float
     state: ReplicaState
+    devices: tuple[str, ...] = ()
+    """CUDA devices that only this replica uses."""
     idle: bool = False
     """Whether it is draining and the router has no batch in flight on it."""
     draining_since: float | None = None
+
+    @property
+    def gpus(self) -> int:
+        return len(self.devices)
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,6 +68,7 @@ class Start:
     stage: str
     variant: str
     cores: float
+    gpus: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,6 +114,7 @@ def decide(
     replicas: Sequence[Replica],
     *,
     limit_cores: float,
+    limit_gpus: int = 0,
     serving: Mapping[str, str],
     now: float,
     not_before: Mapping[str, float] | None = None,
@@ -123,13 +132,13 @@ def decide(
     actions += resizes
     groups = _group(after, targets)
     sets = [
-        ReplicaGroupState.of(name, alike[0].stage, Capacity(alike[0].cores), (replica.state for replica in alike))
+        ReplicaGroupState.of(name, alike[0].stage, _capacity(alike[0]), (replica.state for replica in alike))
         for name, alike in groups.items()
     ]
     # Until the router uses the planned variant's replicas, they do not count as ready successors.
     observed = [replace(group, ready=0) if group.name in unused else group for group in sets]
-    group_targets = [rollout.Target(t.stage, t.name, t.replicas, Capacity(t.cores)) for t in targets]
-    desired = rollout.decide(group_targets, observed, Capacity(limit_cores - pending_cores))
+    group_targets = [rollout.Target(t.stage, t.name, t.replicas, _capacity(t)) for t in targets]
+    desired = rollout.decide(group_targets, observed, Capacity(limit_cores - pending_cores, limit_gpus))
     for group in sets:
         live = sorted((r for r in groups[group.name] if _is_live(r)), key=lambda replica: replica.state == "ready")
         actions += [_release(replica) for replica in live[: max(group.desired - desired[group.name], 0)]]
@@ -137,8 +146,18 @@ def decide(
     for target in targets:
         if now >= (not_before or {}).get(target.stage, 0.0):
             missing = desired[target.name] - current.get(target.name, 0)
-            actions += [Start(target.stage, target.variant, target.cores)] * missing
+            actions += [Start(target.stage, target.variant, target.cores, target.gpus)] * missing
     return actions
+
+
+def free_devices(devices: Sequence[str], replicas: Iterable[Replica]) -> list[str]:
+    """The devices of a machine that no replica uses."""
+    used = {device for replica in replicas for device in replica.devices}
+    return [device for device in devices if device not in used]
+
+
+def _capacity(requested: StageTarget | Replica) -> Capacity:
+    return Capacity(requested.cores, requested.gpus)
 
 
 def _resize(
@@ -217,14 +236,15 @@ def _release(replica: Replica) -> Action:
 
 
 def matches(replica: Replica, target: StageTarget) -> bool:
-    """Whether the variant is loaded and the target's cores are reserved."""
-    return target.variant in replica.variants and abs(replica.cores - target.cores) <= _TOLERANCE
+    """Whether the variant is loaded and the target's cores and GPUs are reserved."""
+    same_gpus = target.gpus == replica.gpus
+    return same_gpus and target.variant in replica.variants and abs(replica.cores - target.cores) <= _TOLERANCE
 
 
 def is_resizable(replica: Replica, target: StageTarget) -> bool:
-    """Whether a resize would make it match; the number of threads of a process is fixed."""
-    same_threads = threads(replica.cores) == threads(target.cores)
-    return target.variant in replica.variants and same_threads and not matches(replica, target)
+    """Whether a resize would make it match; the threads and GPUs of a process are fixed."""
+    fixed = threads(replica.cores) == threads(target.cores) and replica.gpus == target.gpus
+    return target.variant in replica.variants and fixed and not matches(replica, target)
 
 
 def threads(cores: float) -> int:
@@ -240,9 +260,10 @@ def memory_bytes_per_replica(pipeline: InferencePipeline, limit_cores: float, av
 
 
 def variants_to_load(stage: Stage, needed: str, memory_bytes: float) -> tuple[str, ...]:
-    """Return the needed variant and those closest in accuracy that fit in memory."""
+    """Return the needed variant and those closest in accuracy, with as many GPUs, that fit in memory."""
     reference = stage.variant(needed)
-    others = [variant for variant in stage.variants if variant.name != needed]
+    alike = [variant for variant in stage.variants if variant.resources.gpu == reference.resources.gpu]
+    others = [variant for variant in alike if variant is not reference]
     others.sort(key=lambda variant: (abs(variant.accuracy - reference.accuracy), variant.resources.memory))
     loaded, used = {needed}, reference.resources.memory
     for variant in others:

@@ -9,7 +9,7 @@ import logging
 import os
 import shutil
 import time
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -24,6 +24,7 @@ from trimtab.local.replica_manager import LocalSite, ReplicaManager
 from trimtab.local.rollout import memory_bytes_per_replica
 from trimtab.local.router_client import RouterClient, RouterUnreachable
 from trimtab_model_servers.families.registry import modules_to_preload
+from trimtab_pipelines.devices import visible_devices
 from trimtab_pipelines.documents import (
     DocumentError,
     accept_plan,
@@ -33,7 +34,7 @@ from trimtab_pipelines.documents import (
     pipeline_folder,
     write_json,
 )
-from trimtab_pipelines.plan import PipelinePlan
+from trimtab_pipelines.plan import PipelinePlan, plan_capacity
 from trimtab_pipelines.processes.child_process import ChildProcess, RouterPorts, StartError, command_options
 from trimtab_pipelines.processes.forked_process import preload
 from trimtab_pipelines.processes.malloc_tuning import release_freed_memory
@@ -121,6 +122,15 @@ class Fault:
     detail: str = ""
 
 
+def _require_devices(pipeline: InferencePipeline, devices: Sequence[str]) -> None:
+    """Raise DocumentError if a stage has no variant for the GPUs of this machine."""
+    for stage in pipeline.spec.stages:
+        least = min(variant.resources.gpu for variant in stage.variants)
+        if least > len(devices):
+            message = f"its variants request {least} GPUs or more, and this machine has {len(devices)}"
+            raise DocumentError(f"stage {stage.name}: {message}; add a variant with resources.gpu {len(devices)}")
+
+
 @dataclass(slots=True)
 class Supervisor:
     """A running pipeline: `async with Supervisor(setup) as supervisor: await supervisor.ready()`."""
@@ -147,7 +157,8 @@ class Supervisor:
     _router_timeouts: int = 0
 
     def __post_init__(self) -> None:
-        self.pipeline = load_pipeline(self.setup.pipeline_file)
+        self.pipeline, devices = load_pipeline(self.setup.pipeline_file), visible_devices()
+        _require_devices(self.pipeline, devices)
         if self.setup.plan is not None:
             self.validate_plan(self.setup.plan)
         budget = self.pipeline.spec.budget
@@ -155,7 +166,7 @@ class Supervisor:
         memory = memory_bytes_per_replica(self.pipeline, limit, psutil.virtual_memory().available)
         home = self.setup.home or pipeline_folder(self.setup.pipeline_file)
         identity = load_edge(self.setup.edge).replicas
-        site = LocalSite(self.pipeline, home, self.setup.folder, limit, memory, identity)
+        site = LocalSite(self.pipeline, home, self.setup.folder, limit, memory, identity, devices)
         self.replica_manager = ReplicaManager(
             site, time.monotonic, self._changed.set, self.record_fault, self.record_fault
         )
@@ -203,6 +214,9 @@ class Supervisor:
     def validate_plan(self, plan: PipelinePlan) -> PipelinePlan:
         """Return the plan if it suits this pipeline and its budget; raises DocumentError."""
         accept_plan(plan, self.pipeline)
+        gpus, devices = plan_capacity(plan, self.pipeline.spec).gpus, len(visible_devices())
+        if gpus > devices:
+            raise DocumentError(f"spec.stages: the plan requests {gpus} GPUs, and this machine has {devices}")
         unknown = {stage.name for stage in plan.spec.stages} - {stage.name for stage in self.pipeline.spec.stages}
         if unknown:
             raise DocumentError(f"spec.stages: the pipeline has no stage {', '.join(sorted(unknown))}")
@@ -313,6 +327,7 @@ class Supervisor:
             decisions=self.decisions_file,
             router=self.client.url,
             prometheus=self.setup.prometheus,
+            gpus=self.replica_manager.site.limit_gpus,
         )
         log_file = self.setup.folder / "logs" / "adapter.log"
         self.adapter = await ChildProcess.start("trimtab_adapter", [*arguments, "--heartbeat"], log_file, "the adapter")

@@ -14,6 +14,7 @@ from urllib.parse import urlsplit
 from urllib.request import url2pathname
 
 from packaging.requirements import InvalidRequirement, Requirement
+from pydantic import ValidationError
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
 from trimtab.local import profile_cache
@@ -37,12 +38,32 @@ PLAIN_PROGRESS_SECONDS = 5.0
 """Interval of lines about a profiling in a log."""
 
 
-def prepare(pipeline_file: Path) -> InferencePipeline:
-    """Load a pipeline to serve here; raises DocumentError if weights are missing, StartError without PyTorch."""
-    require_installed()
+def prepare(pipeline_file: Path, engine: str | None = None) -> InferencePipeline:
+    """Load a pipeline to serve here, its containers at the address `engine` if one is given.
+
+    Raises DocumentError if weights are missing, StartError without PyTorch.
+    """
     pipeline = load_pipeline(pipeline_file)
+    if engine is not None:
+        pipeline = with_endpoint(pipeline, engine)
+    if any(variant.container is None for stage in pipeline.spec.stages for variant in stage.variants):
+        require_installed()
     require_servable(pipeline_file, pipeline)
     return pipeline
+
+
+def with_endpoint(pipeline: InferencePipeline, url: str) -> InferencePipeline:
+    """A pipeline whose containers are at an address; raises UserError if it has none, or more than one."""
+    document = pipeline.model_dump(mode="json", by_alias=True)
+    variants = [variant for stage in document["spec"]["stages"] for variant in stage["variants"]]
+    containers = [variant["container"] for variant in variants if variant.get("container")]
+    if len(containers) != 1:
+        raise UserError(f"--engine {url}: the pipeline has {len(containers)} containers; one is required")
+    containers[0]["endpoints"] = [url.rstrip("/")]
+    try:
+        return InferencePipeline.model_validate(document)
+    except ValidationError as error:
+        raise UserError(f"--engine {url}: {error.errors()[0]['msg']}") from error
 
 
 def require_servable(pipeline_file: Path, pipeline: InferencePipeline) -> None:
@@ -53,8 +74,10 @@ def require_servable(pipeline_file: Path, pipeline: InferencePipeline) -> None:
         for variant in stage.variants:
             where = f"{pipeline_file}: stage {stage.name}, variant {variant.name}"
             if variant.container is not None:
-                message = "a container only runs in a cluster; give the variant a family to serve it here"
-                raise DocumentError(f"{where}: {message}")
+                if not (variant.container.command or variant.container.endpoints):
+                    message = "an image only runs in a cluster; give container.command or endpoints to serve it here"
+                    raise DocumentError(f"{where}: {message}")
+                continue
             try:
                 require_family(variant.served_family)
                 for uri in variant.storage_uris:

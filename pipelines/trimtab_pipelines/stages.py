@@ -124,6 +124,11 @@ class Stage(Model):
         key = self.hosting_key(own)
         return tuple(other for other in self.variants if other is own or self.hosting_key(other) == key)
 
+    def max_replicas_of(self, variant: Variant) -> int:
+        """Maximum of replicas; of a variant with endpoints, as many as there are."""
+        endpoints = variant.container.endpoints if variant.container is not None else ()
+        return min(self.max_replicas, len(endpoints) or self.max_replicas)
+
     @property
     def serves_one_variant(self) -> bool:
         """Whether one variant at a time serves batches: in stages that serve chats or read tasks."""

@@ -1,7 +1,7 @@
 """Variant of a stage: its weights, the resources of a replica, and its operating points."""
 
 from functools import cached_property
-from typing import Literal, Self
+from typing import Annotated, Literal, Self
 
 from pydantic import Field, model_validator
 
@@ -34,11 +34,16 @@ class Toleration(Model):
     toleration_seconds: int | None = Field(default=None, ge=0)
 
 
+EndpointUrl = Annotated[str, Field(pattern=r"^https?://[A-Za-z0-9.-]+:[0-9]{1,5}$", max_length=300)]
+
+
 class Container(Model):
     """A user-provided container that serves the Open Inference Protocol V2 or the OpenAI chat API over HTTP."""
 
-    image: str = Field(min_length=1, max_length=1024)
+    image: str = Field(default="", max_length=1024, exclude_if=is_empty)
+    """Image of its pods; required in a cluster."""
     command: tuple[str, ...] = Field(default=(), max_length=64)
+    """Command; on one machine it runs as a process, and $(PORT) is the port that it must listen on."""
     args: tuple[str, ...] = Field(default=(), max_length=256)
     env: dict[str, str] = Field(default_factory=dict)
     port: int = Field(default=8080, ge=1, le=65535)
@@ -55,6 +60,14 @@ class Container(Model):
     """Name of the model in this server; the variant's name if absent."""
     ready_path: str = Field(default=OPEN_INFERENCE_READY, pattern=r"^/")
     """Path that returns 200 when the server is ready."""
+    endpoints: tuple[EndpointUrl, ...] = Field(default=(), max_length=64, exclude_if=is_empty)
+    """Addresses of servers that run already, such as http://10.0.0.5:8000, each used as one replica. Only `trimtab up`
+    and `trimtab profile` use them.
+    """
+    api_key_env: str | None = Field(
+        default=None, pattern=r"^[A-Z][A-Z0-9_]{0,100}_API_KEY$", exclude_if=lambda name: name is None
+    )
+    """Environment variable with the key of the endpoints, sent as Authorization: Bearer."""
     image_pull_policy: Literal["Always", "IfNotPresent", "Never"] = "IfNotPresent"
 
     @property
@@ -75,6 +88,14 @@ class Container(Model):
     def _require_protocol_of_engine(self) -> Self:
         if self.engine is not None and self.protocol != ENGINES[self.engine].protocol:
             raise ValueError(f"protocol: {self.engine} has protocol {ENGINES[self.engine].protocol}; remove protocol")
+        return self
+
+    @model_validator(mode="after")
+    def _require_server(self) -> Self:
+        if not (self.image or self.command or self.endpoints):
+            raise ValueError("container: give image, command or endpoints")
+        if self.api_key_env is not None and not self.endpoints:
+            raise ValueError("apiKeyEnv: it is the key of endpoints; give endpoints")
         return self
 
     @model_validator(mode="after")

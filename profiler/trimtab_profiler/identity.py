@@ -90,7 +90,8 @@ def _code(family: str) -> str:
 
 def _weights(variant: Variant, pipeline_folder: Path) -> str:
     if variant.container is not None:
-        return variant.container.image
+        started = variant.container
+        return started.image or " ".join([*started.command, *started.args] or started.endpoints)
     if variant.digest is not None:
         return variant.digest
     parts = urlsplit(resolve_uri(variant.storage_uri, pipeline_folder))

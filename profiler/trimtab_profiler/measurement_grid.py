@@ -39,7 +39,9 @@ def grid(stage: Stage, cores: Sequence[float], node_cores: int, batch_sizes: Seq
             asked = f"stage {stage.name}: variant {variant.name} requests resources.cpu {variant.resources.cpu:g}"
             cure = "lower it or profile on a larger machine"
             raise ValueError(f"{asked}, but this machine has {node_cores} cores; {cure}")
-        all_allocations = {variant.resources.cpu, *(allocation for allocation in cores if 0 < allocation <= node_cores)}
+        others = () if variant.container is not None else cores  # a container sizes itself
+        all_allocations = {variant.resources.cpu, *(allocation for allocation in others if allocation <= node_cores)}
+        all_allocations = {allocation for allocation in all_allocations if allocation > 0}
         for threads in sorted({threads_of(allocation) for allocation in all_allocations}):
             allocations = tuple(sorted(a for a in all_allocations if threads_of(a) == threads))
             sizes = batches_of(variant, batch_sizes)

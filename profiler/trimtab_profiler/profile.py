@@ -5,6 +5,7 @@ Stages are measured in the order of the pipeline; each gets the outputs of the m
 
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field, replace
 from itertools import count
 from pathlib import Path
@@ -28,6 +29,7 @@ from trimtab_pipelines.synthetic_inputs import payloads_of
 from trimtab_pipelines.variants import Variant
 from trimtab_profiler import chat_profile, inputs
 from trimtab_profiler.base_allocation import base_allocation, stage_slo_seconds
+from trimtab_profiler.engine_replica import running_engine
 from trimtab_profiler.fit import fit_latency
 from trimtab_profiler.identity import BusyShare, model_identity, this_machine, usable_cores
 from trimtab_profiler.measure import FULL, QUICK, Batch, Effort, Samples, measure_round
@@ -170,14 +172,15 @@ def fit_errors(profiles: Mapping[str, ModelProfile]) -> list[float]:
 
 
 def replica_groups(variants: Iterable[Variant], memory_bytes: float) -> list[list[str]]:
-    """Group variants, in order, into replicas whose declared memory stays within a bound."""
+    """Group variants, in order, into replicas whose declared memory stays within a bound; a container is alone."""
     groups: list[list[str]] = []
-    used = 0
+    used, alone = 0, False
     for variant in variants:
-        if not groups or used + variant.resources.memory > memory_bytes:
+        if not groups or alone or variant.container is not None or used + variant.resources.memory > memory_bytes:
             groups.append([])
             used = 0
         groups[-1].append(variant.name)
+        alone = variant.container is not None
         used += variant.resources.memory
     return groups
 
@@ -191,13 +194,19 @@ async def _profile_stage(run: _Run, stage: Stage) -> ModelProfile:
         names = {point.variant for point in grid_points}
         variants = [variant for variant in stage.variants if variant.name in names]
         for group in replica_groups(variants, MEMORY_SHARE * psutil.virtual_memory().available):
-            async with running_replica(run.pipeline, run.folder, stage.name, group, threads) as replica:
+            async with _running(run, stage, group, threads) as replica:
                 for point in grid_points:
                     if point.variant in group:
                         points += await _profile_point(run, stage, point, replica, rows)
                 if best.name in group and f"{stage.name}.outputs.{stage.outputs[0].name}" not in run.rows:
                     run.rows |= await _capture(run, stage, best, replica, rows)
     return _document(run, stage, points)
+
+
+def _running(run: _Run, stage: Stage, group: Sequence[str], threads: int) -> AbstractAsyncContextManager[Replica]:
+    if stage.variant(group[0]).container is not None:
+        return running_engine(stage, group[0], run.folder)
+    return running_replica(run.pipeline, run.folder, stage.name, group, threads)
 
 
 async def _profile_point(

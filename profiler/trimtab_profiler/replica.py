@@ -21,7 +21,7 @@ HOST = "127.0.0.1"
 START_SECONDS = 300.0
 STOP_SECONDS = 10.0
 _MAX_MESSAGE_BYTES = 1500
-_CLIENT_ERRORS = {400, 413, 422}
+CLIENT_ERRORS = {400, 413, 422}
 
 
 class ProfileError(OperationFailed):
@@ -33,11 +33,12 @@ class BatchRejected(ProfileError):
 
 
 class Replica:
-    """Model server process of one stage, for sequential use."""
+    """Model server of one stage, for sequential use; `model` is its name for all variants, if it has its own."""
 
-    def __init__(self, connection: HttpConnection, host: str) -> None:
+    def __init__(self, connection: HttpConnection, host: str, model: str | None = None) -> None:
         self._connection = connection
         self._host = host
+        self._model = model
 
     async def infer(
         self, variant: str, operating_point: str, inputs: tuple[Tensor, ...], tenant: str = ""
@@ -46,11 +47,12 @@ class Replica:
         parameters: dict[str, bool | str] = {OPERATING_POINT: operating_point, "binary_data_output": True}
         if tenant:
             parameters[TENANTS] = dump_tenants([tenant] * len(inputs[0].array))
-        request = InferRequest(variant, inputs, parameters=parameters)
+        model = self._model or variant
+        request = InferRequest(model, inputs, parameters=parameters)
         buffers, header_length = rest.encode_request(request)
         headers = {rest.HEADER_LENGTH: str(header_length), "Content-Type": rest.BINARY_CONTENT_TYPE}
         size = sum(memoryview(buffer).nbytes for buffer in buffers)
-        head = request_head("POST", f"/v2/models/{variant}/infer", self._host, headers, size)
+        head = request_head("POST", f"/v2/models/{model}/infer", self._host, headers, size)
         try:
             reply = await self._connection.exchange(head, buffers)
             if reply.status == 200:
@@ -58,7 +60,7 @@ class Replica:
         except (ConnectionLost, ProtocolError) as error:
             raise ProfileError(f"variant {variant}: {error}") from error
         message = bytes(reply.body[:_MAX_MESSAGE_BYTES]).decode(errors="replace")
-        kind = BatchRejected if reply.status in _CLIENT_ERRORS else ProfileError
+        kind = BatchRejected if reply.status in CLIENT_ERRORS else ProfileError
         raise kind(f"variant {variant}, operating point {operating_point}: {reply.status} {message}")
 
 
@@ -93,8 +95,9 @@ async def check_models(pipeline: InferencePipeline, pipeline_folder: Path, stage
     with tempfile.TemporaryDirectory(prefix="trimtab-check-") as name:
         folder = Path(name)
         for stage in stages:
-            variants = [variant.name for variant in stage.variants]
-            write_model_folder(pipeline, pipeline_folder, stage.name, variants, folder / "models" / stage.name, 1.0)
+            variants = [variant.name for variant in stage.variants if variant.container is None]
+            if variants:
+                write_model_folder(pipeline, pipeline_folder, stage.name, variants, folder / "models" / stage.name, 1.0)
         arguments, log = ["--check", str(folder / "models")], folder / "log"
         imports = modules_to_preload(pipeline)
         process = await start_forked(

@@ -156,7 +156,7 @@ def test_path_in_brackets_is_printed_verbatim(tmp_path: Path, capsys: Captured) 
         ({"storageUri": "weights/gone.safetensors"}, "stage first, variant fast: storageUri weights/gone.safetens"),
         ({"family": "acme/none"}, "stage first, variant fast: unknown family 'acme/none'"),
         ({"family": "no_such.models:Model"}, "no_such"),
-        ({"family": "", "storageUri": "", "container": {"image": "x"}}, "a container only runs in a cluster"),
+        ({"family": "", "storageUri": "", "container": {"image": "x"}}, "an image only runs in a cluster"),
     ],
 )
 def test_unservable_variant_is_rejected_before_start(tmp_path, capsys: Captured, changes, complaint):

@@ -80,7 +80,7 @@ def acme(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         (variant(family="acme_nowhere.models:Net"), "no module 'acme_nowhere'"),
         (variant(storageUri="nowhere.safetensors"), "nowhere.safetensors does not exist"),
         (variant(storageUri="pipeline.yaml", digest=NO_DIGEST), f"but {NO_DIGEST} is required"),
-        (variant(family="", storageUri="", container={"image": "i"}), "a container only runs in a cluster"),
+        (variant(family="", storageUri="", container={"image": "i"}), "an image only runs in a cluster"),
         (variant(family="", storageUri=""), "give storageUri and family or implementation"),
     ],
 )

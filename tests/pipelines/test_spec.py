@@ -263,3 +263,16 @@ def test_invalid_chat_stage_is_rejected(stages: list[dict[str, Any]], message: s
     inputs = [*a_choosing_pipeline().spec.model_dump(by_alias=True)["inputs"], OTHERS]
     with pytest.raises(ValueError, match=message):
         a_chat_pipeline(stages, inputs=inputs)
+
+
+def test_endpoints_bound_the_replicas_of_their_variant() -> None:
+    container = {"endpoints": ["http://a:1", "https://b:2"], "readyPath": "/health"}
+    stage = a_pipeline([a_stage(variants=[a_variant(family="", storageUri="", container=container)])]).spec.stages[0]
+    assert stage.max_replicas_of(stage.variants[0]) == 2
+    assert stage.max_replicas_of(a_pipeline([a_stage()]).spec.stages[0].variants[0]) == 64
+
+
+@pytest.mark.parametrize("url", ["10.0.0.1:8000", "http://a/b:1", "http://user@a:1", "file:///etc:1"])
+def test_endpoint_is_an_address(url: str) -> None:
+    with pytest.raises(ValueError, match="endpoints"):
+        a_pipeline([a_stage(variants=[a_variant(family="", storageUri="", container={"endpoints": [url]})])])

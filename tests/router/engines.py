@@ -40,6 +40,7 @@ class Engine(ChatReplica):
     preamble = _chunk({"role": "assistant", "content": ""})
     ready: bool = True
     kind: Any = None
+    key: str = ""
     answers: list[tuple[int, Any]] = field(default_factory=list)
     max_model_len: int | None = None
     details: Mapping[str, int] | None = None
@@ -56,6 +57,8 @@ class Engine(ChatReplica):
 
     async def answer_request(self, request: web.BaseRequest) -> web.StreamResponse:
         self.paths.add(request.path)
+        if self.key and request.headers.get("Authorization") != f"Bearer {self.key}":
+            return web.json_response({"error": "Unauthorized"}, status=401)
         if request.path == "/health":
             self.probes += 1
             return web.Response(status=200 if self.ready else 503)

@@ -160,7 +160,7 @@ class _StageBuilder:
         if running is not None and running.batch_size == sized.batch_size and self.pin.replicas is None:
             counts = sorted({fewest, running.replicas}) if sized.candidate.matches(running) else counts
         for replicas in counts:
-            if fewest <= replicas <= self.stage.max_replicas:
+            if fewest <= replicas <= self.stage.max_replicas_of(sized.candidate.variant):
                 yield self._option(sized, replicas)
 
     def _mixed_sizes(self, found: Sequence[SizedCandidate]) -> Iterator[Option]:

@@ -34,6 +34,9 @@ def command(
         str | None,
         typer.Option("--samples", metavar=SAMPLES_METAVAR, help="Samples to measure on; default: drawn inputs"),
     ] = None,
+    engine: Annotated[
+        str | None, typer.Option(metavar="URL", help="Measure containers at this address, such as http://HOST:8000")
+    ] = None,
     *,
     quick: Annotated[bool, typer.Option(help="Measure only what planning needs, in a few seconds")] = False,
     in_cluster: Annotated[
@@ -43,11 +46,11 @@ def command(
     timeout: Annotated[float, typer.Option(min=1.0, help="Seconds to wait for the cluster")] = 1800.0,
 ) -> int:
     """Measure latency and throughput of every variant, operating point, batch size and core allocation."""
-    if in_cluster and samples is not None:
-        raise UserError("--samples cannot be combined with --in-cluster: samples are on this machine")
+    if in_cluster and (samples or engine):
+        raise UserError("--samples and --engine cannot be combined with --in-cluster: they are of this machine")
     if in_cluster:
         return _in_cluster(*namespaced_name(pipeline, namespace), timeout)
-    document = prepare(pipeline)
+    document = prepare(pipeline, engine)
     home = pipeline_folder(pipeline)
     options = ProfileOptions.quick(document) if quick else ProfileOptions.full()
     if samples is not None:

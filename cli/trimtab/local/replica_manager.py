@@ -5,25 +5,26 @@ import logging
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 from trimtab.local import rollout
-from trimtab.local.replica_process import ReplicaProcess
+from trimtab.local.replica_process import EndpointReplica, EngineReplica, ReplicaProcess
 from trimtab.local.rollout import Action, MarkDraining, Replica, Resize, StageTarget, Start, Stop, variants_to_load
 from trimtab_model_servers.families.registry import modules_to_preload
 from trimtab_model_servers.server.settings import write_model_folder
 from trimtab_pipelines.devices import DEVICES_VARIABLE
 from trimtab_pipelines.documents import write_json
 from trimtab_pipelines.edge_settings import ReplicaIdentity
-from trimtab_pipelines.endpoints import Endpoint, Endpoints
+from trimtab_pipelines.endpoints import Endpoint, Endpoints, container_fields
 from trimtab_pipelines.plan import PipelinePlan
-from trimtab_pipelines.processes.child_process import REJECTED, ReplicaPorts, StartError, last_log_lines, start_error
+from trimtab_pipelines.processes.child_process import REJECTED, StartError, last_log_lines, start_error
 from trimtab_pipelines.router_state import RouterState
 from trimtab_pipelines.spec import InferencePipeline
 
 log = logging.getLogger(__name__)
 
-HOST = "127.0.0.1"
 HEALTHY_SECONDS = 1.0
 BUSY_CORES = 0.05
 """Minimum CPU usage of a process that is computing, in cores."""
@@ -261,33 +262,14 @@ class ReplicaManager:
         variants = variants_to_load(stage, action.variant, site.memory_bytes)
         name = f"{action.stage}-{self.starts}"
         self.starts += 1
-        folder = site.folder / "models" / name
+        devices = tuple(rollout.free_devices(site.devices, self.replicas)[: action.gpus])
         try:
-            write_model_folder(
-                site.pipeline,
-                site.pipeline_folder,
-                action.stage,
-                variants,
-                folder,
-                action.cores,
-                tasks=site.tasks / action.stage,
-            )
+            process = self._process(name, action, variants, devices)
         except OSError as error:
             self._failures[action.stage] = self._failures.get(action.stage, 1) + 1
             self._not_before[action.stage] = self.clock() + rollout.backoff_seconds(self._failures[action.stage])
             self.on_error(f"no replica of stage {action.stage} can be started: {error.strerror}")
             return
-        log_file = site.folder / "logs" / f"{name}.log"
-        devices = tuple(rollout.free_devices(site.devices, self.replicas)[: action.gpus])
-        process = ReplicaProcess(
-            folder,
-            log_file,
-            modules_to_preload(site.pipeline),
-            lambda ports: self._ready(name, ports),
-            lambda: self._end(name),
-            site.identity,
-            environment={DEVICES_VARIABLE: ",".join(devices)} if devices else None,
-        )
         loaded = frozenset(variants)
         replica = Replica(name, action.stage, action.variant, loaded, action.cores, "starting", devices)
         self._managed[name] = ManagedReplica(replica, process, self.clock())
@@ -295,11 +277,31 @@ class ReplicaManager:
         self._starting.add(launch)
         launch.add_done_callback(self._starting.discard)
 
-    def _ready(self, name: str, ports: ReplicaPorts) -> None:
+    def _process(self, name: str, action: Start, variants: Sequence[str], devices: Sequence[str]) -> ReplicaProcess:
+        """Process of a replica, not started yet. Raises OSError if its folder cannot be written."""
+        site, log_file = self.site, self.site.folder / "logs" / f"{name}.log"
+        on_ready, on_end = partial(self._ready, name), partial(self._end, name)
+        container = site.pipeline.spec.stage(action.stage).variant(action.variant).container
+        if container is not None and container.endpoints:
+            used = {m.process.address for m in self._managed.values() if isinstance(m.process, EndpointReplica)}
+            addresses = [url.partition("://")[2] for url in container.endpoints]
+            free = next((address for address in addresses if address not in used), addresses[0])
+            return EndpointReplica(free, log_file, on_ready, on_end)
+        environment = {DEVICES_VARIABLE: ",".join(devices)} if devices else {}
+        if container is not None:
+            return EngineReplica(container, site.pipeline_folder, log_file, on_ready, on_end, environment=environment)
+        folder, tasks = site.folder / "models" / name, site.tasks / action.stage
+        write_model_folder(
+            site.pipeline, site.pipeline_folder, action.stage, variants, folder, action.cores, tasks=tasks
+        )
+        imports, identity = modules_to_preload(site.pipeline), site.identity
+        return ReplicaProcess(folder, log_file, imports, on_ready, on_end, identity, environment=environment)
+
+    def _ready(self, name: str, address: str) -> None:
         managed = self._managed[name]
         if managed.replica.state == "starting":
             managed.replica = replace(managed.replica, state="ready")
-        managed.address, managed.ready_at = f"{HOST}:{ports.data_port}", self.clock()
+        managed.address, managed.ready_at = address, self.clock()
         log.info("%s is ready after %.2f s", name, self.clock() - managed.started_at)
         self.on_change()
 
@@ -340,8 +342,18 @@ class ReplicaManager:
                     sorted(rollout.servable_variants(replica, target, cores_of) if target else replica.variants)
                 ),
                 draining=replica.state == "draining",
+                **self._container_fields(replica, managed.address),
             )
             for managed in self._managed.values()
             for replica in [managed.replica]
             if replica.stage == stage and replica.state in ("ready", "draining")
         )
+
+    def _container_fields(self, replica: Replica, address: str) -> dict[str, Any]:
+        """Fields of the endpoint of a third-party server; empty for a replica of ours."""
+        container = self.site.pipeline.spec.stage(replica.stage).variant(replica.variant).container
+        if container is None:
+            return {}
+        public = f"https://{address}" in container.endpoints
+        fields = container_fields({replica.variant: container})
+        return fields | {"tls": "Public" if public else "Off", "api_key_env": container.api_key_env}

@@ -9,8 +9,11 @@ import psutil
 
 from trimtab_pipelines.edge_settings import ReplicaIdentity
 from trimtab_pipelines.processes.child_process import ChildProcess, ReplicaPorts, StartError, command_options
+from trimtab_pipelines.processes.engine_process import EngineProcess
 from trimtab_pipelines.processes.forked_process import start_forked
+from trimtab_pipelines.variants import Container
 
+HOST = "127.0.0.1"
 STOP_TIMEOUT_SECONDS = 10.0
 _WAITING = frozenset({psutil.STATUS_SLEEPING, psutil.STATUS_STOPPED, psutil.STATUS_TRACING_STOP, psutil.STATUS_IDLE})
 
@@ -20,7 +23,7 @@ log = logging.getLogger(__name__)
 class ReplicaProcess:
     """Process of one replica of the model in `folder`; `imports` are modules that it needs.
 
-    `on_ready` is called once with its ports, `on_end` once when it has ended, for whatever reason.
+    `on_ready` is called once with its address, `on_end` once when it has ended, for whatever reason.
     """
 
     def __init__(
@@ -28,7 +31,7 @@ class ReplicaProcess:
         folder: Path,
         log: Path,
         imports: Sequence[str],
-        on_ready: Callable[[ReplicaPorts], None],
+        on_ready: Callable[[str], None],
         on_end: Callable[[], None],
         identity: ReplicaIdentity | None = None,
         *,
@@ -72,30 +75,33 @@ class ReplicaProcess:
 
     async def run(self) -> None:
         """Start the process, and wait until it has ended."""
-        identity = self._identity.model_dump_json() if self._identity else None
-        arguments, name = [str(self._folder), *command_options(identity=identity)], self._folder.name
         try:
-            child = await start_forked(
-                "trimtab_model_servers",
-                arguments,
-                self.log,
-                name,
-                imports=self._imports,
-                environment=self._environment,
-            )
+            child = await self._start()
         except OSError as error:
-            log.warning("%s cannot be forked: %s", name, error)
+            log.warning("%s cannot be started: %s", self._folder.name, error)
         else:
             self._child = child
             if self._stopping:
                 self.stop()
             try:
-                self._on_ready(await child.read_ready_line(ReplicaPorts, None))
+                self._on_ready(await self._address_when_ready())
             except StartError as error:
                 log.debug("%s", error)
             await child.wait()
         self._ended.set()
         self._on_end()
+
+    async def _start(self) -> ChildProcess:
+        identity = self._identity.model_dump_json() if self._identity else None
+        arguments, name = [str(self._folder), *command_options(identity=identity)], self._folder.name
+        return await start_forked(
+            "trimtab_model_servers", arguments, self.log, name, imports=self._imports, environment=self._environment
+        )
+
+    async def _address_when_ready(self) -> str:
+        assert self._child is not None  # noqa: S101 - it has been started
+        ports = await self._child.read_ready_line(ReplicaPorts, None)
+        return f"{HOST}:{ports.data_port}"
 
     def stop(self) -> None:
         """Send SIGTERM, and SIGKILL after ten seconds; `on_end` is called when the process has ended."""
@@ -109,3 +115,56 @@ class ReplicaProcess:
 
     async def wait(self) -> None:
         await self._ended.wait()
+
+
+class EngineReplica(ReplicaProcess):
+    """Process of a third-party server; `folder` is its working directory."""
+
+    def __init__(
+        self,
+        container: Container,
+        folder: Path,
+        log: Path,
+        on_ready: Callable[[str], None],
+        on_end: Callable[[], None],
+        *,
+        environment: Mapping[str, str],
+    ) -> None:
+        super().__init__(folder, log, (), on_ready, on_end, environment=environment)
+        self._container = container
+        self._engine: EngineProcess | None = None
+
+    @property
+    def sleeps(self) -> bool:
+        """False: it may compute in other processes, and counts as hung only after a while."""
+        return False
+
+    async def _start(self) -> ChildProcess:
+        name, environment = self.log.stem, self._environment or {}
+        self._engine = await EngineProcess.start_command(self._container, self._folder, self.log, name, environment)
+        return self._engine
+
+    async def _address_when_ready(self) -> str:
+        assert self._engine is not None  # noqa: S101 - it has been started
+        await self._engine.ready(self._container.ready_path)
+        return self._engine.address
+
+
+class EndpointReplica(ReplicaProcess):
+    """A server that runs elsewhere: it is used, and never stopped."""
+
+    def __init__(self, address: str, log: Path, on_ready: Callable[[str], None], on_end: Callable[[], None]) -> None:
+        super().__init__(log.parent, log, (), on_ready, on_end)
+        self.address = address
+
+    @property
+    def sleeps(self) -> bool:
+        return False
+
+    async def run(self) -> None:
+        self._on_ready(self.address)
+        await self._ended.wait()
+        self._on_end()
+
+    def stop(self) -> None:
+        self._ended.set()

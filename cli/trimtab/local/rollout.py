@@ -260,10 +260,12 @@ def memory_bytes_per_replica(pipeline: InferencePipeline, limit_cores: float, av
 
 
 def variants_to_load(stage: Stage, needed: str, memory_bytes: float) -> tuple[str, ...]:
-    """Return the needed variant and those closest in accuracy, with as many GPUs, that fit in memory."""
+    """Return the needed variant and those closest in accuracy, with as many GPUs, that fit; of a container only it."""
     reference = stage.variant(needed)
+    if reference.container is not None:
+        return (needed,)
     alike = [variant for variant in stage.variants if variant.resources.gpu == reference.resources.gpu]
-    others = [variant for variant in alike if variant is not reference]
+    others = [variant for variant in alike if variant is not reference and variant.container is None]
     others.sort(key=lambda variant: (abs(variant.accuracy - reference.accuracy), variant.resources.memory))
     loaded, used = {needed}, reference.resources.memory
     for variant in others:

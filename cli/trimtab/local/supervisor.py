@@ -46,6 +46,7 @@ from trimtab_router.file_changes import FileStamps, changes
 log = logging.getLogger(__name__)
 
 START_SECONDS = 60.0
+READY_SECONDS, SLOW_READY_SECONDS = 300.0, 1800.0
 STOP_SECONDS = 10.0
 BUSY_POLL_SECONDS, CALM_POLL_SECONDS = 0.1, 0.5
 MAX_ROUTER_TIMEOUTS = 3
@@ -193,8 +194,12 @@ class Supervisor:
     ) -> None:
         await self.stop()
 
-    async def ready(self, timeout_seconds: float = 300.0) -> None:
-        """Wait until the first plan is in force; raises StartError."""
+    async def ready(self, timeout_seconds: float | None = None) -> None:
+        """Wait until the first plan is in force; raises StartError. Third-party servers may take long to load."""
+        if timeout_seconds is None:
+            stages = self.pipeline.spec.stages
+            slow = any(variant.container is not None for stage in stages for variant in stage.variants)
+            timeout_seconds = SLOW_READY_SECONDS if slow else READY_SECONDS
         ready = asyncio.create_task(self._first_ready.wait())
         try:
             async with asyncio.timeout(timeout_seconds):

@@ -152,7 +152,10 @@ def _require_known(spec: ModelSpec, known: Collection[str]) -> None:
 
 def modules_to_preload(pipeline: InferencePipeline) -> list[str]:
     """Modules that replicas of a pipeline import, for a fork server to import once; of a plugin, only torch."""
-    families = {variant.served_family for stage in pipeline.spec.stages for variant in stage.variants}
+    variants = (variant for stage in pipeline.spec.stages for variant in stage.variants)
+    families = {variant.served_family for variant in variants if variant.container is None}
+    if not families:
+        return []
     runtimes = {family for family in families if is_runtime(family)}
     known = dict.fromkeys(families, "user_module") | FAMILIES | CHAT_FAMILIES
     known |= dict.fromkeys(runtimes, "mlserver_runtime")

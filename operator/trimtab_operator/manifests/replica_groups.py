@@ -239,13 +239,16 @@ def _model_server(pipeline: InferencePipeline, stage: Stage, group: ReplicaGroup
 def _custom_container(variant: Variant, container: Container, flavor: ResourceFlavor) -> Object:
     """User-provided container: its own user, writable files and complete Secret, within the level `restricted`."""
     secret = {"envFrom": [{"secretRef": {"name": variant.secret_name}}]} if variant.secret_name else {}
+    words = (*container.command, *container.args, *container.env.values())
+    port = {"PORT": str(container.port)} if any("$(PORT)" in word for word in words) else {}
+    variables = port | container.env
     return {
         "name": MODEL_SERVER,
         "image": container.image,
         "imagePullPolicy": container.image_pull_policy,
         **({"command": list(container.command)} if container.command else {}),
         **({"args": list(container.args)} if container.args else {}),
-        **({"env": environment_variables(container.env)} if container.env else {}),
+        **({"env": environment_variables(variables)} if variables else {}),
         **secret,
         "ports": [{"name": DATA_PORT_NAME, "containerPort": container.port, "protocol": "TCP"}],
         "resources": resources(variant.resources.cpu, variant.resources.memory, variant.resources.gpu, flavor),

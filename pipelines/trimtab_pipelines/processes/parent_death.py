@@ -1,6 +1,6 @@
 """Launcher of a module that ends with its parent process.
 
-Usage: `python -m trimtab_pipelines.processes.parent_death PARENT MODULE …`.
+Usage: `python -m trimtab_pipelines.processes.parent_death PARENT MODULE …`, or `PARENT --exec COMMAND …`.
 
 The kernel kills it when its parent ends, so that even `kill -9` of `trimtab up` leaves no process behind.
 """
@@ -10,8 +10,10 @@ import os
 import runpy
 import signal
 import sys
+from typing import NoReturn
 
 _PR_SET_PDEATHSIG = 1
+EXEC = "--exec"
 
 
 def die_with_parent() -> None:
@@ -26,13 +28,23 @@ def command_tied_to_parent(module: str, *arguments: str) -> list[str]:
 
 
 def main() -> None:
-    """Tie this process to its parent, then run the module."""
+    """Tie this process to its parent, then run the module or the command."""
     parent, module, *arguments = sys.argv[1:]
     die_with_parent()
     if os.getppid() != int(parent):
         return  # the parent ended before prctl
+    if module == EXEC:
+        _run_command(arguments)
     sys.argv = [module, *arguments]
     runpy.run_module(module, run_name="__main__", alter_sys=True)
+
+
+def _run_command(command: list[str]) -> NoReturn:
+    try:
+        os.execvp(command[0], command)  # noqa: S606 - the user's own command
+    except OSError as error:
+        sys.stderr.write(f"command {command[0]}: {error.strerror}\n")
+        sys.exit(2)
 
 
 if __name__ == "__main__":

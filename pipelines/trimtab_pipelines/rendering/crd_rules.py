@@ -95,6 +95,10 @@ RULES: dict[type[BaseModel], tuple[Rule, ...]] = {
     ),
     Container: (
         Rule(
+            "has(self.image) && self.image != '' && !has(self.endpoints)",
+            "a container needs an image in a cluster; endpoints are for trimtab up",
+        ),
+        Rule(
             f"!has(self.protocol) || self.protocol != 'OpenAI' || self.readyPath != '{OPEN_INFERENCE_READY}'",
             "protocol OpenAI requires a readyPath, for instance /health",
         ),

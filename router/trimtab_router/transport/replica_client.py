@@ -8,7 +8,9 @@ third-party servers: the names of their models, and whether they read binary ten
 import asyncio
 import json
 import logging
-from collections.abc import Callable
+import os
+import ssl
+from collections.abc import Callable, Mapping
 from functools import lru_cache, partial
 from itertools import count
 from math import inf
@@ -120,10 +122,13 @@ class ReplicaClient:
         self._retired: asyncio.Event | None = None
         host, _, port = endpoint.address.rpartition(":")
         self._host, self._port = host.strip("[]"), int(port)
-        self._tls = tls
+        self._tls = tls = _TLS.get(endpoint.tls, tls)
         self._connections = ConnectionPool(self._host, self._port, tls)
+        self._headers = _authorization(endpoint.api_key_env)
         idle_seconds = BACKEND_IDLE_SECONDS if self.chats else IDLE_SECONDS
-        self._streams = StreamClient(endpoint.name, endpoint.address, tls, idle_seconds=idle_seconds)
+        self._streams = StreamClient(
+            endpoint.name, endpoint.address, tls, idle_seconds=idle_seconds, headers=self._headers
+        )
         self._watcher = start_service(f"watch of {endpoint.name}", self._watch)
 
     @property
@@ -164,6 +169,7 @@ class ReplicaClient:
         """Send a batch; `on_response` is called once, later, and must not raise."""
         body, headers = encode_binary(batch) if self._accepts_binary else encode_json(batch)
         path = self._path(batch.variant, "infer")
+        headers |= self._headers
         create_head = _batch_head.__wrapped__ if batch.headers else _batch_head  # batches without traces repeat theirs
         head = create_head(path, self.endpoint.address, sum(map(len, body)), **headers)
         deadline = self._loop.time() + batch.timeout_seconds
@@ -468,11 +474,21 @@ class ReplicaClient:
             return False
 
     async def _get(self, connection: HttpConnection, path: str) -> Reply:
-        head = request_head("GET", path, self.endpoint.address, {}, 0)
+        head = request_head("GET", path, self.endpoint.address, self._headers, 0)
         return await connection.exchange(head, max_body_bytes=MAX_PROBE_BYTES)
 
     def _path(self, variant: str, action: str) -> str:
         return _model_path(self.endpoint.model_names.get(variant, variant), action)
+
+
+_TLS: Mapping[str, Tls] = {"Public": lru_cache(1)(ssl.create_default_context), "Off": lambda: None}
+
+
+def _authorization(variable: str | None) -> dict[str, str]:
+    key = os.environ.get(variable, "") if variable else ""
+    if variable and not key:
+        log.warning("environment variable %s is not set; the server gets no key", variable)
+    return {"Authorization": f"Bearer {key}"} if key else {}
 
 
 def _json_object(reply: Reply) -> dict[str, Any]:

@@ -10,7 +10,7 @@ import json
 import ssl
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from types import SimpleNamespace
+from types import MappingProxyType, SimpleNamespace
 from typing import Any
 
 import aiohttp
@@ -101,7 +101,17 @@ def openai_stream_request(kind: EngineKind, model: str, tenant: str, batch: Batc
 class StreamClient:
     """Connections to one replica for streamed responses."""
 
-    def __init__(self, name: str, address: str, tls: Tls, *, idle_seconds: float = IDLE_SECONDS) -> None:
+    def __init__(
+        self,
+        name: str,
+        address: str,
+        tls: Tls,
+        *,
+        idle_seconds: float = IDLE_SECONDS,
+        headers: Mapping[str, str] = MappingProxyType({}),
+    ) -> None:
+        """`headers` are sent with every request."""
+        self._headers = headers
         self._name = name
         self._address = address
         self._tls = tls
@@ -198,6 +208,7 @@ class StreamClient:
                 connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=self._idle_seconds),
                 timeout=aiohttp.ClientTimeout(total=None, sock_connect=CONNECT_SECONDS),
                 cookie_jar=aiohttp.DummyCookieJar(),
+                headers=self._headers,
                 auto_decompress=False,
                 read_bufsize=_READ_BUFFER_BYTES,
             )

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from trimtab_kubernetes.endpoint_slices import EndpointSlice, parse_endpoint_slice
 from trimtab_kubernetes.objects import Object
-from trimtab_pipelines.endpoints import Endpoint, Endpoints
+from trimtab_pipelines.endpoints import Endpoint, Endpoints, container_fields
 from trimtab_pipelines.kubernetes_names import DATA_PORT, STAGE_LABEL, VARIANT_LABEL_PREFIX
 from trimtab_pipelines.spec import InferencePipeline
 from trimtab_pipelines.stages import Stage
@@ -65,8 +65,6 @@ def _slice_endpoints(slice_: EndpointSlice, stage: Stage) -> Iterable[_SeenEndpo
         return
     containers_by_variant = {name: stage.variant(name).container for name in variants}
     containers = {name: container for name, container in containers_by_variant.items() if container is not None}
-    model_names = {name: container.model_name or name for name, container in containers.items()}
-    chats = next((container for container in containers.values() if container.serves_chats), None)
     port = next(iter(slice_.ports.values()), DATA_PORT)
     for backend in slice_.backends:
         yield _SeenEndpoint(
@@ -74,10 +72,7 @@ def _slice_endpoints(slice_: EndpointSlice, stage: Stage) -> Iterable[_SeenEndpo
                 name=backend.name,
                 address=f"{backend.host}:{port}",
                 variants=variants,
-                model_names=model_names,
-                protocol="OpenAI" if chats else "HTTP",
-                engine=chats.engine if chats else None,
-                ready_path=chats.ready_path if chats else None,
+                **container_fields(containers),
             ),
             ready=backend.serving if backend.terminating else backend.ready,
             terminating=backend.terminating,

@@ -1,17 +1,23 @@
 """Mixes and cascades over two replica groups of one stage, each with replicas of its own."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import permutations
 from math import ceil
 
+import numpy as np
+from numpy.typing import NDArray
+
 from trimtab_adapter.planning.candidate import SizedCandidate
-from trimtab_adapter.planning.mixes import Mix, busy_share, corners, hosted_groups, may_mix, offered_counts
+from trimtab_adapter.planning.mixes import MAX_COUNTS, Mix, busy_share, corners, hosted_groups, may_mix
 from trimtab_adapter.planning.planning_problem import PlanningProblem
 from trimtab_pipelines.escalation import EscalationPlan
 from trimtab_pipelines.plan import StagePlan
 from trimtab_pipelines.row_shares import AnsweredBy
 from trimtab_pipelines.shadow_price import escalated_shares, upper_hull
+
+Floats = NDArray[np.float64]
+Indices = NDArray[np.intp]
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,34 +64,84 @@ class SplitCascade:
         return self.first.seconds + self.second.candidate.speed.seconds(rows, self.slo_quantile)
 
 
+@dataclass(frozen=True, slots=True)
+class GroupMixes:
+    """Mixes of candidates of one batch size in two replica groups; arrays of shape [mixes]."""
+
+    candidates: Sequence[SizedCandidate]
+    heavier: Indices
+    lighter: Indices
+    share: Floats
+    """Share of rows that the heavier one serves."""
+    replicas: Floats
+    other_replicas: Floats
+
+    @property
+    def throughput_rps(self) -> Floats:
+        """Rows per second of all replicas at the fastest points of their groups."""
+        max_rps = self.figures(lambda sized: sized.max_rps)
+        return np.asarray(self.replicas * max_rps[self.heavier] + self.other_replicas * max_rps[self.lighter])
+
+    @property
+    def seconds(self) -> Floats:
+        """Service time of a full batch of the slower half."""
+        seconds = self.figures(lambda sized: sized.seconds)
+        return np.maximum(seconds[self.heavier], seconds[self.lighter])
+
+    @property
+    def accuracy(self) -> Floats:
+        accuracy = self.figures(lambda sized: sized.candidate.accuracy)
+        lighter = accuracy[self.lighter]
+        return np.asarray(lighter + self.share * (accuracy[self.heavier] - lighter))
+
+    def figures(self, figure: Callable[[SizedCandidate], float]) -> Floats:
+        """A figure of each candidate."""
+        return np.array([figure(sized) for sized in self.candidates])
+
+    def take(self, which: NDArray[np.bool_]) -> "GroupMixes":
+        return GroupMixes(self.candidates, *(getattr(self, name)[which] for name in self.__slots__[1:]))
+
+    def mix(self, index: int) -> Mix:
+        lighter, heavier = (self.candidates[half[index]] for half in (self.lighter, self.heavier))
+        counts = int(self.replicas[index]), int(self.other_replicas[index])
+        return Mix(lighter, heavier, float(self.share[index]), *counts)
+
+
 def group_mixes(
     problem: PlanningProblem,
     candidates: Sequence[SizedCandidate],
     load_rps: float,
     sustained_rps: float,
     running: StagePlan | None,
-) -> Iterator[Mix]:
-    """Yield mixes of candidates of one batch size in two replica groups.
+) -> GroupMixes | None:
+    """Mixes of candidates of one batch size in two replica groups; None if there are none.
 
     Each has some replicas for the heavier one, and the fewest for the lighter one that carry the other rows and, with
-    the heavier group's, the busiest second.
+    the heavier group's, the busiest second. The current numbers are among them.
     """
-    spec = problem.spec
-    if not may_mix(spec, sustained_rps) or not spec.policy_traits.shares_queues:
-        return
-    busy, utilisation = busy_share(spec), spec.adaptation.target_utilization
-    current = running and (running.replicas, sum(group.replicas for group in running.other_groups))
-    groups = hosted_groups(candidates)
-    for lighter, heavier in _pairs(groups):
-        counts = range(1, ceil(sustained_rps / (busy * heavier.replica_rps) - 1e-9))
-        for replicas in offered_counts(counts, current[0] if current else 0, len(groups)):
-            share = busy * replicas * heavier.replica_rps / sustained_rps
-            rest = (1.0 - share) * sustained_rps / (busy * lighter.replica_rps)
-            peak = (load_rps / utilisation - replicas * heavier.max_rps) / lighter.max_rps
-            fewest = max(ceil(max(rest, peak) - 1e-9), 1)
-            yield Mix(lighter, heavier, share, replicas, fewest)
-            if current and current[0] == replicas and current[1] > fewest:
-                yield Mix(lighter, heavier, share, *current)
+    spec, groups = problem.spec, hosted_groups(candidates)
+    if len(groups) < 2 or not may_mix(spec, sustained_rps) or not spec.policy_traits.shares_queues:
+        return None
+    pairs = list(_pairs(candidates, groups))
+    if not pairs:
+        return None
+    busy, (heavier, lighter) = busy_share(spec), np.array(pairs).T
+    rps, max_rps = np.array([(sized.replica_rps, sized.max_rps) for sized in candidates]).T
+    most = np.ceil(sustained_rps / (busy * rps[heavier]) - 1e-9) - 1.0
+    offered = MAX_COUNTS if len(groups) == 2 else max(2 * MAX_COUNTS // len(groups), 2)
+    counts = 1.0 + np.maximum(np.ceil(most / offered), 1.0)[:, None] * np.arange(offered)
+    current = (running.replicas, sum(group.replicas for group in running.other_groups)) if running else (0, 0)
+    counts = np.column_stack((counts, np.full(most.size, current[0] or np.inf)))
+    pair, column = np.nonzero(counts <= most[:, None])
+    replicas, heavier, lighter = counts[pair, column], heavier[pair], lighter[pair]
+    share = busy * replicas * rps[heavier] / sustained_rps
+    rest = (1.0 - share) * sustained_rps / (busy * rps[lighter])
+    peak = (load_rps / spec.adaptation.target_utilization - replicas * max_rps[heavier]) / max_rps[lighter]
+    fewest = np.maximum(np.ceil(np.maximum(rest, peak) - 1e-9), 1.0)
+    again = np.nonzero((column == offered) & (fewest < current[1]))[0]
+    rows = np.concatenate((np.arange(share.size), again))
+    others = np.concatenate((fewest, np.full(again.size, float(current[1]))))
+    return GroupMixes(candidates, heavier[rows], lighter[rows], share[rows], replicas[rows], others)
 
 
 def split_cascades(
@@ -109,14 +165,16 @@ def split_cascades(
 
 
 def _pairs(
-    groups: Mapping[frozenset[str], list[SizedCandidate]],
-) -> Iterator[tuple[SizedCandidate, SizedCandidate]]:
-    """Yield the pairs of a lighter and a heavier candidate of two groups, each undominated in its own group."""
-    if len(groups) < 2:
-        return
-    fronts = {hosted: [corner[2] for corner in upper_hull(corners(group))] for hosted, group in groups.items()}
+    candidates: Sequence[SizedCandidate], groups: Mapping[frozenset[str], list[SizedCandidate]]
+) -> Iterator[tuple[int, int]]:
+    """Yield the heavier and the lighter candidate, by index, of two groups, each undominated in its own group."""
+    index = {id(sized): n for n, sized in enumerate(candidates)}
+    fronts = {
+        hosted: [(index[id(corner[2])], corner[1]) for corner in upper_hull(corners(group))]
+        for hosted, group in groups.items()
+    }
     for own, other in permutations(fronts, 2):
-        for heavier in fronts[own]:
-            for lighter in fronts[other]:
-                if lighter.candidate.accuracy <= heavier.candidate.accuracy:
-                    yield lighter, heavier
+        for heavier, accuracy in fronts[own]:
+            for lighter, lower in fronts[other]:
+                if lower <= accuracy:
+                    yield heavier, lighter

@@ -8,14 +8,22 @@ routers hold a batch until it is full, hence its other term, (b−1)/λ in place
 
 import math
 from statistics import NormalDist
+from typing import TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+Figure = TypeVar("Figure", float, NDArray[np.float64])
+"""One figure, or an array of figures."""
 
 
-def busy_wait_seconds(service_seconds: float, replicas: int, quantile: float) -> float:
+def busy_wait_seconds(service_seconds: Figure, replicas: Figure, quantile: float) -> Figure:
     """The wait for the first of n busy replicas, at a quantile, given that all are busy.
 
     Each is at a uniform point of its batch, so the least of n residuals exceeds x with probability (1 − x/l)^n.
     """
-    return service_seconds * (1.0 - math.pow(1.0 - quantile, 1.0 / replicas))
+    idle: Figure = 1.0 - (1.0 - quantile) ** (1.0 / replicas)
+    return service_seconds * idle
 
 
 def backlog_seconds(load_rps: float, throughput_rps: float, quantile: float, rows_together: float = 1.0) -> float:
@@ -26,14 +34,17 @@ def backlog_seconds(load_rps: float, throughput_rps: float, quantile: float, row
     They leave at the stage's throughput. A request also waits for the rest of its own r rows and of those of the
     request before it.
     """
-    if load_rps >= throughput_rps:
-        return math.inf
+    return math.inf if load_rps >= throughput_rps else served_backlog(load_rps, throughput_rps, quantile, rows_together)
+
+
+def served_backlog(load_rps: float, throughput_rps: Figure, quantile: float, rows_together: float) -> Figure:
+    """`backlog_seconds` of stages that carry the load."""
     utilisation = load_rps / throughput_rps
     left_over = -math.log(1.0 - quantile) * rows_together * utilisation / (2.0 * (1.0 - utilisation))
     return (left_over + 2.0 * max(0.0, rows_together - 1.0)) / throughput_rps
 
 
-def planned_seconds(service_seconds: float, replicas: int, backlog: float, quantile: float) -> float:
+def planned_seconds(service_seconds: Figure, replicas: Figure, backlog: Figure, quantile: float) -> Figure:
     """The latency of a stage under work-conserving batches: backlog, wait for a busy replica, service time.
 
     Conservative: the previous batch is assumed full and every replica busy. Stages are added at their quantiles,

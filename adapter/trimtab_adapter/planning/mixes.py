@@ -17,7 +17,7 @@ from trimtab_pipelines.shadow_price import BUSY_SHARE, extend_hull
 from trimtab_pipelines.spec import InferencePipelineSpec
 
 MAX_COUNTS = 8
-"""Numbers of replicas that are offered for one mix, of two groups or of one; fewer with more groups."""
+"""Numbers of replicas that are offered for one mix; fewer if there are more than two groups."""
 Corner = tuple[float, float, SizedCandidate]
 """Seconds of a row, accuracy, and the candidate."""
 
@@ -89,7 +89,7 @@ def mixes(
         for (light_seconds, _, lighter), (heavy_seconds, _, heavier) in _neighbors(hosted):
             fewest, all_heavier = (sustained_rps * seconds / busy for seconds in (light_seconds, heavy_seconds))
             counts = range(max(ceil(fewest - 1e-9), 1), ceil(all_heavier - 1e-9))
-            for replicas in offered_counts(counts, running):
+            for replicas in _offered_counts(counts, running):
                 seconds = busy * replicas / sustained_rps
                 share = (seconds - light_seconds) / (heavy_seconds - light_seconds)
                 yield Mix(lighter, heavier, share, replicas)
@@ -99,10 +99,9 @@ def may_mix(spec: InferencePipelineSpec, sustained_rps: float) -> bool:
     return spec.policy_traits.escalates and sustained_rps > 0
 
 
-def offered_counts(counts: range, running: int, groups: int = 2) -> list[int]:
+def _offered_counts(counts: range, running: int) -> list[int]:
     """Some of the numbers of replicas, evenly spaced, and the running number if it is one of them; ascending."""
-    most = max(2 * MAX_COUNTS // groups, 2) if groups > 2 else MAX_COUNTS
-    return sorted({*counts[:: max(ceil(len(counts) / most), 1)], *({running} if running in counts else ())})
+    return sorted({*counts[:: max(ceil(len(counts) / MAX_COUNTS), 1)], *({running} if running in counts else ())})
 
 
 def busy_share(spec: InferencePipelineSpec) -> float:

@@ -9,14 +9,14 @@ option that runs now stays available even with more replicas than needed, and is
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import inf
-from typing import Self
+from typing import Any, Self
 
 import numpy as np
 from numpy.typing import NDArray
 
 from trimtab_adapter.planning.candidate import SizedCandidate, candidates
-from trimtab_adapter.planning.group_mixes import SplitCascade, group_mixes, split_cascades
-from trimtab_adapter.planning.latency import backlog_seconds, planned_seconds, required_replicas
+from trimtab_adapter.planning.group_mixes import GroupMixes, SplitCascade, group_mixes, split_cascades
+from trimtab_adapter.planning.latency import backlog_seconds, planned_seconds, required_replicas, served_backlog
 from trimtab_adapter.planning.mixes import Mix, mixes
 from trimtab_adapter.planning.planning_problem import PlanningError, PlanningProblem
 from trimtab_adapter.solvers.dominance import undominated
@@ -115,9 +115,16 @@ class _StageBuilder:
     chooses_placement: bool
     requests: Mapping[str, _Request]
     """Of one replica, by variant."""
+    limited: tuple[str, ...]
+    """Resource flavors with a limit."""
+    amounts: Mapping[str, tuple[float, ...]]
+    """Cores, GPUs, cost and devices of each limited flavor of one replica, by variant."""
 
     @classmethod
     def of(cls, problem: PlanningProblem, stage: Stage, relaxed: Relaxation) -> Self:
+        groups = [(group, _Request.of(problem.spec, group)) for group in replica_groups(stage)]
+        requests = {variant.name: request for group, request in groups for variant in group.variants}
+        limited = tuple(flavor.name for flavor in problem.spec.flavors if flavor.limit is not None)
         waits = not stage.generates or problem.latency_target[0] != "slo.timeToFirstToken"
         return cls(
             problem,
@@ -131,7 +138,13 @@ class _StageBuilder:
             (stage.embedding_transfer_seconds if stage.encodes else 0.0) if waits else None,
             stage.name in problem.spec.encoders.values(),
             stage.chooses_encoder_placement,
-            {v.name: _Request.of(problem.spec, group) for group in replica_groups(stage) for v in group.variants},
+            requests,
+            limited,
+            {
+                name: (c.cores, c.gpus, request.cost, *(c.flavors.get(flavor, 0.0) for flavor in limited))
+                for name, request in requests.items()
+                for c in [request.capacity]
+            },
         )
 
     def options(self) -> Iterator[Option]:
@@ -142,10 +155,13 @@ class _StageBuilder:
             for size in sizes
             if (sized := candidate.sized(size, slo)) is not None
         ]
-        for sized in found:
-            yield from self._sizes(sized)
         for size in sizes:
-            yield from self._mixed_sizes([sized for sized in found if sized.batch_size == size])
+            of_size = [sized for sized in found if sized.batch_size == size]
+            options = [option for sized in of_size for option in self._sizes(sized)]
+            options += self._mixed_sizes(of_size)
+            yield from options
+            if self.pin.replicas is None and not self.stage.serves_one_variant:
+                yield from self._two_groups(of_size, options)
         if self.is_encoder:
             yield _idle_option(self.problem, self.stage)
 
@@ -171,43 +187,55 @@ class _StageBuilder:
             in_bounds = max(fewest, self.stage.min_replicas) <= mix.replicas <= self.stage.max_replicas
             if in_bounds and self.pin.replicas in {None, mix.replicas}:
                 yield self._option(mix.heavier, mix.replicas, mix)
-        if self.pin.replicas is None and not self.stage.serves_one_variant:
-            yield from self._two_groups(found)
 
-    def _two_groups(self, found: Sequence[SizedCandidate]) -> Iterator[Option]:
-        """Yield options of two replica groups that no other one beats in resources, latency, value and penalty."""
-        stage = self.stage
+    def _two_groups(self, found: Sequence[SizedCandidate], others: Sequence[Option]) -> Iterator[Option]:
+        """Yield options of two replica groups that no other one beats in resources, latency and accuracy.
+
+        `others` are options of one group. Those with the current variants stay: they cost no change.
+        """
+        for cascade in self._split_cascades(found):
+            if self._in_bounds(cascade.replicas + cascade.other_replicas):
+                yield self._option(cascade.own, cascade.replicas, cascade)
         mixed = group_mixes(self.problem, found, self.load_rps, self.sustained_rps, self.running)
-        pairs: list[Mix | SplitCascade] = [*mixed, *self._split_cascades(found)]
-        bounds = range(stage.min_replicas, stage.max_replicas + 1)
-        offered = [pair for pair in pairs if pair.replicas + pair.other_replicas in bounds]
-        if offered:
-            figures = np.array([self._figures(pair) for pair in offered]).T
-            for index in sorted(undominated([*self._amounts(offered), *figures]).tolist()):
-                yield self._option(offered[index].own, offered[index].replicas, offered[index])
+        if mixed is None:
+            return
+        carries = mixed.throughput_rps > self.sustained_rps
+        mixed = mixed.take(carries & self._in_bounds(mixed.replicas + mixed.other_replicas))
+        each = np.array([self.amounts[sized.candidate.variant.name] for sized in found]).T
+        amounts = each[:, mixed.heavier] * mixed.replicas + each[:, mixed.lighter] * mixed.other_replicas
+        figures = np.vstack((amounts, self._mixed_seconds(mixed), -mixed.accuracy))
+        rivals = np.array([self._figures(option) for option in others]).reshape(-1, len(figures)).T
+        kept = undominated([*np.hstack((figures, rivals))])
+        for index in sorted({*kept[kept < mixed.share.size].tolist(), *self._current(mixed)}):
+            mix = mixed.mix(index)
+            yield self._option(mix.own, mix.replicas, mix)
 
-    def _amounts(self, pairs: Sequence[Mix | SplitCascade]) -> NDArray[np.float64]:
-        """Cores, GPUs, cost and devices of each flavor of options; of shape [amounts, options]."""
-        names = [flavor.name for flavor in self.problem.spec.flavors]
-        one = {
-            variant: np.array([c.cores, c.gpus, each.cost, *(c.flavors.get(name, 0.0) for name in names)])
-            for variant, each in self.requests.items()
-            for c in [each.capacity]
-        }
-        own, other = (
-            np.array([one[sized.candidate.variant.name] for sized in half]).T
-            for half in ([pair.own for pair in pairs], [pair.other for pair in pairs])
-        )
-        counts = np.array([(pair.replicas, pair.other_replicas) for pair in pairs]).T
-        return np.asarray(own * counts[0] + other * counts[1])
+    def _in_bounds(self, replicas: Any) -> Any:
+        """Whether the stage may have so many replicas; a number or an array."""
+        return (self.stage.min_replicas <= replicas) & (replicas <= self.stage.max_replicas)
 
-    def _figures(self, pair: Mix | SplitCascade) -> tuple[float, ...]:
-        """Latency, value and penalty of an option; smaller is better."""
-        return (
-            self._latency_seconds(pair.own, pair.replicas, pair),
-            -self.value(pair.accuracy),
-            self._penalty(pair.own, pair.replicas, pair.escalation, _other_groups(pair)) if self.running else 0.0,
-        )
+    def _mixed_seconds(self, mixed: GroupMixes) -> NDArray[np.float64]:
+        """Planned latency, as `_latency_seconds`."""
+        quantile = self.problem.spec.slo.quantile
+        backlog = served_backlog(self.sustained_rps, mixed.throughput_rps, quantile, self.rows_together)
+        if self.extra_seconds is None:
+            return np.asarray(mixed.seconds + backlog)
+        fewest = np.minimum(mixed.replicas, mixed.other_replicas)
+        return np.asarray(planned_seconds(mixed.seconds, fewest, backlog, quantile) + self.extra_seconds)
+
+    def _figures(self, option: Option) -> tuple[float, ...]:
+        """Resources, latency and accuracy of an option; smaller is better."""
+        limited = [option.flavors.get(name, 0.0) for name in self.limited]
+        return option.cores, option.gpus, option.cost, *limited, option.latency_seconds, -option.accuracy
+
+    def _current(self, mixed: GroupMixes) -> list[int]:
+        """Mixes of the variants that run now."""
+        if self.running is None or not self.running.other_groups:
+            return []
+        names = [sized.candidate.variant.name for sized in mixed.candidates]
+        now = self.running.variant, self.running.other_groups[0].variant
+        pairs = zip(mixed.heavier, mixed.lighter, strict=True)
+        return [n for n, (heavier, lighter) in enumerate(pairs) if (names[heavier], names[lighter]) == now]
 
     def _requested(self, sized: SizedCandidate, replicas: int, mix: Mix | SplitCascade | None) -> _Request:
         """What all replicas of an option request together."""

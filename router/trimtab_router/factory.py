@@ -15,6 +15,7 @@ from trimtab_router.observability.metrics import Metrics
 from trimtab_router.scheduling.batch_completion import QueryOfDeathDetector
 from trimtab_router.scheduling.interfaces import Callback, Clock, PendingArrivals, Transport
 from trimtab_router.scheduling.policies.interface import Policy
+from trimtab_router.scheduling.replica_slots import EngineLoad
 from trimtab_router.scheduling.roles import scheduler_class
 from trimtab_router.scheduling.stage_scheduler import QueueSettings, StageScheduler
 from trimtab_router.transport.http_transport import HttpTransport
@@ -64,7 +65,13 @@ def create_executor(
             drifted_points=partial(_drifted_points, scheduler, clock),
             unauthenticated_replicas=partial(_unauthenticated_replicas, transport),
         )
+        if any(variant.forwards_chats for variant in stage.variants):
+            stats.watch_engines(partial(_engine_load, scheduler))
     return PipelineExecutor(graph, schedulers, clock)
+
+
+def _engine_load(scheduler: StageScheduler) -> EngineLoad:
+    return EngineLoad.total(replica.engine_load for replica in scheduler.replicas if replica.engine_load)
 
 
 def _drifted_points(scheduler: StageScheduler, clock: Clock) -> int:

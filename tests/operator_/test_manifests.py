@@ -14,7 +14,7 @@ from tests.builders import a_pipeline, a_pipeline_document, a_plan, a_point_prof
 from tests.control_plane import define
 from tests.operator_.conftest import SETTINGS, Site, owned
 from tests.operator_.test_registered_tasks import tasked_document
-from tests.router.chats import a_chat_pipeline
+from tests.router.chats import a_chat_pipeline, a_writer
 from tests.router.engines import an_engine_pipeline
 from trimtab_kubernetes import Cluster
 from trimtab_operator.manifests.network_policies import network_policies
@@ -412,3 +412,21 @@ def test_chat_replicas_are_scraped_if_routers_are(kinds: frozenset[str]) -> None
     scraped = {one["metadata"]["name"] for one in written if one["kind"] == "PodMonitor"}
 
     assert scraped == ({"sample-router", "sample-router-only"} if kinds else set())
+
+
+@pytest.mark.parametrize(
+    ("engine", "args", "gpus", "seconds"),
+    [("vllm", [], 1, 55), ("vllm", ["--shutdown-timeout=40"], 2, 5), ("sglang", [], 1, 5)],
+)
+def test_engine_ends_its_answers_before_it_is_stopped(engine: str, args: list[str], gpus: int, seconds: int) -> None:
+    container = {"image": "engine:1", "engine": engine, "args": ["--port", "$(PORT)", *args], "port": 8000}
+    served = a_variant(family="", storageUri="", container=container, resources={"gpu": gpus})
+    pod = deployed(owned(a_chat_pipeline([a_writer(variants=[served])], slo={"latency": "50s"})))
+    (own,) = pod["containers"]
+
+    assert own["lifecycle"]["preStop"]["sleep"]["seconds"] == seconds
+    assert pod["terminationGracePeriodSeconds"] > 55
+    assert own["env"] == [{"name": "PORT", "value": "8000"}]
+    memory = [volume for volume in pod["volumes"] if volume.get("emptyDir") == {"medium": "Memory"}]
+    assert [mount["mountPath"] for mount in own["volumeMounts"][1:]] == ["/dev/shm"] * len(memory)  # noqa: S108
+    assert len(memory) == (gpus > 1)

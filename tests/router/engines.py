@@ -41,6 +41,8 @@ class Engine(ChatReplica):
     ready: bool = True
     kind: Any = None
     key: str = ""
+    metrics: str = ""
+    scrapes: int = 0
     answers: list[tuple[int, Any]] = field(default_factory=list)
     max_model_len: int | None = None
     details: Mapping[str, int] | None = None
@@ -62,6 +64,9 @@ class Engine(ChatReplica):
         if request.path == "/health":
             self.probes += 1
             return web.Response(status=200 if self.ready else 503)
+        if request.path == "/metrics":
+            self.scrapes += 1
+            return web.Response(text=self.metrics)
         if request.path == "/v1/models" and self.max_model_len:
             return web.json_response({"data": [{"id": MODEL, "max_model_len": self.max_model_len}]})
         if request.path != "/v1/chat/completions" and request.path not in self.routes:

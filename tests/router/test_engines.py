@@ -1,6 +1,8 @@
 """Chats through the router to an engine with an OpenAI API."""
 
+import asyncio
 import json
+import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
@@ -12,9 +14,11 @@ from tests.router.chats import ChatReplica, a_chat, a_chat_pipeline, a_png, a_wr
 from tests.router.engines import MODEL, Engine, a_served, an_engine_pipeline
 from tests.router.fakes import Rig, a_rig
 from tests.router.test_chats import CHAT, ask, tell
+from trimtab_pipelines.engines import ENGINES
 from trimtab_protocol import InferRequest, Tensor
 from trimtab_protocol.chat.internal_wire import MAX_PROMPT_TOKENS
 from trimtab_router.limits import Limits
+from trimtab_router.transport.engine_load import parse_engine_load
 
 
 @asynccontextmanager
@@ -147,6 +151,64 @@ async def test_an_answer_that_is_none_is_never_given_for_one(last: tuple[str, ..
         status, body, _ = await ask(rig, a_chat())
 
         assert (status, body["error"]["type"]) == (500, "server_error")
+
+
+@pytest.mark.parametrize("image", [False, True])
+async def test_tokens_of_text_are_counted_by_an_engine_that_can(image):
+    counts = {"count": 7, "max_model_len": 100, "tokens": [1] * 40_000}
+    theirs = Engine(kind="vllm", routes={"/tokenize": counts})
+    async with a_rig(an_engine_pipeline(), {"text": [theirs]}) as rig:
+        chat = a_chat("hi", *([a_png()] if image else []), dry_run=True, tools=[], max_tokens=3)
+        status, body, _ = await ask(rig, chat)
+        if image:
+            assert (status, body["error"]["code"], theirs.asked) == (501, "CountsNothing", [])
+            return
+        assert (status, body["usage"]["prompt_tokens"]) == (200, 7)
+        assert theirs.asked == [{"model": MODEL, "tools": [], "messages": [{"role": "user", "content": "hi"}]}]
+
+
+def _metrics(waiting: float, running: float = 0.0) -> str:
+    labels = f'{{engine="0",model_name="{MODEL}"}}'
+    return (
+        "# HELP vllm:num_requests_waiting x\n"
+        f"vllm:num_requests_waiting{labels} {waiting}\nvllm:num_requests_running{labels} {running}\n"
+        f"vllm:kv_cache_usage_perc{labels} 0.5\nvllm:num_preemptions_total{labels} 2.0\n"
+        f"vllm:num_requests_waiting_by_reason{labels} 99.0\n"
+    )
+
+
+@pytest.mark.parametrize("busy", [_metrics(1.0), _metrics(0.0, 3.0)], ids=["waiting", "running"])
+async def test_chats_go_to_the_engine_with_less_load(busy: str):
+    engines = [Engine(kind="vllm", name=f"text-{n}", metrics=m) for n, m in enumerate((busy, _metrics(0.0)))]
+    async with a_rig(an_engine_pipeline(), {"text": engines}, batchSize=4) as rig:
+        await rig.until(lambda: all(each.scrapes > 1 for each in engines))
+        for _ in range(4):
+            assert (await ask(rig, a_chat("one")))[0] == 200
+
+        assert [len(each.asked) for each in engines] == [0, 4]
+        assert rig.value("trimtab_engine_requests", stage="text", state="running") == busy.count("3.0") * 3
+        assert rig.value("trimtab_engine_kv_cache_usage_ratio", stage="text") == 0.5
+        assert rig.value("trimtab_engine_preemptions", stage="text") == 4
+
+
+@pytest.mark.parametrize("text", ["", "vllm:num_requests_running 1\n", "vllm:num_requests_waiting NaN\n", "\0" * 99])
+def test_unreadable_load_is_no_load(text: str):
+    metrics = ENGINES["vllm"].load
+    assert metrics is not None
+    assert parse_engine_load(text.encode(), metrics) is None
+
+
+async def test_first_chat_of_an_engine_has_time_to_compile():
+    theirs, limits = Engine(kind="vllm", stepped=True), Limits(hang_seconds=0.2)
+    async with a_rig(an_engine_pipeline(), {"text": [theirs]}, limits=limits) as rig:
+        asked = asyncio.create_task(ask(rig, a_chat("one")))
+        await rig.until(lambda: theirs.running == 1)
+        since = time.monotonic()
+        await rig.until(lambda: time.monotonic() - since > 0.6)
+        theirs.steps.release()
+
+        assert (await asked)[0] == 200
+        assert len(theirs.asked) == 1
 
 
 async def test_engine_chats_cannot_be_counted():

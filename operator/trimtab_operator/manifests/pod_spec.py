@@ -87,9 +87,9 @@ def probe(path: str, port: int | str, **timing: int) -> Object:
     return {"httpGet": {"path": path, "port": port}, **timing}
 
 
-def pre_stop() -> Object:
-    """Lifecycle hook that delays termination; requires no shell."""
-    return {"preStop": {"sleep": {"seconds": STOP_DELAY_SECONDS}}}
+def pre_stop(drain_seconds: float = 0.0) -> Object:
+    """Lifecycle hook that delays termination, by `drain_seconds` more; requires no shell."""
+    return {"preStop": {"sleep": {"seconds": STOP_DELAY_SECONDS + math.ceil(drain_seconds)}}}
 
 
 def termination_grace(slo: ServiceLevel) -> Object:

@@ -35,6 +35,7 @@ from trimtab_operator.manifests.pod_spec import (
     termination_grace,
 )
 from trimtab_operator.settings import Settings
+from trimtab_pipelines.engines import ENGINES
 from trimtab_pipelines.flavors import ResourceFlavor
 from trimtab_pipelines.kubernetes_names import (
     COMPONENT,
@@ -58,6 +59,7 @@ from trimtab_pipelines.variants import Container, Variant
 
 SHIPPED_PIPELINES = PurePosixPath("/opt/trimtab/pipelines")
 DATA_PORT_NAME = "data"
+SHARED_MEMORY = "shared-memory"
 CACHE_FOLDER = "/var/cache/trimtab"
 TASKS_FOLDER = "/etc/trimtab-tasks"
 LONGEST_START_SECONDS = 1800
@@ -170,9 +172,12 @@ def template(pipeline: InferencePipeline, stage: Stage, group: ReplicaGroup, set
     labels = group_labels(pipeline, stage, group)
     if first.container is not None:
         guards = tls_sidecar_containers(first.container, settings)
-        volumes = [*scratch("tmp"), *tls_sidecar_volumes(pipeline, settings)]
+        memory = [{"name": SHARED_MEMORY, "emptyDir": {"medium": "Memory"}}] if first.resources.gpu > 1 else []
+        volumes = [*scratch("tmp"), *memory, *tls_sidecar_volumes(pipeline, settings)]
         shared |= {"volumes": volumes} | ({"initContainers": guards} if guards else {})
-        container = _custom_container(first, first.container, pipeline.spec.flavor(first))
+        container = _custom_container(
+            first, first.container, pipeline.spec.slo.drain_seconds, pipeline.spec.flavor(first)
+        )
         security = {"runAsNonRoot": True, "seccompProfile": {"type": "RuntimeDefault"}}
         return pod(labels, [container], securityContext=security, **shared)
     container = _model_server(pipeline, stage, group, settings)
@@ -236,12 +241,15 @@ def _model_server(pipeline: InferencePipeline, stage: Stage, group: ReplicaGroup
     }
 
 
-def _custom_container(variant: Variant, container: Container, flavor: ResourceFlavor) -> Object:
+def _custom_container(variant: Variant, container: Container, drain_seconds: float, flavor: ResourceFlavor) -> Object:
     """User-provided container: its own user, writable files and complete Secret, within the level `restricted`."""
     secret = {"envFrom": [{"secretRef": {"name": variant.secret_name}}]} if variant.secret_name else {}
     words = (*container.command, *container.args, *container.env.values())
     port = {"PORT": str(container.port)} if any("$(PORT)" in word for word in words) else {}
     variables = port | container.env
+    option = ENGINES[container.engine].drain_option if container.engine else ""
+    finishes = not option or any(word.startswith(option) for word in words)
+    shared_memory = [{"name": SHARED_MEMORY, "mountPath": "/dev/shm"}] if variant.resources.gpu > 1 else []  # noqa: S108
     return {
         "name": MODEL_SERVER,
         "image": container.image,
@@ -253,9 +261,9 @@ def _custom_container(variant: Variant, container: Container, flavor: ResourceFl
         "ports": [{"name": DATA_PORT_NAME, "containerPort": container.port, "protocol": "TCP"}],
         "resources": resources(variant.resources.cpu, variant.resources.memory, variant.resources.gpu, flavor),
         "securityContext": security_of_container(read_only=False),
-        "lifecycle": pre_stop(),
+        "lifecycle": pre_stop(0.0 if finishes else drain_seconds),
         **_probes(container.ready_path, container.ready_path, container.port),
-        "volumeMounts": [{"name": "tmp", "mountPath": "/tmp"}],  # noqa: S108
+        "volumeMounts": [{"name": "tmp", "mountPath": "/tmp"}, *shared_memory],  # noqa: S108
     }
 
 

@@ -36,6 +36,8 @@ _CLIENT_ERROR_TYPES = frozenset({"BadRequestError", "exceed_context_size_error",
 FAILURE_REASONS = frozenset({"abort", "error"})
 """Finish reasons of a response that the engine gave up."""
 _ROUTER_CHUNK_FIELDS = frozenset({"id", "object", "created", "model", "system_fingerprint", "choices", "usage"})
+_TEMPLATE_FIELDS = frozenset({"tools", "chat_template", "chat_template_kwargs", "add_generation_prompt"})
+"""Fields that change the prompt of a chat."""
 _MAX_TOKENS = 2**31
 
 
@@ -67,6 +69,14 @@ def completion_request(
     request |= {"model": model, "stream": True, "stream_options": stream_options}
     # Images are joined once at the end, since json.dumps would copy them several times.
     return b"".join([_json_bytes(request)[:-1], b',"messages":', *_messages_json(messages, files), b"}"])
+
+
+def tokenize_request(model: str, inputs: Mapping[str, Array]) -> bytes:
+    """Body of a request that counts the tokens of a chat without images. Raises ProtocolError for an invalid chat."""
+    options = _json(inputs[OPTIONS][0], OPTIONS) if OPTIONS in inputs else {}
+    fields = {name: value for name, value in options.items() if name in _TEMPLATE_FIELDS}
+    messages = _messages_json(_json(inputs[MESSAGES][0], MESSAGES), [])
+    return b"".join([_json_bytes(fields | {"model": model})[:-1], b',"messages":', *messages, b"}"])
 
 
 def _json_bytes(value: object) -> bytes:

@@ -23,6 +23,7 @@ from trimtab_router.execution.response_metadata import StreamTiming
 from trimtab_router.observability import tallies
 from trimtab_router.observability.row_counts import RowCounts
 from trimtab_router.observability.tallies import Buckets, Count
+from trimtab_router.scheduling.replica_slots import EngineLoad
 
 MODALITIES = ("text", "image")
 _FIRST_BUCKETS = (0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 30.0)
@@ -123,6 +124,12 @@ class StageFamilies:
         self.ejected_replicas = gauge("trimtab_replica_ejected", text, (*STAGE, "replica"))
         text = "Total ejections of replicas by outlier detection"
         self.ejections = counter("trimtab_replica_ejections", text, STAGE)
+        text = "Requests in third-party engines, of all their clients, by state"
+        self.engine_requests = gauge("trimtab_engine_requests", text, (*STAGE, "state"))
+        text = "Share of the KV cache in use, of the fullest third-party engine"
+        self.engine_cache_usage = gauge("trimtab_engine_kv_cache_usage_ratio", text, STAGE)
+        text = "Preemptions in the third-party engines that run now"
+        self.engine_preemptions = gauge("trimtab_engine_preemptions", text, STAGE)
         text = "Operating points whose observed accuracy differs from the profiled one"
         self.drifted_points = gauge(names.DRIFTED_POINTS, text, STAGE)
         text = "Ratio of observed to profiled service time"
@@ -246,6 +253,16 @@ class StageStats:
         ):
             gauge.labels(*self._labels).set_function(value)
 
+    def watch_engines(self, load: Callable[[], EngineLoad]) -> None:
+        families, labels = self._families, self._labels
+        for gauge, field in (
+            (families.engine_requests.labels(*labels, "waiting"), "waiting"),
+            (families.engine_requests.labels(*labels, "running"), "running"),
+            (families.engine_cache_usage.labels(*labels), "cache_usage"),
+            (families.engine_preemptions.labels(*labels), "preemptions"),
+        ):
+            gauge.set_function(partial(_field, load, field))
+
     def observe_batch(self, key: Key, rows: int, seconds: float, ratio: float) -> None:
         batch_size, service, service_ratio, at_point = self._bound(key)
         batch_size.observe(rows)
@@ -304,3 +321,7 @@ class StageStats:
 
     def record_request_error(self, request_id: str, message: str) -> None:
         log.error("stage %s: request %r failed: %s", self._stage, request_id, printable(message))
+
+
+def _field(load: Callable[[], EngineLoad], field: str) -> float:
+    return float(getattr(load(), field))

@@ -82,7 +82,15 @@ def _ready_variant(ready: frozenset[str], planned: str, current: str) -> str | N
 
 
 def _least_loaded(replicas: Sequence[ReplicaSlots], planned: str) -> ReplicaSlots | None:
-    """Return a replica of the planned variant if possible, then the least loaded and least recently used."""
+    """Return a replica of the planned variant if possible, then the least loaded and least recently used.
+
+    An engine in which requests wait comes last, and requests of others at an engine count as its load.
+    """
     if len(replicas) == 1:  # the common case, for every batch
         return replicas[0]
-    return min(replicas, key=lambda r: (planned not in r.ready_variants, r.pending_tokens, r.last_used), default=None)
+
+    def load(replica: ReplicaSlots) -> tuple[bool, bool, float, int]:
+        pending = replica.pending_tokens + replica.foreign_requests
+        return planned not in replica.ready_variants, replica.has_engine_queue, pending, replica.last_used
+
+    return min(replicas, key=load, default=None)

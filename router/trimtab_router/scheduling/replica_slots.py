@@ -1,6 +1,6 @@
 """`ReplicaSlots`: a replica as its scheduler sees it, with the batches in flight on it."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from trimtab_pipelines.accuracy_evidence import Accuracy
@@ -138,6 +138,24 @@ class Batch:
         return (self.point.accuracy_for(row_slice.request.options.task) - before) * row_slice.rows
 
 
+@dataclass(frozen=True, slots=True)
+class EngineLoad:
+    """Load that third-party servers report, of all their clients."""
+
+    waiting: float = 0.0
+    running: float = 0.0
+    cache_usage: float = 0.0
+    """Share of the KV cache in use; of several servers, the highest."""
+    preemptions: float = 0.0
+
+    @classmethod
+    def total(cls, loads: Iterable["EngineLoad"]) -> "EngineLoad":
+        loads = [*loads]
+        usage = max((load.cache_usage for load in loads), default=0.0)
+        waiting, running = sum(load.waiting for load in loads), sum(load.running for load in loads)
+        return cls(waiting, running, usage, sum(load.preemptions for load in loads))
+
+
 @dataclass(slots=True, eq=False)
 class ReplicaSlots:
     """One replica: it computes one batch, and may hold another shortly before. `free` is stored for speed."""
@@ -172,6 +190,8 @@ class ReplicaSlots:
     """Of its last batch."""
     capacity: int = 0
     """Concurrent rows of a generation stage; else 0."""
+    engine_load: EngineLoad | None = None
+    """As a third-party server reported it at the last probe."""
     partial_prefill: frozenset[str] = NOTHING
     """Variants that can start a prompt before all of its images have arrived."""
     max_prompt_tokens: dict[str, int] = field(default_factory=dict)
@@ -198,6 +218,17 @@ class ReplicaSlots:
     def concurrent_prefills(self) -> int:
         """Number of prompts in prefill; 0 outside generation stages."""
         return len(self.prefilling) - len(self.awaiting_images)
+
+    @property
+    def has_engine_queue(self) -> bool:
+        """Whether requests wait inside its engine, where deadlines do not order them."""
+        return self.engine_load is not None and self.engine_load.waiting > 0
+
+    @property
+    def foreign_requests(self) -> float:
+        """Requests of others at its engine."""
+        load = self.engine_load
+        return 0.0 if load is None else max(load.running + load.waiting - self.inflight, 0.0)
 
     @property
     def pending_tokens(self) -> float:

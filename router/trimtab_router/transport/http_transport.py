@@ -309,6 +309,8 @@ class HttpTransport:
         name = self._stage.name
         replica.release()
         match outcome:
+            case Completed():
+                replica.has_completed = True
             case ReplicaLost() | NotReady() | StreamCut(lost=True):
                 replica.mark_unready()
         try:
@@ -368,7 +370,10 @@ class HttpTransport:
             for name in slices[0].request.inputs
             if name != excluded and (point.inputs is None or name in point.inputs)
         ]
-        min_seconds = self._hang_seconds if predicted_seconds else FIRST_BATCH_FACTOR * self._hang_seconds
+        replica = self.replicas.get(batch.replica.name)
+        compiles = replica is not None and replica.chats and not replica.has_completed
+        warm = predicted_seconds and not compiles
+        min_seconds = self._hang_seconds if warm else FIRST_BATCH_FACTOR * self._hang_seconds
         name = secrets.token_hex(8) if self._serves_chats else f"{self._id_prefix}{next(self._batch_numbers):x}"
         parameters: dict[str, Any] = {OPERATING_POINT: point.name}
         if self._serves_chats:

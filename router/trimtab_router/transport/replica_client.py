@@ -30,6 +30,7 @@ from trimtab_protocol.chat.internal_wire import (
     LastChunk,
     parse_tenants,
 )
+from trimtab_protocol.chat.openai_backend import tokenize_request
 from trimtab_protocol.event_loop import start_service
 from trimtab_protocol.extensions import OPERATING_POINT, parse_task_accuracies, parse_tasks
 from trimtab_protocol.http_client import (
@@ -51,6 +52,7 @@ from trimtab_router.scheduling.replica_slots import (
     ReplicaSlots,
 )
 from trimtab_router.transport.batch_codec import BatchRequest, encode_binary, encode_json
+from trimtab_router.transport.engine_load import parse_engine_load
 from trimtab_router.transport.stream_client import (
     BACKEND_IDLE_SECONDS,
     CLIENT_ERROR_STATUSES,
@@ -65,6 +67,7 @@ log = logging.getLogger(__name__)
 
 PROBE_INTERVAL_SECONDS = 1.0
 PROBE_TIMEOUT_SECONDS = 1.5
+LOAD_SECONDS = 1.0  # time limit of reading a third-party engine's metrics
 FETCH_SECONDS = 0.5  # time limit of asking a replica for a stored embedding before the image is encoded again
 FIRST_BACKOFF_SECONDS = 0.05
 MAX_PROBE_BYTES = 2**20
@@ -129,6 +132,8 @@ class ReplicaClient:
         self._streams = StreamClient(
             endpoint.name, endpoint.address, tls, idle_seconds=idle_seconds, headers=self._headers
         )
+        self._kind = ENGINES.get(endpoint.engine or "", UNKNOWN_ENGINE)
+        self.has_completed = False  # whether it has served: an engine may compile for its first requests
         self._watcher = start_service(f"watch of {endpoint.name}", self._watch)
 
     @property
@@ -138,6 +143,11 @@ class ReplicaClient:
     @property
     def chats(self) -> bool:
         return self.endpoint.protocol == "OpenAI"
+
+    @property
+    def counts_text(self) -> bool:
+        """Whether a third-party engine counts the tokens of chats without images."""
+        return bool(self._kind.tokenize_path)
 
     def update(self, endpoint: Endpoint) -> None:
         previous, self.endpoint = self.endpoint, endpoint
@@ -255,20 +265,27 @@ class ReplicaClient:
     async def _stream_request(self, batch: BatchRequest) -> StreamRequest:
         """Request for one row. Raises ProtocolError if an OpenAI backend cannot serve it."""
         if self.chats:
-            model = self.endpoint.model_names.get(batch.variant, batch.variant)
             (tenant,) = parse_tenants(batch.parameters.get(TENANTS), 1)
-            kind = ENGINES.get(self.endpoint.engine or "", UNKNOWN_ENGINE)
-            return await asyncio.to_thread(openai_stream_request, kind, model, tenant or batch.id, batch)  # megabytes
+            arguments = self._kind, self._model_name(batch), tenant or batch.id, batch
+            return await asyncio.to_thread(openai_stream_request, *arguments)  # megabytes
         if batch.forwarded is not None:
             raise ProtocolError(f"no third-party engine serves {batch.forwarded.route.path} now; send a chat")
         body, headers = encode_binary(batch)
         return StreamRequest(self._path(batch.variant, "generate_stream"), b"".join(body), headers)
 
     async def count_tokens(self, batch: BatchRequest) -> tuple[int, bytes]:
-        """Status and body of a row's token count, status 0 without a response."""
-        body, headers = encode_binary(batch)
+        """Status and body of a row's token count, status 0 without a response. Raises ProtocolError."""
+        if self.chats:
+            row = {tensor.name: tensor.array for (tensor,) in batch.inputs}
+            headers = {"Content-Type": rest.JSON_CONTENT_TYPE, "x-request-id": batch.id}
+            body = tokenize_request(self._model_name(batch), row)
+            return await self._streams.post(self._kind.tokenize_path, body, headers, batch.timeout_seconds)
+        parts, headers = encode_binary(batch)
         path = self._path(batch.variant, "count")
-        return await self._streams.post(path, b"".join(body), headers, batch.timeout_seconds)
+        return await self._streams.post(path, b"".join(parts), headers, batch.timeout_seconds)
+
+    def _model_name(self, batch: BatchRequest) -> str:
+        return self.endpoint.model_names.get(batch.variant, batch.variant)
 
     def embedding_url(self, variant: str, name: str) -> str:
         scheme = "http" if self._tls() is None else "https"
@@ -371,6 +388,9 @@ class ReplicaClient:
             ready = await self._probe_variants()
             if not self._unready.is_set():  # the probe may be older than the failure
                 self._set_ready(ready & frozenset(self.endpoint.variants))
+            if ready and self._kind.load is not None:
+                text = await self._streams.get(self._kind.load.path, LOAD_SECONDS, MAX_PROBE_BYTES)
+                self.slots.engine_load = parse_engine_load(text, self._kind.load)
             unready = await self._pause(PROBE_INTERVAL_SECONDS if ready else pause_seconds)
             if unready:  # a replica that fails although its probe succeeds is not probed again at once
                 await asyncio.sleep(pause_seconds)

@@ -178,6 +178,22 @@ class StreamClient:
             ):
                 pass
 
+    async def get(self, path: str, seconds: float, max_bytes: int) -> bytes:
+        """Body of a resource; empty without one, or if it is larger."""
+        url, headers = self._url(path), {"Accept-Encoding": "identity"}
+        with contextlib.suppress(TimeoutError, aiohttp.ClientError, OSError):
+            async with (
+                asyncio.timeout(seconds),
+                self._open_session().get(url, headers=headers, ssl=self._ssl(), allow_redirects=False) as response,
+            ):
+                body = bytearray()
+                while response.status == 200 and (part := await response.content.readany()):
+                    body += part
+                    if len(body) > max_bytes:
+                        return b""
+                return bytes(body)
+        return b""
+
     async def post(self, path: str, body: bytes, headers: dict[str, str], seconds: float) -> tuple[int, bytes]:
         try:
             async with asyncio.timeout(seconds), self._post(path, body, headers) as response:
@@ -188,13 +204,20 @@ class StreamClient:
     def _post(
         self, path: str, body: bytes, headers: dict[str, str], reader: "_StreamReader | None" = None
     ) -> "aiohttp.client._BaseRequestContextManager[aiohttp.ClientResponse]":
-        scheme = "http" if self._tls() is None else "https"
-        url = f"{scheme}://{self._address}{path}"
+        url = self._url(path)
         # A large body is sent in parts: sent at once it would block the event loop.
         data = body if len(body) <= _MAX_INLINE_BYTES else io.BytesIO(body)
         return self._open_session().post(
-            url, data=data, headers=headers, ssl=self._ssl(), allow_redirects=False, trace_request_ctx=reader
+            url,
+            data=data,
+            headers=headers,
+            ssl=self._ssl(),
+            allow_redirects=False,
+            trace_request_ctx=reader,
         )
+
+    def _url(self, path: str) -> str:
+        return f"{'http' if self._tls() is None else 'https'}://{self._address}{path}"
 
     def _ssl(self) -> "ssl.SSLContext | bool":
         return self._tls() or True
@@ -303,8 +326,8 @@ async def read_events(
             for _ in range(YIELDED_TURNS):
                 await asyncio.sleep(0)
         for kind, data in request.feed(data_part):
-            begun = True
             for event in request.read(kind, data):
+                begun = True  # an engine may send a role long before a token
                 yield event
         if begun:
             deadline.reschedule(loop.time() + gap_seconds)

@@ -1,5 +1,6 @@
 """Token counts of a chat, reported by replicas without generating."""
 
+import re
 from collections.abc import Callable, Mapping
 from typing import TypeVar
 
@@ -15,6 +16,7 @@ from trimtab_router.transport.http_transport import HttpTransport
 from trimtab_router.transport.stream_client import CLIENT_ERROR_STATUSES, error_message
 
 Counts = TypeVar("Counts")
+_COUNT = re.compile(rb'"count"\s*:\s*([0-9]{1,9})\b')
 
 
 async def fetch_token_counts(
@@ -51,17 +53,18 @@ async def _fetch(
         raise _no_replica()
     current = executor.schedulers[stage.name].variant
     variant = current if current in replica.ready_variants else min(replica.ready_variants)
-    if carriers[stage.name].replicas[replica.name].chats:
-        message = (
-            f"stage {stage.name}: variant {variant} runs on an external engine, which does not count tokens in advance"
-        )
-        raise Refusal("CountsNothing", message, stage=stage.name)
+    client = carriers[stage.name].replicas[replica.name]
+    if client.chats and (not client.counts_text or IMAGES_INPUT in inputs):
+        which = "the tokens of images" if client.counts_text else "tokens"
+        message = f"stage {stage.name}: variant {variant} runs on an external engine, which does not count {which}"
+        raise Refusal("CountsNothing", f"{message} in advance", stage=stage.name)
     read = {name: array for name, array in inputs.items() if name != stage.excluded_input(variant)}
     status, body = await carriers[stage.name].count_tokens(replica.name, variant, read)
     if status in CLIENT_ERROR_STATUSES:
         raise invalid(f"stage {stage.name}: {error_message(body)}")
     try:
-        return parse(body if status == 200 else b"")
+        answer = body if status == 200 else b""
+        return parse(_engine_counts(answer) if client.chats else answer)
     except ValueError as error:
         message = f"stage {stage.name}: its replica did not count the tokens; try again later"
         raise Refusal("NotCounted", message, stage=stage.name) from error
@@ -79,6 +82,15 @@ def _blank_images(body: bytes) -> Array:
 def _usage(body: bytes) -> Usage:
     counted = ChatTokenCounts.model_validate_json(body)
     return Usage(prompt=counted.prompt_tokens, image=sum(counted.image_tokens), text=counted.text_tokens)
+
+
+def _engine_counts(body: bytes) -> bytes:
+    """An engine's count in our own form; the tokens that follow it may be cut off. Raises ValueError without one."""
+    found = _COUNT.search(body)
+    if found is None:
+        raise ValueError("no count")
+    count = int(found[1])
+    return ChatTokenCounts(prompt_tokens=count, text_tokens=count, image_tokens=()).model_dump_json().encode()
 
 
 def _no_replica() -> Refusal:

@@ -100,6 +100,8 @@ class InferencePipelineStatus(Model):
     """Arriving requests per second, last observed."""
     forecast_rps: str | None = None
     """Forecast peak that the plan is made for."""
+    cost_per_hour: str | None = Field(default=None, exclude_if=lambda cost: cost is None)
+    """Cost of the planned replicas, if resource flavors set prices."""
     accuracy: str | None = None
     """Expected accuracy of the last minute's responses."""
     p99: str | None = None

@@ -41,6 +41,7 @@ trimtab_planned_generation{namespace="a",pipeline="p"} 3
 trimtab_planned_accuracy{namespace="a",pipeline="p"} 0.9
 trimtab_planned_latency_seconds{namespace="a",pipeline="p"} 0.2
 trimtab_planned_cores{namespace="a",pipeline="p"} 2
+trimtab_cost_per_hour{namespace="a",pipeline="p",flavor="l4"} 3.5
 trimtab_planned_replicas{namespace="a",pipeline="p",stage="read",variant="read-l"} 2
 trimtab_planned_batch_size_rows{namespace="a",pipeline="p",stage="read",variant="read-l"} 8
 trimtab_planned_row_share{namespace="a",pipeline="p",stage="read",variant="l",operating_point="all",escalated="false"} 1

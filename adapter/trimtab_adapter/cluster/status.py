@@ -17,7 +17,7 @@ from trimtab_pipelines.plan import PipelinePlan
 from trimtab_pipelines.row_shares import describe_shares, have_several_points
 from trimtab_pipelines.status import ADAPTER_CONDITIONS, Condition, Decision, InferencePipelineStatus, StageShares
 
-OWN_FIELDS = {"conditions", "history", "rps", "forecast_rps", "accuracy", "p99", "shares"}
+OWN_FIELDS = {"conditions", "history", "rps", "forecast_rps", "cost_per_hour", "accuracy", "p99", "shares"}
 """Fields the adapter applies; the others stay the operator's."""
 MAX_HISTORY = 20
 MAX_CHANGE_LENGTH = 1024
@@ -46,7 +46,7 @@ def significant_fields(status: Mapping[str, Any]) -> tuple[Any, ...]:
         (c["type"], c["status"], c["reason"], _FIGURES.sub("#", c.get("message", "")), c.get("observedGeneration"))
         for c in status.get("conditions", ())
     ]
-    amounts = [status.get(name) for name in ("rps", "forecastRps", "accuracy", "p99")]
+    amounts = [status.get(name) for name in ("rps", "forecastRps", "costPerHour", "accuracy", "p99")]
     shares = _FIGURES.sub("#", str(status.get("shares")))
     return conditions, amounts, shares, status.get("history")
 
@@ -121,8 +121,12 @@ def _amounts(tick: Tick, before: Mapping[str, Any]) -> dict[str, str | None]:
         "p99": None if served is None or served.p99_seconds is None else f"{_rounded(1000 * served.p99_seconds)}ms",
     }
     if tick.pipeline.spec.mode != "Auto":
-        return amounts | {"forecast_rps": before.get("forecastRps")}
-    return amounts | {"forecast_rps": None if forecast is None else _rounded(forecast.peak_rps)}
+        return amounts | {"forecast_rps": before.get("forecastRps"), "cost_per_hour": before.get("costPerHour")}
+    expected = in_force.spec.expected if in_force is not None else None
+    return amounts | {
+        "forecast_rps": None if forecast is None else _rounded(forecast.peak_rps),
+        "cost_per_hour": f"{expected.cost_per_hour:.4g}" if expected and expected.cost_by_flavor else None,
+    }
 
 
 def _shares(tick: Tick) -> dict[str, StageShares]:

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from tests.builders import a_variant
 from tests.router.chats import ChatReplica, a_chat, a_chat_pipeline, a_png, a_writer, data_url, events, words_of
 from tests.router.engines import MODEL, Engine, a_served, an_engine_pipeline
 from tests.router.fakes import Rig, a_rig
@@ -259,7 +260,7 @@ FORWARDED: dict[str, Any] = {
 async def test_all_that_a_caller_sends_reaches_the_engine():
     image = {"type": "image_url", "image_url": {"url": data_url(a_png()), "detail": "low"}, "uuid": "a"}
     video = {"type": "video_url", "video_url": {"url": VIDEO}}
-    audio = {"type": "input_audio", "input_audio": {"data": "QUJD", "format": "wav"}}
+    audio = {"type": "input_audio", "input_audio": {"data": "QUJD" * 200, "format": "wav"}}
     messages = [
         {"role": "developer", "content": "be brief"},
         {"role": "user", "content": [{"type": "text", "text": "look"}, video, image, audio], "name": "anna"},
@@ -275,6 +276,26 @@ async def test_all_that_a_caller_sends_reaches_the_engine():
         assert asked["messages"] == messages
         assert asked["stream_options"] == {"continuous_usage_stats": True, "include_usage": True}
         assert {name: asked[name] for name in FORWARDED} == FORWARDED
+
+
+async def test_audio_counts_apart_from_json():
+    theirs, limits = Engine(), Limits(max_json_bytes=2**14)
+    audio = {"type": "input_audio", "input_audio": {"data": "QUJD" * 2**14, "format": "wav"}}
+    async with a_rig(an_engine_pipeline(), {"text": [theirs]}, limits=limits) as rig:
+        messages = [{"role": "user", "content": [audio, {"type": "text", "text": "say it"}]}]
+        status, body, _ = await ask(rig, a_chat() | {"messages": messages})
+
+        assert status == 200, body
+        assert theirs.asked[0]["messages"] == messages
+
+
+@pytest.mark.parametrize(("fields", "own"), [({"user": "anna"}, True), ({"tools": [{"type": "x"}]}, False)])
+async def test_chat_that_both_engines_can_serve_is_written_for_both(fields: dict[str, Any], own):
+    theirs = Engine()
+    pipeline = a_chat_pipeline([a_writer(variants=[a_served(), a_variant("own")])])
+    async with a_rig(pipeline, {"text": [theirs]}) as rig:
+        assert (await ask(rig, a_chat("one", **fields)))[0] == 200
+        assert ("tools" in theirs.asked[0], "user" in theirs.asked[0]) == (not own, False)
 
 
 def _scripted(*choices: dict[str, Any], **fields: Any) -> tuple[str, ...]:

@@ -1,4 +1,4 @@
-"""Extraction of base64 data URLs from a body before it is parsed as JSON.
+"""Extraction of base64 from a body before it is parsed as JSON: data URLs, and the `data` of `input_audio`.
 
 A chat's body is a little JSON around a few very long strings. Parsing the complete body would require a JSON limit as
 large as the images, and copy each string several times. In JSON an unescaped quote begins or ends a string, so a data
@@ -25,7 +25,11 @@ _ESCAPES = ((b"\\/", b"/"), (b"\\n", b""), (b"\\r", b""))
 _MAX_HEAD_BYTES = 200
 _HEAD = re.compile(rb"data:[\w.+/\\;=-]{0,%d};base64," % (_MAX_HEAD_BYTES - len("data:;base64,")), re.ASCII)
 """The media type is ignored; the length is bounded, so that mismatches are cheap."""
-_BEGIN = re.compile(b'"' + _HEAD.pattern + b'[^"]{%d}' % MIN_DATA_URL_BYTES, re.ASCII)
+_BEGIN = re.compile(
+    b'"(?:%s[^"]{%d}|data"\\s{0,8}:\\s{0,8}"(?P<raw>[A-Za-z0-9+/]{%d}))'
+    % (_HEAD.pattern, MIN_DATA_URL_BYTES, MIN_DATA_URL_BYTES),
+    re.ASCII,
+)
 _MAX_BEGIN_BYTES = _MAX_HEAD_BYTES + MIN_DATA_URL_BYTES
 
 
@@ -73,7 +77,8 @@ def _next_url(view: memoryview, position: int, begins_before: int) -> tuple[int,
     end = min(len(view), begins_before + _MAX_BEGIN_BYTES)
     while (found := _BEGIN.search(view, position, end)) is not None:
         if not found.start() or view[found.start() - 1] != ord("\\"):
-            return found.start() + 1, _end_of_string(view, found.end())
+            begin = found.start() + 1 if found["raw"] is None else found.start("raw")
+            return begin, _end_of_string(view, found.end())
         position = found.end()  # inside another string
     return None
 

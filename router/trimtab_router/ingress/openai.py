@@ -8,11 +8,13 @@ import json
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from secrets import token_hex
 
 from aiohttp import web
 
-from trimtab_protocol import InferRequest, PendingRequest, Tensor
+from trimtab_pipelines.chat_settings import ImageLimits
+from trimtab_protocol import Buffer, InferRequest, PendingRequest, Tensor
 from trimtab_protocol.chat import openai_responses
 from trimtab_protocol.chat.chat_parser import ImageInput, ParsedChat, decode_images, parse_chat, validate_image_file
 from trimtab_protocol.chat.engine_routes import ROUTES
@@ -26,6 +28,7 @@ from trimtab_protocol.chat.internal_wire import (
 )
 from trimtab_protocol.chat.openai_requests import ChatRequest
 from trimtab_protocol.chat.openai_responses import ChunkWriter, ResponseHeader
+from trimtab_protocol.errors import InvalidChat
 from trimtab_protocol.rest import JSON_CONTENT_TYPE
 from trimtab_protocol.sanitize import printable
 from trimtab_protocol.tensors import Array
@@ -109,7 +112,7 @@ class OpenAiIngress(EngineIngress):
         if settings is None:
             raise Refusal("NoChats", f"{router.pipeline.name} serves no chats; use /v2")
         body = await read_body(request, reservation, router.limits.max_payload_bytes, router.admission.uploads)
-        chat = parse_chat(body, router.limits.json_bytes, settings.images, forwarded=router.forwards_chats)
+        chat = self._parse(body, settings.images)
         if chat.request.model != router.pipeline.name:
             raise unknown_model(chat.request.model, router.pipeline.name)
         if (chat.images or chat.media) and IMAGES not in self._inputs:
@@ -122,6 +125,18 @@ class OpenAiIngress(EngineIngress):
         self.describe(call, request, reservation, arrived_at, call_id)
         header = ResponseHeader(f"chatcmpl-{call_id}", router.pipeline.name, int(time.time()))
         return _Received(chat.request, call, header)
+
+    def _parse(self, body: Buffer, bounds: ImageLimits) -> ParsedChat:
+        """Parse a chat, as written if a third-party engine alone can serve it. Raises InvalidChat."""
+        parse, router = partial(parse_chat, body, self._router.limits.json_bytes, bounds), self._router
+        if router.forwards_chats and not router.mixes_engines:
+            return parse(forwarded=True)
+        try:
+            return parse()
+        except InvalidChat:
+            if router.forwards_chats:
+                return parse(forwarded=True)
+            raise
 
     async def _fetch_files(self, images: Sequence[bytes | ImageInput], reservation: Reservation) -> list[bytes]:
         """Files of images, of which some are given by URL."""

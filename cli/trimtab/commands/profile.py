@@ -15,11 +15,12 @@ from trimtab.kubernetes_access import OnStatus, connected, namespaced_name, requ
 from trimtab.options import SAMPLES_METAVAR, NamespaceOption, PipelineArgument, console, terminal_table
 from trimtab.preflight import prepare, profiling_progress, remarks
 from trimtab_loadtester.payloads.labelled import LabelledPayloads
-from trimtab_pipelines.documents import pipeline_folder
+from trimtab_pipelines.documents import load_pipeline, pipeline_folder
 from trimtab_pipelines.errors import UserError
 from trimtab_pipelines.graph import REQUEST
 from trimtab_pipelines.profile import ModelProfile
 from trimtab_pipelines.result_line import ResultLine
+from trimtab_profiler.bench_results import bench_profiles
 from trimtab_profiler.profile import ROWS, ProfileOptions, fit_errors, profile, write_profiles
 from trimtab_protocol import Tensor
 from trimtab_protocol.tensors import Array
@@ -37,6 +38,10 @@ def command(
     engine: Annotated[
         str | None, typer.Option(metavar="URL", help="Measure containers at this address, such as http://HOST:8000")
     ] = None,
+    bench: Annotated[
+        list[Path] | None,
+        typer.Option(metavar="FILE", help="Instead, read a result of `vllm bench serve`; once for each concurrency"),
+    ] = None,
     *,
     quick: Annotated[bool, typer.Option(help="Measure only what planning needs, in a few seconds")] = False,
     in_cluster: Annotated[
@@ -50,8 +55,10 @@ def command(
         raise UserError("--samples and --engine cannot be combined with --in-cluster: they are of this machine")
     if in_cluster:
         return _in_cluster(*namespaced_name(pipeline, namespace), timeout)
-    document = prepare(pipeline, engine)
     home = pipeline_folder(pipeline)
+    if bench:
+        return _write(bench_profiles(load_pipeline(pipeline), bench), out or home)
+    document = prepare(pipeline, engine)
     options = ProfileOptions.quick(document) if quick else ProfileOptions.full()
     if samples is not None:
         options = replace(options, rows=sample_rows(LabelledPayloads(document, samples, labels="Optional")))
@@ -59,7 +66,11 @@ def command(
         console.print(remark)
     with profiling_progress() as show:
         profiles = asyncio.run(profile(document, home, options, show))
-    path = write_profiles(profiles, out or home)
+    return _write(profiles, out or home)
+
+
+def _write(profiles: Mapping[str, ModelProfile], folder: Path) -> int:
+    path = write_profiles(profiles, folder)
     for measured in profiles.values():
         console.print(_table(measured))
     console.print(f"profiles written to {path}")

@@ -112,6 +112,8 @@ def explanation_lines(plan: PipelinePlan) -> list[str]:
         latency = f"latency {1000 * expected.latency_seconds:.1f} ms"
         more = _more_than_cores(expected.cores, expected.gpus, expected.cost_per_hour)
         lines.append(f"expected: accuracy {expected.accuracy:.4f}, {latency}, cores {expected.cores:g}{more}")
+        costs = ", ".join(f"{flavor} {cost:.4g}" for flavor, cost in expected.cost_by_flavor.items() if cost)
+        lines += [f"cost an hour: {costs}"] if costs else []
     lines += [f"{stage.name}: {describe_shares(stage.expected_rows)}" for stage in spec.stages if stage.shares]
     if explanation.accuracy_basis:
         lines.append(f"accuracies: {explanation.accuracy_basis}")

@@ -10,7 +10,7 @@ from pydantic import Field, model_validator
 
 from trimtab_pipelines.errors import UserError
 from trimtab_pipelines.quantity import Amount, Seconds
-from trimtab_pipelines.resource import Model, Name, find_named, is_empty
+from trimtab_pipelines.resource import Model, Name, is_empty
 from trimtab_pipelines.variants import Toleration, Variant
 
 DEFAULT_NAME = "default"
@@ -67,12 +67,13 @@ DEFAULT_FLAVOR = ResourceFlavor(name=DEFAULT_NAME)
 
 def flavor_of(flavors: Sequence[ResourceFlavor], variant: Variant) -> ResourceFlavor:
     """The flavor of a variant's replicas; UserError lists the known flavors."""
+    named = {flavor.name: flavor for flavor in flavors}
     if variant.flavor is None:
-        return next((flavor for flavor in flavors if flavor.name == DEFAULT_NAME), DEFAULT_FLAVOR)
-    try:
-        return find_named(flavors, variant.flavor, f"variant {variant.name}: there is no resource flavor")
-    except KeyError as error:
-        raise UserError(str(error.args[0])) from None
+        return named.get(DEFAULT_NAME, DEFAULT_FLAVOR)
+    if variant.flavor not in named:
+        declared = ", ".join(named) or "none"
+        raise UserError(f"variant {variant.name}: there is no resource flavor {variant.flavor!r}; declared: {declared}")
+    return named[variant.flavor]
 
 
 def merge_flavors(own: Sequence[ResourceFlavor], shared: Iterable[ResourceFlavor]) -> tuple[ResourceFlavor, ...]:

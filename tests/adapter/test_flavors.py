@@ -122,7 +122,7 @@ def test_unknown_flavor_is_named():
     shared = [ResourceFlavor(name="old"), ResourceFlavor(name="new")]
 
     assert parse_pipeline(document, "pipeline", shared).spec.flavors == tuple(shared)
-    with pytest.raises(DocumentError, match=r"variant on-new: there is no resource flavor 'new'; it has: old"):
+    with pytest.raises(DocumentError, match=r"variant on-new: there is no resource flavor 'new'; declared: old"):
         parse_pipeline(document, "pipeline", shared[:1])
     with pytest.raises(PlanningError, match="there is no resource flavor 'old'"):
         plan_of(pipeline.model_validate(document), 100.0)

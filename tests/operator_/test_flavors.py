@@ -1,16 +1,19 @@
 """Replicas of resource flavors: their nodes and devices, their limits, and the time that they may wait for a node."""
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
-from tests.builders import a_pipeline, a_plan, a_stage, a_variant
-from tests.operator_.conftest import SETTINGS, owned
+from tests.builders import a_pipeline, a_pipeline_document, a_plan, a_stage, a_variant
+from tests.operator_.conftest import SETTINGS, Site, owned
+from trimtab_kubernetes import Cluster
 from trimtab_operator.manifests.routers import pipeline_hash, router_pipeline
 from trimtab_operator.reconciliation.observed_state import PodState, Problem, pod_states
 from trimtab_operator.reconciliation.plan_history import PlanHistory, rollout_targets
 from trimtab_operator.reconciliation.plan_selection import select_plan
 from trimtab_operator.reconciliation.replica_rollout import ClusterSite, decide_replicas
+from trimtab_pipelines.flavors import ResourceFlavor
 from trimtab_pipelines.rollout import Capacity
 from trimtab_pipelines.spec import InferencePipeline
 
@@ -25,10 +28,12 @@ FLAVOR = {
 }
 
 
+LARGE = a_variant("large", flavor="mig", resources={"cpu": 1, "gpu": 1}, nodeSelector={"zone": "a"})
+BUDGET = {"cores": "8", "gpus": 8, "costPerHour": "30.5"}
+
+
 def a_flavored_pipeline(**flavor: Any) -> InferencePipeline:
-    large = a_variant("large", flavor="mig", resources={"cpu": 1, "gpu": 1}, nodeSelector={"zone": "a"})
-    fields = {"budget": {"cores": "8", "gpus": 8}, "flavors": [FLAVOR | flavor]}
-    return owned(a_pipeline([a_stage(variants=[large])], **fields))
+    return owned(a_pipeline([a_stage(variants=[LARGE])], budget=BUDGET, flavors=[FLAVOR | flavor]))
 
 
 def deployment_of(pipeline: InferencePipeline) -> Any:
@@ -77,3 +82,19 @@ def test_prices_do_not_restart_routers() -> None:
 
     assert pipeline_hash(cheap, SETTINGS) == pipeline_hash(dear, SETTINGS)
     assert router_pipeline(cheap).spec == router_pipeline(dear).spec
+
+
+async def test_flavors_of_the_cluster_serve_a_pipeline(cluster: Cluster, namespace: str) -> None:
+    document = a_pipeline_document([a_stage(variants=[LARGE])], budget=BUDGET)
+    settings = replace(SETTINGS, flavors=(ResourceFlavor.model_validate(FLAVOR),))
+    scene = Site(cluster, namespace, document, settings=settings)
+    await scene.serve()
+
+    assert (await scene.conditions())["PlanApplied"] == ("True", "Applied")
+    assert await scene.replicas("trimtab.dev/flavor") == {"mig": 1}
+    scene.settings = SETTINGS
+    scene.restart()
+    await scene.look()
+    assert (await scene.conditions())["Ready"] == ("False", "InvalidSpec")
+    assert "variant large: there is no resource flavor 'mig'" in await scene.message("Ready")
+    assert await scene.replicas() == {"large": 1}

@@ -1,7 +1,8 @@
 """Frontier of accuracy and cores at one load and SLO, of single variants, mixes, cascades and all.
 
 Every plan is the adapter's for a budget, serves the same pages at the same times, and gets the cores that it requests.
-The last run sends pages on which the digits 0 to 4 are five times as frequent as the others.
+The last run sends pages on which the digits 0 to 4 are five times as frequent as the others. Another test plans for a
+calm load only, and sends bursts.
 """
 
 from collections.abc import Sequence
@@ -21,18 +22,20 @@ from trimtab_loadtester.load_spec import LoadSpec
 from trimtab_loadtester.payloads.interface import Payload
 from trimtab_loadtester.payloads.sources import DigitPayloads
 from trimtab_pipelines.plan import ForecastRecord, PipelinePlan, StagePlan
+from trimtab_pipelines.request_outcome import RequestOutcome
 from trimtab_pipelines.spec import InferencePipeline
 
 pytestmark = [pytest.mark.endurance, pytest.mark.timeout(1500)]
 
 SOURCE = Path(__file__).parents[2] / "pipelines" / "digits"
 CPU, LOAD_RPS, SLO = 0.15, 45.0, "700ms"
-REPLICAS = (2, 3, 4, 5, 6, 8)
-"""Most replicas of both stages together, of each budget."""
 SINGLE, MIX, CASCADE, ALL = "single", "mix", "cascade", "all"
+REPLICAS = {SINGLE: (2, 3, 4, 6, 8), MIX: (2, 4, 8), CASCADE: (2, 4, 8), ALL: (2, 3, 4, 6, 8)}
+"""Most replicas of both stages together, of each budget of a method."""
 RESOLUTION = 0.003
 """Difference of accuracy that some thousand digits do not resolve."""
 SKEW, SECONDS = 5.0, 30.0
+BURST_CPU, CALM_RPS, BURST_FACTOR, BURSTS, BURST_SECONDS = 0.4, 20, 4, 10, 5
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,14 +63,14 @@ class SkewedPages(DigitPayloads):
                 return payload
 
 
-def write(method: str, folder: Path, replicas: int = max(REPLICAS)) -> InferencePipeline:
-    """Write the pipeline of a method, with a budget of so many replicas of `CPU` cores."""
+def write(method: str, folder: Path, replicas: int = max(REPLICAS[ALL]), cpu: float = CPU) -> InferencePipeline:
+    """Write the pipeline of a method, with a budget of so many replicas of `cpu` cores."""
     stages = yaml.safe_load((SOURCE / "pipeline.yaml").read_text(encoding="utf-8"))["spec"]["stages"]
     for variant in [variant for stage in stages for variant in stage["variants"]]:
-        variant["resources"] = variant["resources"] | {"cpu": CPU}
+        variant["resources"] = variant["resources"] | {"cpu": cpu}
         if method in {SINGLE, MIX}:
             variant.pop("escalations", None)
-    spec: dict[str, Any] = {"slo": {"latency": SLO}, "budget": {"cores": CPU * replicas}, "stages": stages}
+    spec: dict[str, Any] = {"slo": {"latency": SLO}, "budget": {"cores": cpu * replicas}, "stages": stages}
     if method == SINGLE:
         spec["schedulingPolicy"] = "EarliestDeadlineFirst"
     return write_pipeline(SOURCE, folder, **spec)
@@ -108,7 +111,7 @@ class Bench:
         plans: dict[tuple[str, int], PipelinePlan] = {}
         for method in (SINGLE, MIX, CASCADE, ALL):
             known: list[Sequence[StagePlan]] = []
-            for replicas in REPLICAS:
+            for replicas in REPLICAS[method]:
                 pipeline = write(method, self.folder / f"{method}-{replicas}", replicas)
                 with pytest.MonkeyPatch.context() as patch:
                     if method == CASCADE:
@@ -166,3 +169,29 @@ async def test_no_single_variants_are_above_the_frontier(tmp_path: Path, figures
     figures.require("all: |measured - planned| accuracy, most", gap, "<=", 0.01)
     figures.require("skewed: |measured - planned| accuracy", abs(skewed.measured - skewed.expected), "<=", 0.025)
     figures.require("all: fraction missed, most", max(served.missed for served in found[ALL]), "<=", 0.0005)
+
+
+async def test_bursts_drop_no_request(tmp_path: Path, figures: Figures) -> None:
+    """The load rises fourfold within a second, ten times; no plan follows it, so only the scheduler adapts."""
+    pipeline = write(ALL, tmp_path / "bursts", 2, BURST_CPU)
+    variants = {stage.name: [variant.name for variant in stage.variants] for stage in pipeline.spec.stages}
+    profiles = await cached_profiles(tmp_path / "bursts", tmp_path / "profiles", variants)
+    inputs = PlanningInputs(ForecastRecord(peak_rps=CALM_RPS, source="static"), 0.0)
+    plan = decide(pipeline, profiles, inputs)
+    calm, burst = (f"{rate}x{BURST_SECONDS}" for rate in (CALM_RPS, BURST_FACTOR * CALM_RPS))
+    load = LoadSpec.parse("steps:" + ",".join([calm, burst] * BURSTS + [calm]))
+
+    async with serve(tmp_path / "bursts", pipeline, plan, 2 * BURST_CPU) as served:
+        results = await served.attack(load, BURST_SECONDS * (2 * BURSTS + 1), DigitPayloads())
+
+    summary, planned = results.summary(), {stage.name: stage.variant for stage in plan.spec.stages}
+    for stage, variant in planned.items():
+        lighter = results.answered[results.answered[f"variant:{stage}"] != variant]
+        seconds = np.unique(lighter["scheduled"].astype(int)).size
+        figures.add(**{f"{stage}_planned": variant}, **{f"{stage}_seconds_with_other_variants": seconds})
+    figures.add(measured_accuracy=summary["measured_accuracy"], latency_p99_seconds=summary["latency_seconds_p99"])
+    missed = results.count(RequestOutcome.DROPPED) + results.count(RequestOutcome.REFUSED)
+    figures.require("dropped and refused requests", missed, "==", 0)
+    figures.require("failed requests", results.count(RequestOutcome.FAILED), "==", 0)
+    late = results.count(RequestOutcome.LATE) / summary["received"]
+    figures.require("late requests, share", late, "<=", 0.005)

@@ -193,7 +193,7 @@ async def serve_from_minio(installation: Installation, pipeline_file: Path) -> N
     document["metadata"]["name"] = STORED
     document["spec"]["budget"] = {"cores": "200m"}
     for stage in document["spec"]["stages"]:
-        variant = stage["variants"][0]
+        variant = {field: value for field, value in stage["variants"][0].items() if field != "escalations"}
         weights = pipeline_file.parent / variant["storageUri"]
         await _upload(installation, [weights])
         digest = f"sha256:{hashlib.sha256(weights.read_bytes()).hexdigest()}"

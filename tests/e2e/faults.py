@@ -143,7 +143,8 @@ async def apply_missing_image(pipeline: ObservedPipeline) -> None:
     """Apply another pipeline whose image does not exist, until its condition says so."""
     installation, name = pipeline.installation, "missing-image"
     spec = copy.deepcopy((await pipeline.document())["spec"]) | {"budget": {"cores": "200m"}}
-    resources = {"cpu": "50m", "memory": "64Mi"}
+    del spec["router"]  # its stages need the room of a second router
+    resources = {"cpu": "10m", "memory": "64Mi"}
     for stage in spec["stages"]:
         container = {"image": "localhost/no-such-image:dev", "imagePullPolicy": "Never"}
         stage["variants"] = [{"name": "none", "accuracy": 0.5, "container": container, "resources": resources}]
@@ -152,7 +153,7 @@ async def apply_missing_image(pipeline: ObservedPipeline) -> None:
     await installation.apply(
         {"apiVersion": API_VERSION, "kind": "InferencePipeline", "metadata": metadata, "spec": spec}
     )
-    planned = {"variant": "none", "batchSize": 1, "replicas": 1, "cores": "50m", "accuracy": 0.5}
+    planned = {"variant": "none", "batchSize": 1, "replicas": 1, "cores": "10m", "accuracy": 0.5}
     stages = [{"name": stage["name"], **planned} for stage in spec["stages"]]
     plan = {"pipeline": name, "generation": 1, "createdAt": time.time(), "stages": stages}
     body = {"apiVersion": API_VERSION, "kind": "PipelinePlan", "metadata": metadata, "spec": plan}

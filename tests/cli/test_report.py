@@ -237,6 +237,13 @@ def test_gain_is_accuracy_or_cores(gained: float, cores_share: float, holds: boo
     assert "adaptive: fraction late, dropped or refused" in held
 
 
+def test_gain_of_the_cheapest_plans_is_enough() -> None:
+    single = run_stats(a_run())
+    cheapest = replace(single, measured_accuracy=single.measured_accuracy + 0.02, mean_cores=0.7 * single.mean_cores)
+    stats = {ADAPTIVE: single, SINGLE: single, CHEAPEST: cheapest, LIGHTEST: single, HEAVIEST: single}
+    assert all(bar.holds for bar in comparison_result(stats).bars if "single variants" in bar.bar)
+
+
 def test_constant_accuracy_is_drawn_flat() -> None:
     """Rounding errors of sums are not magnified."""
     samples = []

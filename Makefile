@@ -83,13 +83,16 @@ bench: venv ## run a benchmark: NAME=router ARGS="…"; without NAME, list them
 reproduce: venv ## reproduce a paper: NAME=ipa, mosel, otas or modserve; needs DATA; page in out/NAME
 	$(PY) -m benchmarks reproduce-$(NAME) $(ARGS)
 
-train: venv ## train a model: NAME=digits, digits-av, vit-tasks, vit-tasks-fine, lmm-digits or forecaster; ARGS="--recordings DIR"
+train: venv ## train a model: NAME=digits, digits-av, vit-tasks, vit-tasks-fine, lmm-digits, spoken-sums or forecaster; ARGS="--recordings DIR"
 	$(TRAIN_$(NAME)) $(ARGS)
+	$(EVALUATE_$(NAME))
 
 TRAIN_digits = $(PY) -m trimtab_training.digits.train -o pipelines/digits
 TRAIN_digits-av = $(PY) -m trimtab_training.digits_av.train -o pipelines/digits-av
 TRAIN_vit-tasks = $(PY) -m trimtab_training.vit_tasks.train -o pipelines/vit-tasks
 TRAIN_vit-tasks-fine = $(PY) -m trimtab_training.vit_tasks.train_finer_patches -o pipelines/vit-tasks
 TRAIN_lmm-digits = OMP_NUM_THREADS=1 $(PY) -m trimtab_training.lmm_digits.train -o $(OUT)/lmm-digits
+TRAIN_spoken-sums = OMP_NUM_THREADS=1 $(PY) -m trimtab_training.spoken_sums.train -o pipelines/spoken-sums
 TRAIN_forecaster = $(PY) -m trimtab_predictor.train --trace $(DATA)/twitter_rps_train.csv.gz -o predictor/trimtab_predictor/weights
-TRAIN_ = @echo "NAME one of: digits, digits-av, vit-tasks, vit-tasks-fine, lmm-digits, forecaster" >&2; exit 2;
+EVALUATE_spoken-sums = $(PY) -m trimtab evaluate pipelines/spoken-sums --samples trimtab_training.spoken_sums.dataset:EvaluationSums
+TRAIN_ = @echo "NAME one of: digits, digits-av, vit-tasks, vit-tasks-fine, lmm-digits, spoken-sums, forecaster" >&2; exit 2;

@@ -31,6 +31,8 @@ INPUT_ANNOTATIONS = (PAYLOADS_ANNOTATION, DIMENSION_ANNOTATION)
 DEFAULT_DIMENSION = 16
 DIGITS_AV = "digits-av"
 LMM_DIGITS = "lmm-digits"
+SPOKEN_SUMS = "spoken-sums"
+_NAMED = ("digits", DIGITS_AV, LMM_DIGITS, SPOKEN_SUMS, "random")
 Array = NDArray[Any]
 NO_TOKEN = -1
 SAMPLES_PER_SECOND = 16_000
@@ -49,13 +51,13 @@ WORDS = tuple(_WORD_LIST.split())
 
 
 def payloads_of(pipeline: InferencePipeline) -> str:
-    """Payloads of a pipeline's annotation: `digits`, `digits-av`, `lmm-digits`, `random`, or distributions.
+    """Payloads of a pipeline's annotation: a name such as `digits`, `random`, or distributions.
 
     Raises ValueError if the kind is unknown.
     """
     kind = pipeline.metadata.annotations.get(PAYLOADS_ANNOTATION, "random")
-    if payload_kind(kind) not in {"digits", "random", DIGITS_AV, LMM_DIGITS} and "=" not in kind:
-        known = f"digits, {DIGITS_AV}, {LMM_DIGITS}, random, TENSOR=DISTRIBUTION"
+    if payload_kind(kind) not in _NAMED and "=" not in kind:
+        known = ", ".join((*_NAMED, "TENSOR=DISTRIBUTION"))
         raise ValueError(f"metadata.annotations[{PAYLOADS_ANNOTATION}] {kind!r} is unknown; known payloads: {known}")
     return kind
 

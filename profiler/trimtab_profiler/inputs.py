@@ -57,6 +57,11 @@ def request_rows(pipeline: InferencePipeline, count: int, seed: int = 0) -> dict
             f"{REQUEST}.inputs.images": bytes_tensor([chat.images[0] for chat in chats])[:, None],
             f"{REQUEST}.inputs.options": bytes_tensor([b"{}"] * count),
         }
+    elif kind == synthetic_inputs.SPOKEN_SUMS:
+        from trimtab_training.spoken_sums.dataset import SumSource  # noqa: PLC0415 - slow to import
+
+        sums = SumSource("held-out", seed)
+        rows[f"{REQUEST}.inputs.audio"] = bytes_tensor([sums.spoken(index).wav() for index in range(count)])
     return rows
 
 

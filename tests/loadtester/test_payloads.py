@@ -57,6 +57,17 @@ def test_page_count_comes_from_the_annotation():
     assert {tensor.name: tensor.shape for tensor in payload.inputs} == {"messages": (1,), "images": (1, 2)}
 
 
+def test_only_the_result_of_a_spoken_sum_is_correct():
+    source = payload_source(fake_pipeline.a_pipeline("spoken-sums"), seed=2)
+    payload = source.payload(0)
+    said = [str(payload.truth).encode(), b"-1"]
+
+    scores = [source.score(payload.truth, {"label": np.array([label], dtype=object)}) for label in said]
+
+    assert payload.inputs[0].array.item().startswith(b"RIFF")
+    assert [(score.correct, score.total) for score in scores] == [(1, 1), (0, 1)]
+
+
 @pytest.mark.parametrize("written", ["page=1", "pages=", "pages=one", "pages=1..x", "3"])
 def test_invalid_annotation_is_rejected(written):
     with pytest.raises(ValueError, match=r"pages=0\.\.3"):

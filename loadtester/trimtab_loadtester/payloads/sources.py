@@ -1,9 +1,10 @@
 """Payload sources: labelled inputs if the pipeline names them, else random tensors.
 
 A pipeline names its payloads in the annotation `trimtab.dev/payloads`: `digits` for pages of handwritten digits,
-`digits-av` for spoken, filmed and typed digits, `lmm-digits` for questions about pages, `TENSOR=DISTRIBUTION, …` for
-inputs with random lengths (`trimtab_pipelines.synthetic_inputs`), or `random`, the default, for random tensors. In a
-random tensor a dimension of any size (-1) has the size of the annotation `trimtab.dev/default-dimension`, else 16.
+`digits-av` for spoken, filmed and typed digits, `lmm-digits` for questions about pages, `spoken-sums` for sums in WAV
+files, `TENSOR=DISTRIBUTION, …` for inputs with random lengths (`trimtab_pipelines.synthetic_inputs`), or `random`, the
+default, for random tensors. In a random tensor a dimension of any size (-1) has the size of the annotation
+`trimtab.dev/default-dimension`, else 16.
 """
 
 from collections.abc import Mapping
@@ -21,6 +22,7 @@ from trimtab_pipelines.spec import InferencePipeline
 from trimtab_pipelines.synthetic_inputs import TEXT
 from trimtab_pipelines.tensors import TensorSpec
 from trimtab_protocol import DTYPES, Tensor
+from trimtab_protocol.tensors import bytes_array
 
 
 class SyntheticPayloads:
@@ -76,6 +78,24 @@ class DigitPayloads:
         return Score(correct=int(result.correct), total=int(result.total))
 
 
+class SpokenSumPayloads:
+    """Held-out spoken sums as WAV files, which training and accuracy measurements do not use, with their results."""
+
+    def __init__(self, seed: int = 0) -> None:
+        from trimtab_training.spoken_sums.dataset import SumSource  # noqa: PLC0415 - slow to import
+
+        self._sums = SumSource("held-out", seed)
+
+    def payload(self, index: int) -> Payload:
+        """Draw a sum: `audio`, BYTES [1]."""
+        spoken = self._sums.spoken(index)
+        return Payload((Tensor("audio", "BYTES", bytes_array([spoken.wav()], (1,))),), truth=spoken.result)
+
+    def score(self, truth: object, outputs: Outputs) -> Score:
+        """Compare the label; raises KeyError if it is missing."""
+        return Score(correct=int(outputs["label"].item() == str(truth).encode()), total=1)
+
+
 def require_chats(pipeline: InferencePipeline, load: str, samples: str | None) -> None:
     """Raise LoadError if a multimodal load cannot be sent: it needs the payloads lmm-digits and no `--samples`."""
     payloads = synthetic_inputs.payloads_of(pipeline)
@@ -96,6 +116,8 @@ def payload_source(pipeline: InferencePipeline, seed: int = 0) -> PayloadSource:
         return DigitsAvPayloads(seed, JobOptions.parse(kind.partition(":")[2]))
     if synthetic_inputs.payload_kind(kind) == synthetic_inputs.LMM_DIGITS:
         return ChatPayloads(seed, kind.partition(":")[2])
+    if kind == synthetic_inputs.SPOKEN_SUMS:
+        return SpokenSumPayloads(seed)
     any_size, laws = synthetic_inputs.default_dimension(pipeline), synthetic_inputs.input_laws(pipeline)
     return SyntheticPayloads(pipeline.spec.inputs, seed, any_size, laws)
 

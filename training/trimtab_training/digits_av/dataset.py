@@ -192,7 +192,7 @@ def noisy_audio(
     audio = np.zeros(SAMPLES, dtype=np.float64)
     first = int(random.integers(padding + 1))
     audio[first : first + clip.size] = clip
-    noise = _coloured_noise(random)
+    noise = coloured_noise(SAMPLES, random)
     power = float(np.mean(np.square(clip, dtype=np.float64))) + 1e-9
     noise *= np.sqrt(power / 10 ** (random.uniform(*snr_db) / 10))
     audio += noise
@@ -200,12 +200,12 @@ def noisy_audio(
     return audio.astype(np.int16)
 
 
-def _coloured_noise(random: np.random.Generator) -> NDArray[np.float64]:
+def coloured_noise(size: int, random: np.random.Generator) -> NDArray[np.float64]:
     """Noise of power 1 whose spectrum falls by 0 to 6 dB an octave."""
-    spectrum = np.fft.rfft(random.standard_normal(SAMPLES))
-    hertz = np.fft.rfftfreq(SAMPLES, 1 / RATE_HZ)
+    spectrum = np.fft.rfft(random.standard_normal(size))
+    hertz = np.fft.rfftfreq(size, 1 / RATE_HZ)
     spectrum /= np.maximum(hertz / 100.0, 1.0) ** random.uniform(0.0, 1.0)
-    noise = np.fft.irfft(spectrum, n=SAMPLES)
+    noise = np.fft.irfft(spectrum, n=size)
     return np.asarray(noise / np.sqrt(np.mean(noise**2)))
 
 

@@ -1,4 +1,4 @@
-"""Formant synthesis of spoken digits: voice harmonics and shaped noise through three resonances (Klatt 1980).
+"""Formant synthesis of spoken digits and signs: voice harmonics and shaped noise through three resonances (Klatt 1980).
 
 A word is a sequence of phones. A phone is a target of formants, voicing and noise; values glide between targets. Voices
 differ in pitch, vocal tract length, vowels and speaking rate. Vowel targets follow Peterson and Barney 1952.
@@ -57,6 +57,12 @@ _PHONES: Final = {
     "k": _Phone((350, 1900, 2400), 0.0, 0.45, 1900, 0.04),
     "hush": _Phone((400, 1500, 2500), 0.0, 0.0, 0, 0.05),
 }
+_SIGN_PHONES: Final = {
+    "p": _Phone((350, 900, 2300), 0.0, 0.35, 1200, 0.03),
+    "l": _Phone((360, 1100, 2600), 0.7, 0.0, 0, 0.07),
+    "m": _Phone((270, 1000, 2200), 0.35, 0.0, 0, 0.09),
+}
+"""Phones that no digit has; a voice's accent on them has random numbers of its own."""
 _WORDS: Final = (
     ("z", "ih", "r", "ow"),
     ("w", "ah", "n"),
@@ -68,7 +74,11 @@ _WORDS: Final = (
     ("s", "eh", "v", "ax", "n"),
     ("ey", "ih", "hush", "t"),
     ("n", "aa", "ih", "n"),
+    ("p", "l", "ah", "s"),
+    ("m", "aa", "ih", "n", "ax", "s"),
+    ("t", "aa", "ih", "m", "z"),
 )
+"""Zero to nine, plus, minus, times."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -89,7 +99,8 @@ class Voice:
 
 def voice(number: int) -> Voice:
     random = np.random.default_rng([77, number])
-    accent = {name: np.exp(random.normal(0, [0.08, 0.05, 0.04])) for name in _PHONES}
+    accents = ((random, _PHONES), (np.random.default_rng([78, number]), _SIGN_PHONES))
+    accent = {name: np.exp(draws.normal(0, [0.08, 0.05, 0.04])) for draws, phones in accents for name in phones}
     return Voice(
         pitch_hz=float(np.exp(random.uniform(np.log(85), np.log(230)))),
         tract=float(random.uniform(0.88, 1.18)),
@@ -99,10 +110,14 @@ def voice(number: int) -> Voice:
     )
 
 
-def synthesize_word(digit: int, speaker: Voice, random: np.random.Generator) -> Floats:
-    """Synthesise one utterance of a digit, 0.15 to 0.9 s at 8 kHz, peak 1; `random` varies tempo, pitch and stress."""
-    names = ("hush", *_WORDS[digit], "hush")
-    phones = [_PHONES[name] for name in names]
+def synthesize_word(word: int, speaker: Voice, random: np.random.Generator) -> Floats:
+    """Synthesise one utterance of a digit, or of a sign: 10 plus, 11 minus, 12 times; `random` varies tempo and pitch.
+
+    Returns:
+        0.15 to 0.9 s at 8 kHz, peak 1.
+    """
+    names = ("hush", *_WORDS[word], "hush")
+    phones = [(_PHONES | _SIGN_PHONES)[name] for name in names]
     lengths = np.array([p.seconds for p in phones]) * speaker.tempo * np.exp(random.normal(0, 0.12, len(phones)))
     lengths[[0, -1]] = 0.02
     edges = np.concatenate([[0.0], np.cumsum(lengths)])

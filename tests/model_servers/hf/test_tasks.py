@@ -11,6 +11,7 @@ import pytest
 import soundfile
 import torch
 from PIL import Image
+from tokenizers import processors
 
 from tests.model_servers.hf import checkpoints
 from tests.model_servers.hf.rows import RATE_HZ, Rows, samples, some_images, some_sounds, some_texts
@@ -291,15 +292,23 @@ def test_answers_are_spans_of_their_contexts(folder):
 @pytest.mark.parametrize(
     ("row", "complaint"),
     [
-        (b"", "row 1 is empty"),
         (b"\xff\xfe text", "row 1 is not UTF-8 at byte 0"),
-        (b"word " * 20_000, "row 1 has 100000 bytes; send 1 to 32768"),
+        (b"word " * 20_000, "row 1 has 100000 bytes; send 0 to 32768"),
         (b"word " * 600, r"a text has \d+ tokens; send at most 512"),
     ],
 )
 def test_bad_text_is_its_callers_fault(folder, row, complaint):
     with pytest.raises(InvalidRow, match=complaint):
         infer(a_model("text-classification", folder("text-classification")), text=[b"well", row])
+
+
+def test_empty_text_is_answered_unless_it_has_no_token(folder):
+    model: Any = a_model("text-classification", folder("text-classification"))
+    assert len(infer(model, text=[b"well", b""])["label"]) == 2
+
+    model.network.tokenizer.backend_tokenizer.post_processor = processors.Sequence([])
+    with pytest.raises(InvalidRow, match="a text is empty; send text"):
+        infer(model, text=[b"well", b""])
 
 
 def test_longer_text_is_cut_if_the_variant_says_so(folder):

@@ -14,12 +14,12 @@ PIXEL_BYTES = 16
 """Of an image processor: the pixels in FP32 by channel, and its copies."""
 
 
-def decode_texts(name: str, rows: Array, max_bytes: int) -> list[str]:
-    """Texts of a tensor [rows] of UTF-8; InvalidRow if one is empty, too long, or of another encoding."""
+def decode_texts(name: str, rows: Array, max_bytes: int, min_bytes: int = 1) -> list[str]:
+    """Texts of a tensor [rows] of UTF-8; InvalidRow if one is too short, too long, or of another encoding."""
     texts = []
     for number, row in enumerate(rows):
-        if not 0 < len(row) <= max_bytes:
-            problem = f"has {len(row)} bytes; send 1 to {max_bytes}" if row else "is empty; send text"
+        if not min_bytes <= len(row) <= max_bytes:
+            problem = f"has {len(row)} bytes; send {min_bytes} to {max_bytes}" if row else "is empty; send text"
             raise InvalidRow(f"input {name!r}: row {number} {problem}")
         try:
             texts.append(row.decode())

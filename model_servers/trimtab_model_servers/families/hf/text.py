@@ -39,13 +39,17 @@ class TextTask(Task):
         return self.max_tokens
 
     def read(self, rows: Array) -> list[str]:
-        return decode_texts("text", rows, MAX_TOKEN_BYTES * self.max_tokens)
+        """Texts, perhaps empty: a transcriber that hears nothing sends such a text to the next stage."""
+        return decode_texts("text", rows, MAX_TOKEN_BYTES * self.max_tokens, min_bytes=0)
 
     def encode(self, texts: Sequence[str], **further: bool) -> Any:
-        """Token ids and masks [rows, longest] on the model's device; InvalidRow if a text is too long."""
+        """Token ids and masks [rows, longest] on the model's device; InvalidRow if a text is too long or has none."""
         limit = {"truncation": True, "max_length": self.max_tokens} if self.truncate else {}
         encoded = self.tokenizer(list(texts), padding=True, return_tensors="pt", **limit, **further)
-        if (longest := int(encoded["attention_mask"].sum(dim=1).max())) > self.max_tokens:
+        lengths = encoded["attention_mask"].sum(dim=1)
+        if not lengths.all():
+            raise InvalidRow("a text is empty; send text")
+        if (longest := int(lengths.max())) > self.max_tokens:
             raise InvalidRow(f"a text has {longest} tokens; send at most {self.max_tokens}")
         return encoded.to(self.model.device)
 

@@ -31,11 +31,12 @@ FROM control-source AS model-server-source
 COPY cli/trimtab /opt/trimtab/lib/trimtab
 COPY loadtester/trimtab_loadtester /opt/trimtab/lib/trimtab_loadtester
 COPY profiler/trimtab_profiler /opt/trimtab/lib/trimtab_profiler
-# Profile jobs draw the inputs of the digits pipelines with its generators.
+# Profile jobs draw the inputs of the trained pipelines with its generators.
 COPY training/trimtab_training /opt/trimtab/lib/trimtab_training
 COPY pipelines/digits /opt/trimtab/pipelines/digits
 COPY pipelines/digits-av /opt/trimtab/pipelines/digits-av
 COPY pipelines/lmm-digits /opt/trimtab/pipelines/lmm-digits
+COPY pipelines/spoken-sums /opt/trimtab/pipelines/spoken-sums
 COPY pipelines/vit-tasks /opt/trimtab/pipelines/vit-tasks
 RUN python3 -m compileall -q /opt/trimtab/lib
 

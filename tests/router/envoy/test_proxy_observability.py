@@ -55,7 +55,8 @@ async def test_envoy_keeps_only_used_statistics(rig):
         ("GET", "/v3", 404, "NotFound"),
         ("POST", "/v2/models/sample/nope", 404, "NotFound"),
         ("GET", "/v2/models/sample/infer", 405, "MethodNotAllowed"),
-        ("POST", "/v1/embeddings", 404, "NotFound"),
+        ("POST", "/v1/images/generations", 404, "NotFound"),
+        ("POST", "/v1/embeddings", 404, "RouteNotServed"),
         ("GET", "/v1/chat/completions", 405, "MethodNotAllowed"),
     ],
 )

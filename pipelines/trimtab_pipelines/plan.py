@@ -333,8 +333,7 @@ def plan_capacity(plan: PipelinePlan, spec: InferencePipelineSpec) -> Capacity:
 
 def budget_capacity(spec: InferencePipelineSpec, more_cores: float = 0.0) -> Capacity:
     """Limit of what all replicas together may request."""
-    limits = {flavor.name: flavor.limit for flavor in spec.flavors if flavor.limit is not None}
-    return Capacity(spec.budget.cores + more_cores, spec.budget.gpus, limits)
+    return Capacity(spec.budget.cores + more_cores, spec.budget.gpus, spec.flavor_limits)
 
 
 def costs_by_flavor(stages: Iterable[StagePlan], spec: InferencePipelineSpec) -> dict[str, float]:

@@ -46,7 +46,7 @@ class ReplicaGroup:
     @property
     def capacity(self) -> Capacity:
         """Resources that one replica requests."""
-        return Capacity(self.cores, self.gpus, {self.flavor: self.gpus or self.cores} if self.flavor else {})
+        return Capacity.in_flavor(self.cores, self.gpus, self.flavor)
 
     def cost_per_hour(self, spec: InferencePipelineSpec) -> float:
         """Cost of one replica; UserError if its flavor is unknown."""

@@ -27,6 +27,11 @@ class Capacity:
     flavors: Mapping[str, float] = field(default_factory=dict)
     """Devices by resource flavor, cores of replicas without devices; as a limit, only flavors that have one."""
 
+    @classmethod
+    def in_flavor(cls, cores: float, gpus: int, flavor: str | None) -> "Capacity":
+        """Request of one replica on a resource flavor; None counts in no flavor."""
+        return cls(cores, gpus, {flavor: gpus or cores} if flavor else {})
+
     def __add__(self, other: "Capacity") -> "Capacity":
         flavors = {name: self.flavors.get(name, 0.0) + amount for name, amount in other.flavors.items()}
         return Capacity(self.cores + other.cores, self.gpus + other.gpus, {**self.flavors, **flavors})

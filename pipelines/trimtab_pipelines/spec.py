@@ -275,6 +275,11 @@ class InferencePipelineSpec(Model):
         """Expected number of a stage's rows for each row of a request."""
         return graph.expected_rows(self.ordered_stages, self.row_domains)
 
+    @property
+    def flavor_limits(self) -> dict[str, float]:
+        """Limits of the resource flavors that have one."""
+        return {flavor.name: flavor.limit for flavor in self.flavors if flavor.limit is not None}
+
     def flavor(self, variant: Variant) -> ResourceFlavor:
         """The resource flavor of a variant's replicas; UserError lists the known flavors."""
         return flavor_of(self.flavors, variant)

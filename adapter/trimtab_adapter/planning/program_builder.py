@@ -71,7 +71,7 @@ def build_program(problem: PlanningProblem, relaxed: Relaxation = NO_RELAXATION)
         weights=objective_weights(spec.objective),
         accuracy_floor=0.0 if relaxed.floor else spec.objective.accuracy_floor or 0.0,
         cost=inf if spec.budget.cost_per_hour is None else spec.budget.cost_per_hour,
-        flavors=tuple((flavor.name, flavor.limit) for flavor in spec.flavors if flavor.limit is not None),
+        flavors=tuple(spec.flavor_limits.items()),
     )
 
 
@@ -124,7 +124,7 @@ class _StageBuilder:
     def of(cls, problem: PlanningProblem, stage: Stage, relaxed: Relaxation) -> Self:
         groups = [(group, _Request.of(problem.spec, group)) for group in replica_groups(stage)]
         requests = {variant.name: request for group, request in groups for variant in group.variants}
-        limited = tuple(flavor.name for flavor in problem.spec.flavors if flavor.limit is not None)
+        limited = tuple(problem.spec.flavor_limits)
         waits = not stage.generates or problem.latency_target[0] != "slo.timeToFirstToken"
         return cls(
             problem,

@@ -100,8 +100,7 @@ def _requests(pod: Mapping[str, Any]) -> Capacity:
 
 def _capacity(container: Mapping[str, Any], flavor: str | None) -> Capacity:
     requests = container.get("resources", {}).get("requests", {})
-    cores, devices = parse_quantity(requests.get("cpu", 0)), requested_devices(requests)
-    return Capacity(cores, devices, {flavor: devices or cores} if flavor else {})
+    return Capacity.in_flavor(parse_quantity(requests.get("cpu", 0)), requested_devices(requests), flavor)
 
 
 def _problem(status: Mapping[str, Any], scheduled: Mapping[str, Any]) -> Problem | None:

@@ -56,7 +56,7 @@ class StreamParser:
 
     def __init__(self, request: ForwardedRequest) -> None:
         self.feed = SseParser().feed
-        self._read = self._completion if request.route.path == "/v1/completions" else self._response
+        self._read = self._response if request.route.sends_events else self._completion
         self._streams = request.streams
         self._held: list[dict[str, Any]] = []
         self._finish_reason = ""
@@ -155,7 +155,7 @@ class ForwardedChunkWriter:
     def __init__(self, request: ForwardedRequest, model: str) -> None:
         self._request = request
         self._model = model
-        self._events = request.route.path == "/v1/responses"
+        self._events = request.route.sends_events
 
     def variant(self, name: str) -> None:
         """Engines' events have no field for it."""

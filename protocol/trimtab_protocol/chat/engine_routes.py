@@ -42,6 +42,8 @@ class EngineRoute:
     path: str
     streams: bool = False
     """Whether the engine always streams the response, so that its progress is seen."""
+    sends_events: bool = False
+    """Whether its stream is of the typed events of OpenAI's responses API, else of completion chunks."""
     form: bool = False
     """Whether the request is a form with a file."""
     defaults: Mapping[str, Any] | None = None
@@ -52,7 +54,7 @@ ROUTES: Final[Mapping[str, EngineRoute]] = {
     route.path: route
     for route in (
         EngineRoute("/v1/completions", streams=True, defaults={"stream": True}),
-        EngineRoute("/v1/responses", streams=True, defaults={"stream": True, "store": False}),
+        EngineRoute("/v1/responses", streams=True, sends_events=True, defaults={"stream": True, "store": False}),
         EngineRoute("/v1/embeddings"),
         EngineRoute("/v1/rerank"),
         EngineRoute("/v1/score"),
@@ -120,7 +122,7 @@ def parse_engine_request(route: EngineRoute, body: Buffer, max_json_bytes: int, 
     require_allowed_sources(fields, "", bounds)
     salt = fields.pop("cache_salt", None) if route.streams else None
     fields |= route.defaults or {}
-    if route.path == "/v1/completions":
+    if route.streams and not route.sends_events:
         fields["stream_options"] = {**(options or {}), "include_usage": True}
     urls = {marker.encode(): url for marker, url in extracted.urls.items()}
     written = b"".join(restore_data_urls(to_json(fields), urls))

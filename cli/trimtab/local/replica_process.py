@@ -2,18 +2,17 @@
 
 import asyncio
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from pathlib import Path
 
 import psutil
 
 from trimtab_pipelines.edge_settings import ReplicaIdentity
 from trimtab_pipelines.processes.child_process import ChildProcess, ReplicaPorts, StartError, command_options
-from trimtab_pipelines.processes.engine_process import EngineProcess
+from trimtab_pipelines.processes.engine_process import HOST, EngineProcess
 from trimtab_pipelines.processes.forked_process import start_forked
 from trimtab_pipelines.variants import Container
 
-HOST = "127.0.0.1"
 STOP_TIMEOUT_SECONDS = 10.0
 _WAITING = frozenset({psutil.STATUS_SLEEPING, psutil.STATUS_STOPPED, psutil.STATUS_TRACING_STOP, psutil.STATUS_IDLE})
 
@@ -76,7 +75,7 @@ class ReplicaProcess:
     async def run(self) -> None:
         """Start the process, and wait until it has ended."""
         try:
-            child = await self._start()
+            child, address = await self._start()
         except OSError as error:
             log.warning("%s cannot be started: %s", self._folder.name, error)
         else:
@@ -84,24 +83,25 @@ class ReplicaProcess:
             if self._stopping:
                 self.stop()
             try:
-                self._on_ready(await self._address_when_ready())
+                self._on_ready(await address)
             except StartError as error:
                 log.debug("%s", error)
             await child.wait()
         self._ended.set()
         self._on_end()
 
-    async def _start(self) -> ChildProcess:
+    async def _start(self) -> tuple[ChildProcess, Awaitable[str]]:
+        """Start the process; its address comes when it is ready, or StartError."""
         identity = self._identity.model_dump_json() if self._identity else None
         arguments, name = [str(self._folder), *command_options(identity=identity)], self._folder.name
-        return await start_forked(
+        child = await start_forked(
             "trimtab_model_servers", arguments, self.log, name, imports=self._imports, environment=self._environment
         )
 
-    async def _address_when_ready(self) -> str:
-        assert self._child is not None  # noqa: S101 - it has been started
-        ports = await self._child.read_ready_line(ReplicaPorts, None)
-        return f"{HOST}:{ports.data_port}"
+        async def address() -> str:
+            return f"{HOST}:{(await child.read_ready_line(ReplicaPorts, None)).data_port}"
+
+        return child, address()
 
     def stop(self) -> None:
         """Send SIGTERM, and SIGKILL after ten seconds; `on_end` is called when the process has ended."""
@@ -132,22 +132,21 @@ class EngineReplica(ReplicaProcess):
     ) -> None:
         super().__init__(folder, log, (), on_ready, on_end, environment=environment)
         self._container = container
-        self._engine: EngineProcess | None = None
 
     @property
     def sleeps(self) -> bool:
         """False: it may compute in other processes, and counts as hung only after a while."""
         return False
 
-    async def _start(self) -> ChildProcess:
+    async def _start(self) -> tuple[ChildProcess, Awaitable[str]]:
         name, environment = self.log.stem, self._environment or {}
-        self._engine = await EngineProcess.start_command(self._container, self._folder, self.log, name, environment)
-        return self._engine
+        engine = await EngineProcess.start_command(self._container, self._folder, self.log, name, environment)
 
-    async def _address_when_ready(self) -> str:
-        assert self._engine is not None  # noqa: S101 - it has been started
-        await self._engine.ready(self._container.ready_path)
-        return self._engine.address
+        async def address() -> str:
+            await engine.ready(self._container.ready_path)
+            return engine.address
+
+        return engine, address()
 
 
 class EndpointReplica(ReplicaProcess):

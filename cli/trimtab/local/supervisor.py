@@ -138,6 +138,8 @@ class Supervisor:
 
     setup: Setup
     pipeline: InferencePipeline = field(init=False)
+    devices: tuple[str, ...] = field(init=False)
+    """CUDA devices of this machine."""
     replica_manager: ReplicaManager = field(init=False)
     plan: PipelinePlan | None = None
     state: RouterState | None = None
@@ -158,8 +160,8 @@ class Supervisor:
     _router_timeouts: int = 0
 
     def __post_init__(self) -> None:
-        self.pipeline, devices = load_pipeline(self.setup.pipeline_file), visible_devices()
-        _require_devices(self.pipeline, devices)
+        self.pipeline, self.devices = load_pipeline(self.setup.pipeline_file), visible_devices()
+        _require_devices(self.pipeline, self.devices)
         if self.setup.plan is not None:
             self.validate_plan(self.setup.plan)
         budget = self.pipeline.spec.budget
@@ -167,7 +169,7 @@ class Supervisor:
         memory = memory_bytes_per_replica(self.pipeline, limit, psutil.virtual_memory().available)
         home = self.setup.home or pipeline_folder(self.setup.pipeline_file)
         identity = load_edge(self.setup.edge).replicas
-        site = LocalSite(self.pipeline, home, self.setup.folder, limit, memory, identity, devices)
+        site = LocalSite(self.pipeline, home, self.setup.folder, limit, memory, identity, self.devices)
         self.replica_manager = ReplicaManager(
             site, time.monotonic, self._changed.set, self.record_fault, self.record_fault
         )
@@ -219,7 +221,7 @@ class Supervisor:
     def validate_plan(self, plan: PipelinePlan) -> PipelinePlan:
         """Return the plan if it suits this pipeline and its budget; raises DocumentError."""
         accept_plan(plan, self.pipeline)
-        gpus, devices = plan_capacity(plan, self.pipeline.spec).gpus, len(visible_devices())
+        gpus, devices = plan_capacity(plan, self.pipeline.spec).gpus, len(self.devices)
         if gpus > devices:
             raise DocumentError(f"spec.stages: the plan requests {gpus} GPUs, and this machine has {devices}")
         unknown = {stage.name for stage in plan.spec.stages} - {stage.name for stage in self.pipeline.spec.stages}

@@ -191,7 +191,7 @@ class Router:
 
     @property
     def max_model_tokens(self) -> int | None:
-        """Maximum length of a third-party engine's prompts and responses, if it tells."""
+        """Maximum tokens of a prompt and its response, if a third-party engine reports it."""
         limits = [stage.latency_model.max_prompt_tokens for stage in self.schedulers.values() if stage.stage.generates]
         return int(limits[0]) if self.forwards_chats and limits and isfinite(limits[0]) else None
 

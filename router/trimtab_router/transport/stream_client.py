@@ -208,12 +208,7 @@ class StreamClient:
         # A large body is sent in parts: sent at once it would block the event loop.
         data = body if len(body) <= _MAX_INLINE_BYTES else io.BytesIO(body)
         return self._open_session().post(
-            url,
-            data=data,
-            headers=headers,
-            ssl=self._ssl(),
-            allow_redirects=False,
-            trace_request_ctx=reader,
+            url, data=data, headers=headers, ssl=self._ssl(), allow_redirects=False, trace_request_ctx=reader
         )
 
     def _url(self, path: str) -> str:

@@ -89,7 +89,7 @@ def draw_texts(split: Split, count: int, seed: int) -> Texts:
 
 
 def transcriber_temperature(model: Any, pool: Features) -> float:
-    """The temperature at which a text's probability best tells whether the text is right."""
+    """Temperature with the highest likelihood of the measured correctness, given the probabilities of texts."""
     scores, right = [list[float]() for _ in _TEMPERATURES], list[bool]()
     for features, mask, tokens, _ in pool.batches(32):
         with torch.inference_mode():

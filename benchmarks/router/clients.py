@@ -13,7 +13,7 @@ import numpy as np
 
 from benchmarks.router.processes import HOST, Served, usage
 from trimtab_loadtester.clients import Client, RestClient
-from trimtab_loadtester.grpc_client import CHANNELS, GrpcClient
+from trimtab_loadtester.grpc_client import GrpcClient
 from trimtab_protocol import Tensor
 
 Session = AbstractAsyncContextManager[Callable[[], Awaitable[str]]]
@@ -21,30 +21,22 @@ Send = Callable[[], Awaitable[str]]
 """Sends one request, checks its response, returns its code: `ok`, or the HTTP or gRPC status."""
 
 
-def rest(port: int) -> Client:
-    return RestClient(f"{HOST}:{port}", "echo")
-
-
-def grpc(port: int, channels: int = CHANNELS) -> Client:
-    return GrpcClient(f"{HOST}:{port}", "echo", channels=channels)
-
-
 def rest_client(target: Served, numbers: int) -> Session:
-    return _encoded_once(rest(target.rest_port), numbers)
+    return _encoded_once(RestClient(f"{HOST}:{target.rest_port}", "echo"), numbers)
 
 
 def grpc_client(target: Served, numbers: int) -> Session:
-    return _encoded_once(grpc(target.grpc_port), numbers)
+    return _encoded_once(GrpcClient(f"{HOST}:{target.grpc_port}", "echo"), numbers)
 
 
 def direct_client(target: Served, numbers: int, rows: int = 1) -> Session:
     """Chain the model servers' data ports in the client: the baseline of the router's overhead."""
-    return _chained([rest(port) for port in target.data_ports], numbers, rows)
+    return _chained([RestClient(f"{HOST}:{port}", "echo") for port in target.data_ports], numbers, rows)
 
 
 def mlserver_client(target: Served, numbers: int) -> Session:
     """Chain plain MLServers over gRPC with raw tensors in the client."""
-    return _chained([grpc(port, channels=1) for port in target.data_ports], numbers)
+    return _chained([GrpcClient(f"{HOST}:{port}", "echo", channels=1) for port in target.data_ports], numbers)
 
 
 @asynccontextmanager

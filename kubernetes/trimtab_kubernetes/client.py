@@ -19,6 +19,7 @@ from trimtab_kubernetes.errors import NotFound, Unreachable, error_for
 from trimtab_kubernetes.kinds import Kind, kind_of
 from trimtab_kubernetes.objects import Object
 
+PAGE_OBJECTS = "500"  # of a list, as kubectl's: thousands take longer than the request timeout on a busy server
 WATCH_SECONDS = 300  # the server ends a watch after this time, so that dead connections are detected
 _NAMESPACE_FILE = Path("/var/run/secrets/kubernetes.io/serviceaccount/namespace")
 
@@ -68,11 +69,18 @@ class Cluster:
     async def list(
         self, kind: str | Kind, namespace: str | None = None, labels: str | None = None, name: str | None = None
     ) -> Listing:
-        """Objects of a kind, of one namespace or all, with a label selector or a name."""
-        known = _kind(kind)
-        found = await self.call("GET", known.path(namespace), {"labelSelector": labels, "fieldSelector": _named(name)})
-        items = [{"apiVersion": known.api_version, "kind": known.kind, **item} for item in found.get("items", [])]
-        return Listing(items, found["metadata"].get("resourceVersion", ""))
+        """Objects of a kind, of one namespace or all, with a label selector or a name.
+
+        They are read in pages, each within the request timeout. Raises Gone if the server forgets the list meanwhile.
+        """
+        known, items, token = _kind(kind), list[Object](), None
+        query = {"labelSelector": labels, "fieldSelector": _named(name), "limit": PAGE_OBJECTS}
+        while True:
+            page = await self.call("GET", known.path(namespace), {**query, "continue": token})
+            items += [{"apiVersion": known.api_version, "kind": known.kind, **item} for item in page.get("items", [])]
+            token = page["metadata"].get("continue")
+            if not token:
+                return Listing(items, page["metadata"].get("resourceVersion", ""))
 
     async def apply(
         self,

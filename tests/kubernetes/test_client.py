@@ -50,14 +50,33 @@ class Busy:
         return web.json_response(body, status=self._status, headers={"Retry-After": self._retry_after})
 
 
+class Paged:
+    """An API server of three objects that returns two at a time."""
+
+    async def answer(self, request: web.Request) -> web.Response:
+        assert int(request.query["limit"]) > 2
+        start = int(request.query.get("continue", "0"))
+        metadata = {"resourceVersion": "7"} | ({"continue": "2"} if not start else {})
+        items = [{"metadata": {"name": name}} for name in ("a", "b", "c")[start : start + 2]]
+        return web.json_response({"metadata": metadata, "items": items})
+
+
 @asynccontextmanager
-async def connected(server: Busy, folder: Path) -> AsyncIterator[Cluster]:
+async def connected(server: Busy | Paged, folder: Path) -> AsyncIterator[Cluster]:
     app = web.Application()
     app.router.add_route("*", "/{path:.*}", server.answer)
     async with TestServer(app) as serving:
         kubeconfig = write_kubeconfig(folder, {"server": f"http://127.0.0.1:{serving.port}"})
         async with await Cluster.connect(str(kubeconfig)) as cluster:
             yield cluster
+
+
+async def test_list_has_the_objects_of_all_pages(tmp_path):
+    async with connected(Paged(), tmp_path) as cluster:
+        listing = await cluster.list("ConfigMap", "here")
+
+    assert [item["metadata"]["name"] for item in listing.items] == ["a", "b", "c"]
+    assert listing.resource_version == "7"
 
 
 @pytest.mark.parametrize("status", [429, 503])

@@ -121,6 +121,6 @@ def test_late_job_is_dropped_and_delays_no_other():
 
 
 def test_jobs_go_to_the_server_that_ends_them_first():
-    jobs = [a_job(1.0, (0.3, 1.0)), a_job(1.0, (0.1, 1.0)), a_job(1.0, (0.1, 1.0)), a_job(0.2, (0.1, 1.0))]
+    jobs = [(0.3, 1.0), (0.1, 1.0), (0.1, 1.0), (0.1, 0.2)]  # seconds and deadline
 
     assert assign_to_servers(jobs, [0.0, 0.05]) == [[0], [1, 2, 3]]

@@ -11,7 +11,7 @@ On several servers the order of deadlines is not optimal (the problem is strongl
 each job to the server that would end it first, and each server is then solved by itself.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from math import inf
@@ -141,15 +141,14 @@ def solve(jobs: Sequence[Job], start: float, *, price: float = 0.0, cells: int |
     return Schedule(true_times.steps, value, sum(step.jobs for step in served))
 
 
-def assign_to_servers(jobs: Sequence[Job], free_at: Sequence[float]) -> list[list[int]]:
-    """Return the indices of each server's jobs: a job goes to the server that would end it first."""
+def assign_to_servers(jobs: Iterable[tuple[float, float]], free_at: Sequence[float]) -> list[list[int]]:
+    """Return the indices of each server's jobs, which have least seconds and a deadline: the first free one's."""
     ends = list(free_at)
     shares: list[list[int]] = [[] for _ in free_at]
-    for index, job in enumerate(jobs):
+    for index, (seconds, deadline) in enumerate(jobs):
         server = min(range(len(ends)), key=ends.__getitem__)
         shares[server].append(index)
-        seconds = float(job.seconds[0])
-        if ends[server] + seconds <= job.deadline:
+        if ends[server] + seconds <= deadline:
             ends[server] += seconds
     return shares
 

@@ -3,6 +3,7 @@
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import lru_cache
 from itertools import islice
 from math import inf
 from typing import Generic, Self, TypeVar
@@ -143,6 +144,7 @@ def group_rows(
     return groups
 
 
+@lru_cache(maxsize=64)
 def growing_sizes(max_batch_rows: int) -> tuple[int, ...]:
     """Return group sizes: the most urgent rows form small batches, which may be joined, and later rows full ones."""
     quarter = max(max_batch_rows // 4, 1)
@@ -153,7 +155,7 @@ def of_free_replica(view: SchedulerView, planned: list[PlannedGroup[Group]]) -> 
     free_at = view.free_at()
     if len(free_at) < 2 or not planned:
         return planned
-    shares = assign_to_servers([entry.job() for entry in planned], free_at)
+    shares = assign_to_servers([(float(entry.options.seconds[0]), entry.group.deadline) for entry in planned], free_at)
     return [planned[index] for index in shares[0]]
 
 
@@ -189,26 +191,37 @@ def dispatch_first_batch(
     serving_option, rows = first.options.serving_options(steps[0].option)[0]
     point = next(point for point in view.points if point.key == serving_option.point)
     size = first.options.first_batch_rows(serving_option, rows)
-    row_slices = first_rows(first.group.slices, size)
-    if spare > 0 and size < view.max_batch_rows and not first.group.head.alone:
-        others = ((planned[step.first_job].chosen(step), step) for step in steps[1:] if step.option != DROPPED)
-        extra_slices = _extra_slices(first.group, point, serving_option, others)
+    later = ((planned[step.first_job].chosen(step), step) for step in steps[1:] if step.option != DROPPED)
+    others = ((entry.group, _rows_served_by(serving_option, entry.options, step)) for entry, step in later)
+    return Dispatch(
+        point, fill_batch(view, point, first.group, size, others, spare), escalation=serving_option.escalation
+    )
+
+
+def _rows_served_by(serving_option: ServingOption, options: GroupOptions, step: ProgramStep) -> int:
+    return sum(
+        count
+        for option, count in options.serving_options(step.option)
+        if option.point == serving_option.point and option.escalation == serving_option.escalation
+    )
+
+
+def fill_batch(
+    view: SchedulerView, point: Point, first: Group, size: int, others: Iterable[tuple[Group, int]], spare: float
+) -> list[RowSlice]:
+    """Return a group's batch, filled for `spare` seconds with rows of later groups, each with how many it may give."""
+    row_slices = first_rows(first.slices, size)
+    if spare > 0 and size < view.max_batch_rows and not first.head.alone:
         filled = rows_within(point, point.seconds(size) + spare, size, view.max_batch_rows)
-        row_slices += first_rows(extra_slices, filled - size)
-    return Dispatch(point, row_slices, escalation=serving_option.escalation)
+        row_slices += first_rows(_extra_slices(first, point, others), filled - size)
+    return row_slices
 
 
-def _extra_slices(
-    first: Group, point: Point, serving_option: ServingOption, others: Iterable[tuple[PlannedGroup[Group], ProgramStep]]
-) -> Iterator[RowSlice]:
+def _extra_slices(first: Group, point: Point, others: Iterable[tuple[Group, int]]) -> Iterator[RowSlice]:
     taken = set(first.slices)
-    for planned, step in others:
-        rows = sum(
-            count
-            for option, count in planned.options.serving_options(step.option)
-            if option.point == serving_option.point and option.escalation == serving_option.escalation
-        )
-        for row_slice in planned.group.slices:
+    for group, max_rows in others:
+        rows = max_rows
+        for row_slice in group.slices:
             if rows <= 0:
                 break
             if row_slice not in taken and can_share_batch(point, first.head, row_slice):

@@ -8,23 +8,27 @@ better point must be worth more than its time is to all other rows (`shadow_pric
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import reduce
+from itertools import pairwise
 from math import inf
+from operator import gt
 
 import numpy as np
 
 from trimtab_pipelines.row_splits import Floats
 from trimtab_router.scheduling.policies import slack_fit
-from trimtab_router.scheduling.policies.deadline_schedule import DROPPED, SECONDS_ROUNDING, ProgramStep, solve
+from trimtab_router.scheduling.policies.deadline_schedule import DROPPED, SECONDS_ROUNDING, assign_to_servers, solve
 from trimtab_router.scheduling.policies.interface import Dispatch, Point, Policy, SchedulerView, WaitUntil
 from trimtab_router.scheduling.policies.queue_plan import (
     GroupOptions,
     PlannedGroup,
     dispatch_first_batch,
+    fill_batch,
     joined_groups,
     of_free_replica,
     spare_seconds,
 )
-from trimtab_router.scheduling.policies.split_table import ServingOption, profiled, serving_options
+from trimtab_router.scheduling.policies.split_table import ServingOption, profiled
 from trimtab_router.scheduling.policies.token_options import (
     CandidateBatch,
     TokenOptions,
@@ -35,7 +39,6 @@ from trimtab_router.scheduling.policies.token_options import (
 
 MAX_BATCHES = 40  # planning horizon
 _LEADERS, _MAX_JOINED = 3, 5  # the first batches that later ones may join, and the most batches joined
-_FIRST = np.zeros(1, np.int64)  # index of a batch's only option
 _TIME_TIE_BREAK = 1e-3  # of a second's average value: among plans of equal value, the faster is better
 
 
@@ -55,9 +58,10 @@ def decide(view: SchedulerView, *, uses_shadow_price: bool = True, joins_batches
     """Dispatch the first batch. `joins_batches`: its size is chosen with its point, else it is as large as possible."""
     if view.drop_policy == "Never":
         return slack_fit.decide(view)
-    start = max(view.now, min(view.free_at(), default=view.now))
+    free_at = view.free_at()
+    start = max(view.now, min(free_at, default=view.now))
     if joins_batches and len(view.points) == 1 and not view.points[0].escalations:
-        dispatch = _serve_all(view, view.points[0], start)
+        dispatch = _serve_all(view, view.points[0], start, free_at)
         if dispatch is not None:
             return dispatch
     token_options = TokenOptions(view)
@@ -73,51 +77,58 @@ def decide(view: SchedulerView, *, uses_shadow_price: bool = True, joins_batches
     return dispatch_first_batch(view, planned, steps[first:], spare_seconds(planned, steps[first:], start)[1])
 
 
-def _serve_all(view: SchedulerView, point: Point, start: float) -> Dispatch | None:
+def _serve_all(view: SchedulerView, point: Point, start: float, free_at: Sequence[float]) -> Dispatch | None:
     """Dispatch the first batch of the fastest schedule that serves all rows in time at their only option.
 
     `solve` finds the same, unless some rows are worth less than their time. None if there is no such schedule.
     """
-    profile, options = profiled(point, view.max_batch_rows), serving_options(view.points)
+    profile = profiled(point, view.max_batch_rows)
     ratio = point.seconds(view.max_batch_rows) / profile[-1] if profile[-1] > 0 else 1.0
-
-    def plan(batch: CandidateBatch, count: int = 1) -> PlannedGroup[CandidateBatch]:
-        seconds = np.array((profile[batch.rows - 1] * ratio,))
-        value = np.array((sum([value * point.accuracy_for(task) for task, value in batch.weights.items()]),))
-        return PlannedGroup(batch, BatchOptions(_FIRST, seconds, value, options, batch.rows), count)
-
-    planned = of_free_replica(view, [plan(batch) for batch in candidate_batches(view, MAX_BATCHES)])
-    if not planned or not _worth_their_time(planned):
+    batches = candidate_batches(view, MAX_BATCHES)
+    if len(free_at) > 1 and batches:
+        jobs = [(profile[batch.rows - 1] * ratio, batch.deadline) for batch in batches]
+        batches = [batches[index] for index in assign_to_servers(jobs, free_at)[0]]
+    if not batches or not _worth_their_time(point, batches, [profile[batch.rows - 1] * ratio for batch in batches]):
         return None
-    ends, steps = [start, *[inf] * len(planned)], [ProgramStep(0, 0, 0, DROPPED)] * (len(planned) + 1)
-    for index, entry in enumerate(planned):
-        if index < _LEADERS:
-            following = joined_groups(planned[index : index + _MAX_JOINED + 1], view.max_batch_rows)
-            entry.joined = [plan(*group) for group in following]
-        for chosen in (*entry.joined, entry):
-            last, end = index + chosen.count, ends[index] + float(chosen.options.seconds[0])
-            tie = SECONDS_ROUNDING if chosen is entry else -SECONDS_ROUNDING
-            if end < ends[last] + tie and end <= entry.group.deadline + SECONDS_ROUNDING:
-                ends[last], steps[last] = end, ProgramStep(index, index, chosen.count, 0)
+    ends, begins = [start, *[inf] * len(batches)], [0] * (len(batches) + 1)
+    for index, batch in enumerate(batches):
+        for count, rows in (*_joined_rows(batches, index, view.max_batch_rows), (1, batch.rows)):
+            last, end = index + count, ends[index] + profile[rows - 1] * ratio
+            tie = SECONDS_ROUNDING if count == 1 else -SECONDS_ROUNDING
+            if end < ends[last] + tie and end <= batch.deadline + SECONDS_ROUNDING:
+                ends[last], begins[last] = end, index
     if ends[-1] == inf:
         return None
-    path, last = [], len(planned)
-    while last:
-        path.append(steps[last])
-        last = steps[last].first_job
-    path.reverse()
-    return dispatch_first_batch(view, planned, path, spare_seconds(planned, path, start)[1])
+    edges = [len(batches)]
+    while edges[-1]:
+        edges.append(begins[edges[-1]])
+    edges.reverse()
+    first, *others = served = [reduce(CandidateBatch.joined, batches[begin:end]) for begin, end in pairwise(edges)]
+    spare = min([batch.deadline - ends[end] for batch, end in zip(served, edges[1:], strict=True)])
+    return Dispatch(point, fill_batch(view, point, first, first.rows, [(other, other.rows) for other in others], spare))
 
 
-def _worth_their_time(planned: Sequence[PlannedGroup[CandidateBatch]]) -> bool:
+def _joined_rows(batches: Sequence[CandidateBatch], index: int, max_rows: int) -> list[tuple[int, int]]:
+    """Return the numbers of batches that may be joined from a leader on, and their rows."""
+    joined: list[tuple[int, int]] = []
+    first, rows = batches[index], batches[index].rows
+    for count, other in enumerate(batches[index + 1 : index + _MAX_JOINED + 1] if index < _LEADERS else (), 2):
+        rows += other.rows
+        if rows > max_rows or not first.goes_with(other, max_rows):
+            break
+        joined.append((count, rows))
+    return joined
+
+
+def _worth_their_time(point: Point, batches: Sequence[CandidateBatch], seconds: Sequence[float]) -> bool:
     """Whether no batch has a floor or a provisional response, and all are worth more than the price of their time."""
-    price = _time_price(planned)
-    for entry in planned:
-        if entry.group.head.request.accuracy_floor or entry.group.provisional_value:
+    values: list[float] = []
+    for batch in batches:
+        if batch.head.request.accuracy_floor or batch.provisional_value:
             return False
-        if entry.options.values[0] <= price * entry.options.seconds[0]:
-            return False
-    return True
+        values.append(sum([value * point.accuracy_for(task) for task, value in batch.weights.items()]))
+    price = _TIME_TIE_BREAK * sum(values) / max(sum(seconds), 1e-9)
+    return all(map(gt, values, [price * each for each in seconds]))
 
 
 def _time_price(planned: Sequence[PlannedGroup[CandidateBatch]]) -> float:

@@ -17,6 +17,7 @@ import numpy as np
 
 from trimtab_pipelines.row_splits import Floats, Integers
 from trimtab_pipelines.shadow_price import best_mixes
+from trimtab_router.request import NO_OPTIONS
 from trimtab_router.scheduling.policies.interface import Point, SchedulerView
 from trimtab_router.scheduling.policies.option_cache import PointSet
 from trimtab_router.scheduling.policies.queue_plan import RowGroup, group_rows, growing_sizes, priority_utility
@@ -27,7 +28,7 @@ from trimtab_router.scheduling.policies.split_table import (
     serving_options,
 )
 from trimtab_router.scheduling.queue import MAX_SLICES
-from trimtab_router.scheduling.stage_request import RowSlice
+from trimtab_router.scheduling.stage_request import RowSlice, Signature
 
 
 @dataclass(slots=True, eq=False)
@@ -87,8 +88,16 @@ def _grouping_key(row_slice: RowSlice) -> Hashable | None:
     """Return what grouped slices have in common; None for a slice that runs alone."""
     if row_slice.alone:
         return None
+    if not row_slice.request.special:
+        return _plain_grouping_key(row_slice.request.signature)
     options = row_slice.request.options
     return _joining_key(row_slice), utility_class(options.utility, options.priority)[1]
+
+
+@lru_cache(maxsize=1024)
+def _plain_grouping_key(signature: Signature) -> Hashable:
+    """Return the key of slices whose requests ask for nothing special."""
+    return (signature, 0.0, "", None), utility_class(NO_OPTIONS.utility, NO_OPTIONS.priority)[1]
 
 
 def _joining_key(row_slice: RowSlice) -> Hashable:

@@ -10,6 +10,7 @@ import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import lru_cache, partial
 from math import isfinite
+from operator import attrgetter, call
 from typing import Any, NamedTuple
 
 import orjson
@@ -27,15 +28,16 @@ from trimtab_protocol.messages import (
     TensorHeader,
 )
 from trimtab_protocol.tensors import (
+    DTYPES,
     MAX_TENSORS,
     Buffer,
     Tensor,
     checked_shape,
-    dtype_of,
     encode_raw_array,
     from_values,
     is_slow,
     to_values,
+    unknown_datatype,
     view_raw,
 )
 
@@ -47,6 +49,7 @@ _MAX_DIGITS = 15
 _PARAMETER_TYPES = (str, int, float)  # a union of types would be built at each use
 _ENCODER = json.JSONEncoder(separators=(",", ":"), allow_nan=False)
 _LONG_JSON_BYTES = 2**16
+_NAME = attrgetter("name")
 _TYPE_NAMES: Mapping[type, str] = {dict: "an object", list: "a list", str: "a string"}
 
 
@@ -111,7 +114,7 @@ def decode_response(body: Buffer, header_length: str | int | None) -> InferRespo
         model_version=version,
         id=own_id,
         parameters=_parameters(header, "the answer"),
-        outputs=tuple([decoder() for decoder in _decoders(outputs, binary)]),
+        outputs=tuple(map(call, _decoders(outputs, binary))),
     )
 
 
@@ -129,7 +132,7 @@ def encode_request(request: InferRequest) -> tuple[list[Buffer], int]:
 
 
 def encode_batch(
-    inputs: Sequence[Sequence[Tensor]], parameters: Parameters, request_id: str = ""
+    inputs: Sequence[Sequence[Tensor]], parameters: Parameters, request_id: str
 ) -> tuple[list[Buffer], int]:
     """`encode_request` of tensors that consist of parts along their first dimension, without joining the parts.
 
@@ -138,19 +141,23 @@ def encode_batch(
     entries: list[dict[str, Any]] = []
     buffers: list[Buffer] = []
     for parts in inputs:
-        raw = [encode_raw_array(part.array) for part in parts]
-        buffers += raw
+        rows = size = 0
+        for part in parts:
+            raw = encode_raw_array(part.array)
+            buffers.append(raw)
+            rows += len(part.array)
+            size += len(raw)
         first = parts[0]
         entries.append(
             {
                 "name": first.name,
-                "shape": [sum([len(part.array) for part in parts]), *first.array.shape[1:]],
+                "shape": [rows, *first.array.shape[1:]],
                 "datatype": first.datatype,
-                "parameters": {BINARY_SIZE: sum(map(len, raw))},
+                "parameters": {BINARY_SIZE: size},
             }
         )
-    header = _identity(request_id, {**parameters, "binary_data_output": True})
-    return _join(header | {"inputs": entries}, buffers)
+    fields = {**parameters, "binary_data_output": True}
+    return _join({"id": request_id, "parameters": fields, "inputs": entries}, buffers)
 
 
 def encode_json(inputs: Sequence[Tensor], parameters: Parameters, request_id: str = "") -> bytes:
@@ -178,7 +185,7 @@ def binary_outputs(request: InferRequest, outputs: Iterable[Tensor]) -> frozense
     """Names of the outputs that a REST client requests as binary data."""
     default = bool(request.parameters.get("binary_data_output", False))
     if not request.requested_outputs:
-        return frozenset([output.name for output in outputs]) if default else frozenset()
+        return frozenset(map(_NAME, outputs)) if default else frozenset()
     return frozenset(
         [output.name for output in request.requested_outputs if output.parameters.get("binary_data", default)]
     )
@@ -200,7 +207,9 @@ def json_bytes(header_length: str | None, body_bytes: int) -> int:
 def _split(body: Buffer, header_length: str | int | None) -> tuple[bytes, memoryview]:
     """The JSON header and the binary data."""
     whole = memoryview(body).cast("B")
-    length = whole.nbytes if header_length is None else _checked_length(header_length, whole.nbytes)
+    length = whole.nbytes if header_length is None else header_length
+    if type(length) is not int or not 0 <= length <= whole.nbytes:
+        length = _checked_length(length, whole.nbytes)
     return bytes(whole[:length]), whole[length:]
 
 
@@ -235,8 +244,6 @@ def _parsed(text: bytes) -> Any:
 
 
 def _checked_length(header_length: str | int, body_bytes: int) -> int:
-    if type(header_length) is int and 0 <= header_length <= body_bytes:
-        return header_length
     text = str(header_length).strip()
     if not (text.isascii() and text.isdigit() and len(text) <= _MAX_DIGITS) or int(text) > body_bytes:
         raise ProtocolError(
@@ -253,7 +260,9 @@ def _field(owner: Mapping[str, Any], key: str, kind: type, where: str) -> Any:
 
 
 def _parameters(owner: Mapping[str, Any], where: str) -> Parameters:
-    parameters: dict[str, Parameter] | None = _field(owner, "parameters", dict, where)
+    parameters: dict[str, Parameter] | None = owner.get("parameters")
+    if type(parameters) is not dict:
+        parameters = _field(owner, "parameters", dict, where)
     if not parameters:
         return {}
     for key, value in parameters.items():
@@ -274,11 +283,13 @@ def _describe_tensors(field: str, entries: object) -> list[_DescribedTensor]:
         raise ProtocolError(f"{field!r} must be a list of tensors")
     if len(entries) > MAX_TENSORS:
         raise ProtocolError(f"{field!r} hold {len(entries)} tensors; send at most {MAX_TENSORS}")
-    described = [_describe_tensor(field, entry) for entry in entries]
-    names = [tensor.header.name for tensor in described]
-    if len(set(names)) != len(names):
-        raise ProtocolError(f"duplicate tensor in {field!r}: {', '.join(names)}")
-    return described
+    described = {}
+    for entry in entries:
+        tensor = _describe_tensor(field, entry)
+        described[tensor.header.name] = tensor
+    if len(described) != len(entries):
+        raise ProtocolError(f"duplicate tensor in {field!r}: {', '.join([entry['name'] for entry in entries])}")
+    return [*described.values()]
 
 
 def _decoders(tensors: Sequence[_DescribedTensor], binary: memoryview) -> tuple[Callable[[], Tensor], ...]:
@@ -307,9 +318,12 @@ def _describe_tensor(field: str, entry: object) -> _DescribedTensor:
     name, datatype, shape = entry["name"], entry.get("datatype"), entry.get("shape")
     if not isinstance(shape, list):
         raise ProtocolError(f"tensor {name!r}: 'shape' must be a list of integers")
-    dtype_of(name, datatype)
-    header = TensorHeader(name, str(datatype), checked_shape(name, shape))
-    parameters = _field(entry, "parameters", dict, f"tensor {name!r}") or {}
+    if not isinstance(datatype, str) or datatype not in DTYPES:
+        raise unknown_datatype(name, datatype)
+    header = TensorHeader(name, datatype, checked_shape(name, shape))
+    parameters = entry.get("parameters")
+    if type(parameters) is not dict:
+        parameters = _field(entry, "parameters", dict, f"tensor {name!r}") or {}
     if "shared_memory_region" in parameters:
         raise ProtocolError(f"tensor {name!r}: shared memory is not supported; send the data in the request")
     if BINARY_SIZE not in parameters:

@@ -105,28 +105,35 @@ def dtype_of(name: str, datatype: object) -> np.dtype[Any]:
     """The numpy dtype of a datatype; ProtocolError for an unknown one."""
     dtype = DTYPES.get(datatype) if isinstance(datatype, str) else None
     if dtype is None:
-        raise ProtocolError(f"tensor {name!r}: unknown datatype {datatype!r}; use one of {', '.join(DTYPES)}")
+        raise unknown_datatype(name, datatype)
     return dtype
+
+
+def unknown_datatype(name: str, datatype: object) -> ProtocolError:
+    return ProtocolError(f"tensor {name!r}: unknown datatype {datatype!r}; use one of {', '.join(DTYPES)}")
 
 
 def checked_shape(name: str, shape: Iterable[object]) -> tuple[int, ...]:
     """Require non-negative integers whose product is addressable; ProtocolError otherwise."""
-    dims, sizes, elements = tuple(shape), [], 1
+    dims: tuple[Any, ...] = tuple(shape)
+    elements = 1
     if len(dims) > MAX_RANK:
         raise ProtocolError(f"tensor {name!r}: {len(dims)} dimensions are too many; at most {MAX_RANK}")
     for dim in dims:
         if type(dim) is not int or dim < 0:  # bool is a subclass of int
             raise ProtocolError(f"tensor {name!r}: shape {list(dims)} must hold integers of at least 0")
-        sizes.append(dim)
         elements *= dim or 1
     if elements > MAX_ELEMENTS:
-        raise ProtocolError(f"tensor {name!r}: shape {sizes} has too many elements; at most {MAX_ELEMENTS}")
-    return tuple(sizes)
+        raise ProtocolError(f"tensor {name!r}: shape {list(dims)} has too many elements; at most {MAX_ELEMENTS}")
+    return dims
 
 
 def is_slow(tensors: Iterable[TensorLike], *, whole_bytes: int, values_bytes: int) -> bool:
     """Whether decoding takes more than about a millisecond."""
-    strings = sum([prod(tensor.shape) for tensor in tensors if tensor.datatype == BYTES])
+    strings = 0
+    for tensor in tensors:
+        if tensor.datatype == BYTES:
+            strings += prod(tensor.shape)
     return whole_bytes > SLOW_BYTES or values_bytes > SLOW_VALUES_BYTES or strings > SLOW_BYTES_ELEMENTS
 
 
@@ -160,9 +167,8 @@ def encode_raw_array(array: Array) -> Buffer:
         return _encode_bytes(array)
     if not array.size:
         return b""
-    if not array.flags.c_contiguous:
-        array = np.ascontiguousarray(array)
-    return array.data.cast("B")
+    view = array.data
+    return view.cast("B") if view.c_contiguous else np.ascontiguousarray(array).data.cast("B")
 
 
 def from_values(name: str, datatype: object, shape: Iterable[object], values: object) -> Tensor:

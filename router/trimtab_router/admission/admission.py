@@ -111,7 +111,8 @@ class EntryGate:
 
     def enter_at_once(self) -> bool:
         """Let a request start, unless others wait or enough have started in this turn. Returns whether it may."""
-        self._schedule()
+        if not self._scheduled:
+            self._schedule()
         if not self._remaining or self._waiting:
             return False
         self._remaining -= 1
@@ -131,9 +132,8 @@ class EntryGate:
             raise overload(f"the request waited {waited:.3f} s to be admitted")
 
     def _schedule(self) -> None:
-        if not self._scheduled:
-            self._scheduled = True
-            self._loop.call_soon(self._next_turn)
+        self._scheduled = True
+        self._loop.call_soon(self._next_turn)
 
     def _next_turn(self) -> None:
         self._scheduled = False
@@ -168,6 +168,7 @@ class Admission:
         self._parser = RequestParser(pipeline.name, pipeline.spec)
         self._options_inputs = chat_inputs(pipeline.spec, OPTIONS)
         self._chat_bounds = ChatBounds.of(pipeline.spec, limits.json_bytes)
+        self._has_chats = bool(self._options_inputs or self._chat_bounds.images or self._chat_bounds.messages)
         self._decoder = ThreadPoolExecutor(1, "decode")  # one thread, which bounds temporary memory too
         self._collection: asyncio.TimerHandle | None = None
 
@@ -192,8 +193,8 @@ class Admission:
         """
         if self._chat_bounds.images:
             self._chat_bounds.check_counts(pending.inputs)
-        if not (pending.slow or is_slow_to_rewrite(self._options_inputs, pending.inputs)):
-            return self._parse(pending, reservation.client)
+        if not (pending.slow or (self._options_inputs and is_slow_to_rewrite(self._options_inputs, pending.inputs))):
+            return self._parse(pending, reservation.client) if self._has_chats else self._parser.parse(pending)
         validate_header(self._pipeline.name, self._pipeline.spec, pending.request, pending.inputs)
         if self.draining:
             raise draining()

@@ -74,7 +74,8 @@ class MemoryBudget:
                 f"{self.held_bytes} bytes are in flight and {size_bytes} more do not fit below "
                 f"{max_bytes}; try again later",
             )
-        self.clients.check_bytes(reservation.client, reservation.usage, size_bytes)
+        if self.clients.max_bytes:
+            self.clients.check_bytes(reservation.client, reservation.usage, size_bytes)
 
     def hold_response(self, reservation: "Reservation", abort: Callable[[], None]) -> None:
         """Count a response that waits for its reader. If all responses need too much, abort the oldest."""
@@ -138,7 +139,8 @@ class Reservation(AbstractContextManager["Reservation"]):
     def end(self) -> None:
         if not self._ended:
             large = self.size_bytes + self.response_bytes > LARGE_BYTES
-            self.mark_served()
+            if not self._served:
+                self.mark_served()
             self._release()
             if self.response_bytes:
                 self._budget.release_response(self)
@@ -148,9 +150,11 @@ class Reservation(AbstractContextManager["Reservation"]):
                 self._budget.on_large_end()
 
     def _release(self) -> None:
-        self.record(-self.size_bytes)
-        self._budget.requested_bytes -= self._requested_bytes
-        self._requested_bytes = 0
+        budget, size_bytes = self._budget, self.size_bytes
+        budget.held_bytes -= size_bytes
+        self.usage.held_bytes -= size_bytes
+        budget.requested_bytes -= self._requested_bytes
+        self.size_bytes = self._requested_bytes = 0
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
@@ -171,7 +175,7 @@ class ClientQuotas:
 
     def __init__(self, max_requests: int, max_bytes: int) -> None:
         self._max_requests = max_requests
-        self._max_bytes = max_bytes
+        self.max_bytes = max_bytes
         self._usages: dict[str, ClientUsage] = {}
 
     def __len__(self) -> int:
@@ -196,9 +200,9 @@ class ClientQuotas:
             self._usages.pop(client, None)
 
     def check_bytes(self, client: str, usage: ClientUsage, size_bytes: int) -> None:
-        if client and 0 < self._max_bytes < usage.held_bytes + size_bytes:
+        if client and 0 < self.max_bytes < usage.held_bytes + size_bytes:
             cause = (
-                f"this client's requests in flight hold {usage.held_bytes} bytes of {self._max_bytes}, "
+                f"this client's requests in flight hold {usage.held_bytes} bytes of {self.max_bytes}, "
                 f"{size_bytes} more do not fit"
             )
             raise _client_refusal("ClientBytesLimited", cause, "some have ended")

@@ -182,7 +182,7 @@ def chat_inputs(spec: InferencePipelineSpec, name: str) -> tuple[str, ...]:
 
 
 def is_slow_to_rewrite(names: tuple[str, ...], inputs: Iterable[TensorHeader]) -> bool:
-    return bool(names) and any(tensor.name in names and prod(tensor.shape) > MAX_INLINE_ROWS for tensor in inputs)
+    return any(tensor.name in names and prod(tensor.shape) > MAX_INLINE_ROWS for tensor in inputs)
 
 
 def set_tenant(call: Call, names: tuple[str, ...], client: str) -> None:

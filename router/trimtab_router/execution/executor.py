@@ -4,6 +4,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from math import prod
+from operator import attrgetter
 
 import numpy as np
 
@@ -26,6 +27,7 @@ from trimtab_router.scheduling.stage_request import ServedRows, StageRequest
 from trimtab_router.scheduling.stage_scheduler import StageScheduler
 
 _ROUNDING = 1e-9
+_BYTES = attrgetter("nbytes")
 MAX_EMBEDDING_LOSSES = 3  # number of times that a request's embeddings may be lost before it fails
 
 
@@ -89,16 +91,18 @@ class PipelineExecutor:
         """Enqueue the stages that became ready. End the request if none is left."""
         if state.done:
             return
-        now, cursor = self._clock.now, state.cursor
-        for ready in cursor.advance(self.idle_stages):
-            if not self._enqueue(state, self._create_request(state, ready, now), now):
-                return
-        if not cursor.finished:
+        ready_stages = state.cursor.advance(self.idle_stages)
+        if ready_stages:
+            now = self._clock.now
+            for ready in ready_stages:
+                if not self._enqueue(state, self._create_request(state, ready, now), now):
+                    return
+        if not state.cursor.finished:
             return
         if state.served:
             state.end()
         else:
-            names = ", ".join(cursor.inputs)
+            names = ", ".join(state.cursor.inputs)
             state.on_refused(invalid(f"no stage can run on the inputs given ({names}); send the optional ones too"))
 
     def _create_request(self, state: "RequestState", ready: ReadyStage, now: float) -> StageRequest:
@@ -295,7 +299,7 @@ class RequestState:
         self._accuracy = None
         self.rows_by_stage[request.stage] = request.rows
         if self.call.hold_bytes is not None:
-            self.call.hold_bytes(sum([array.nbytes for array in outputs.values()]))
+            self.call.hold_bytes(sum(map(_BYTES, outputs.values())))
         self.cursor.complete(request.stage, outputs)
         if encodes:
             self.executor.on_all_images_encoded(self, outputs[EMBEDDINGS_INPUT])

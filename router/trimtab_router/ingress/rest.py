@@ -37,6 +37,7 @@ class RestIngress(V2Ingress):
 
     def __init__(self, router: Router) -> None:
         super().__init__(router)
+        self._max_json_bytes = router.limits.json_bytes
         self._server_routes: dict[str, Callable[[web.BaseRequest], web.Response]] = {
             "/v2": self._metadata,
             "/v2/health/live": lambda _: health_response(router, live=True),
@@ -80,11 +81,11 @@ class RestIngress(V2Ingress):
         limits, uploads = self._router.limits, self._router.admission.uploads
         header_length = request.headers.get(rest.HEADER_LENGTH)
         if header_length is None:
-            body = await read_body(request, reservation, limits.json_bytes, uploads, _USE_BINARY)
+            body = await read_body(request, reservation, self._max_json_bytes, uploads, _USE_BINARY)
         else:
             json_bytes = rest.json_bytes(header_length, limits.max_payload_bytes)
-            if json_bytes > limits.json_bytes:
-                raise too_large(f"{json_bytes} bytes of the body are JSON", limits.json_bytes, _USE_BINARY)
+            if json_bytes > self._max_json_bytes:
+                raise too_large(f"{json_bytes} bytes of the body are JSON", self._max_json_bytes, _USE_BINARY)
             body = await read_body(request, reservation, limits.max_payload_bytes, uploads)
             return rest.read_request(name, body, json_bytes, model_version=version)
         return rest.read_request(name, body, None, model_version=version)
@@ -93,7 +94,10 @@ class RestIngress(V2Ingress):
         max_numbers = self._router.limits.max_json_bytes // JSON_BYTES_A_NUMBER
         try:
             binary = rest.binary_outputs(call.request, response.outputs)
-            numbers = sum([output.array.size for output in response.outputs if output.name not in binary])
+            numbers = 0
+            for output in response.outputs:
+                if output.name not in binary:
+                    numbers += output.array.size
             if numbers > max_numbers:
                 raise invalid(
                     f"the response has {numbers} numbers, and JSON at most {max_numbers}; request binary data"
@@ -109,7 +113,10 @@ class RestIngress(V2Ingress):
         return buffers, headers
 
     def whole(self, buffers: Sequence[Buffer], headers: dict[str, str]) -> web.StreamResponse:
-        return WholeResponse(buffers, "".join([f"{name}: {value}\r\n" for name, value in headers.items()]))
+        fields = ""
+        for name, value in headers.items():
+            fields += f"{name}: {value}\r\n"
+        return WholeResponse(buffers, fields)
 
     async def send(
         self, request: web.BaseRequest, buffers: Sequence[Buffer], headers: dict[str, str]

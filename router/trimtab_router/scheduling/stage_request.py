@@ -210,7 +210,9 @@ class StageRequest:
         self.accuracy_floor = accuracy_floor
         self.special = options is not NO_OPTIONS and not options.only_latency
         """Whether it matters which point serves it, rows may run twice, or its drop rank differs."""
-        self.signature: Signature = tuple([(name, array.shape[1:]) for name, array in inputs.items()])
+        self.signature: Signature = ()
+        for name, array in inputs.items():
+            self.signature += ((name, array.shape[1:]),)
         self.closed = False
         self.identities: Sequence[Hashable] = ()  # rows of equal identity have equal outputs; empty if unknown
         self.queued_rows = 0

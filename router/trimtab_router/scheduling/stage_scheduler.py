@@ -238,7 +238,7 @@ class StageScheduler:
             refusal = feature.refusal_of(request, now)
             if refusal is not None:
                 return refusal
-        return self._admission.refusal_of(request, now, self.status())
+        return self._admission.refusal_of(request, now, self._status or self.status())
 
     def _drop_reason(self, request: StageRequest, now: float) -> Refusal:
         return self._admission.drop_reason(request, now, self.status())

@@ -68,12 +68,11 @@ class MalformedResponse(Exception):
 
 def scatter(stage: Stage, outputs: Sequence[Tensor], members: Sequence[int]) -> list[dict[str, Array]]:
     """Split a batch's outputs into views of each member's rows, given the numbers of rows. Raises MalformedResponse."""
-    tensors = {tensor.name: tensor for tensor in outputs}
     edges = [0, *accumulate(members)]
-    split: list[dict[str, Array]] = [{} for _ in members]
+    split = [dict[str, Array]() for _ in members]
     for output in stage.outputs:
-        array = _checked_array(stage.name, output, tensors)
-        ends = edges if output.counted_by is None else _counted_edges(stage.name, output.counted_by, tensors, edges)
+        array = _checked_array(stage.name, output, outputs)
+        ends = edges if output.counted_by is None else _counted_edges(stage.name, output.counted_by, outputs, edges)
         if len(array) != ends[-1]:
             raise MalformedResponse(
                 f"stage {stage.name}: output {output.name!r} has {len(array)} rows; it must have {ends[-1]}"
@@ -83,12 +82,13 @@ def scatter(stage: Stage, outputs: Sequence[Tensor], members: Sequence[int]) -> 
     return split
 
 
-def _checked_array(stage: str, output: StageOutput, tensors: Mapping[str, Tensor]) -> Array:
-    tensor = tensors.get(output.name)
-    if tensor is None:
-        raise MalformedResponse(
-            f"stage {stage}: the response has no output {output.name!r}; it has: {', '.join(tensors)}"
-        )
+def _checked_array(stage: str, output: StageOutput, tensors: Sequence[Tensor]) -> Array:
+    for tensor in tensors:
+        if tensor.name == output.name:
+            break
+    else:
+        names = ", ".join([tensor.name for tensor in tensors])
+        raise MalformedResponse(f"stage {stage}: the response has no output {output.name!r}; it has: {names}")
     if tensor.datatype != output.datatype:
         raise MalformedResponse(
             f"stage {stage}: output {output.name!r} is {tensor.datatype}; it must be {output.datatype}"
@@ -101,8 +101,8 @@ def _checked_array(stage: str, output: StageOutput, tensors: Mapping[str, Tensor
     return tensor.array
 
 
-def _counted_edges(stage: str, count: str, tensors: Mapping[str, Tensor], edges: list[int]) -> list[int]:
-    tensor = tensors.get(count)
+def _counted_edges(stage: str, count: str, tensors: Sequence[Tensor], edges: list[int]) -> list[int]:
+    tensor = next((tensor for tensor in tensors if tensor.name == count), None)
     if tensor is None or tensor.array.shape != (edges[-1],) or (tensor.array < 0).any():
         raise MalformedResponse(
             f"stage {stage}: output {count!r} must hold one non-negative count for each of {edges[-1]} rows"

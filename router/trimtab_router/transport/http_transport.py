@@ -7,6 +7,7 @@ from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import cache, partial
 from itertools import count
+from operator import attrgetter
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -15,7 +16,7 @@ import numpy as np
 from trimtab_pipelines.endpoints import Endpoint
 from trimtab_pipelines.stages import CHAT_IMAGE_INDEX, EMBEDDINGS_INPUT, Stage
 from trimtab_pipelines.tasks import TASK_INPUT
-from trimtab_protocol import InferResponse, Parameters, Tensor
+from trimtab_protocol import InferResponse, Tensor
 from trimtab_protocol.chat.internal_wire import (
     OPTIONS,
     STORE_AS,
@@ -95,6 +96,7 @@ class EmbeddingShares:
 
 log = logging.getLogger(__name__)
 
+_ROWS = attrgetter("rows")
 HANG_FACTOR = 20.0
 FIRST_BATCH_FACTOR = 10.0
 MAX_REQUEST_IDS = 16
@@ -327,15 +329,16 @@ class HttpTransport:
         if not isinstance(response, InferResponse):
             return response
         try:
-            outputs = scatter(self._stage, response.outputs, [row_slice.rows for row_slice in batch.row_slices])
+            outputs = scatter(self._stage, response.outputs, list(map(_ROWS, batch.row_slices)))
         except MalformedResponse as error:
             return BatchFailed(f"model server {replica.name}: {error}")
         parameters = response.parameters
+        computed, waited = parameters.get(COMPUTE_SECONDS), parameters.get(WAITED_SECONDS)
         return Completed(
             outputs=outputs,
             point=str(parameters.get(OPERATING_POINT, batch.point.name)),
-            compute_seconds=_seconds(parameters, COMPUTE_SECONDS),
-            replica_queue_seconds=_seconds(parameters, WAITED_SECONDS),
+            compute_seconds=computed if isinstance(computed, float) else None,
+            replica_queue_seconds=waited if isinstance(waited, float) else None,
         )
 
     def release(self, references: Array) -> None:
@@ -364,14 +367,20 @@ class HttpTransport:
 
     def build_request(self, batch: Batch) -> BatchRequest:
         slices, point, excluded = batch.row_slices, batch.point, self._excluded_inputs[batch.variant]
-        predicted_seconds = point.seconds(batch.rows) + max(batch.prefill_seconds, 0.0)
-        inputs = [
-            [Tensor(name, self._datatypes[name], self._rows(batch, row_slice, name)) for row_slice in slices]
-            for name in slices[0].request.inputs
-            if name != excluded and (point.inputs is None or name in point.inputs)
-        ]
-        replica = self.replicas.get(batch.replica.name)
-        compiles = replica is not None and replica.chats and not replica.has_completed
+        predicted_seconds = point.seconds(batch.rows)
+        inputs: list[list[Tensor]] = []
+        for name in slices[0].request.inputs:
+            if name != excluded and (point.inputs is None or name in point.inputs):
+                datatype = self._datatypes[name]
+                parts: list[Tensor] = []
+                for row_slice in slices:
+                    parts.append(Tensor(name, datatype, self._rows(batch, row_slice, name)))  # noqa: PERF401 - a call less
+                inputs.append(parts)
+        compiles = False
+        if self._serves_chats:
+            predicted_seconds += max(batch.prefill_seconds, 0.0)
+            replica = self.replicas.get(batch.replica.name)
+            compiles = replica is not None and replica.chats and not replica.has_completed
         warm = predicted_seconds and not compiles
         min_seconds = self._hang_seconds if warm else FIRST_BATCH_FACTOR * self._hang_seconds
         name = secrets.token_hex(8) if self._serves_chats else f"{self._id_prefix}{next(self._batch_numbers):x}"
@@ -387,7 +396,8 @@ class HttpTransport:
             inputs=inputs,
             parameters=parameters,
             headers=_trace_headers(slices),
-            timeout_seconds=max(HANG_FACTOR * predicted_seconds, min_seconds) + _image_wait_seconds(batch),
+            timeout_seconds=max(HANG_FACTOR * predicted_seconds, min_seconds)
+            + (_image_wait_seconds(batch) if batch.early_prefill else 0.0),
             max_response_bytes=self._bound_response(batch.rows),
             forwarded=slices[0].request.owner.forwarded if self._generates else None,
         )
@@ -396,7 +406,10 @@ class HttpTransport:
         """Rows of an input, with what only dispatch knows: the time left of chats, and the indices of tasks."""
         if name == OPTIONS and self._generates:
             return rows_with_deadline(batch.dispatched_at, row_slice, name)
-        return _rows_with_task(batch, row_slice, name) if row_slice.request.task else row_slice.array(name)
+        rows = row_slice.request.inputs[name]
+        if row_slice.rows != len(rows):
+            rows = rows[row_slice.start : row_slice.stop]
+        return _rows_with_task(batch, row_slice, rows) if name == TASK_INPUT and row_slice.request.task else rows
 
 
 def _spawn(coroutine: Coroutine[Any, Any, None], tasks: set[asyncio.Task[Any]]) -> None:
@@ -411,32 +424,28 @@ def rows_with_deadline(dispatched_at: float, row_slice: RowSlice, name: str) -> 
     return bytes_tensor([options_with_deadline(bytes(row), left_seconds) for row in row_slice.array(name)])
 
 
-def _rows_with_task(batch: Batch, row_slice: RowSlice, name: str) -> Array:
-    """Rows of an input. Rows of a named task get its index at the replica of the batch."""
-    rows = row_slice.array(name)
-    if name != TASK_INPUT or not row_slice.request.task:
-        return rows
+def _rows_with_task(batch: Batch, row_slice: RowSlice, rows: Array) -> Array:
+    """Index of a named task at the replica of the batch, for these rows of the input for tasks."""
     return task_indices_at(row_slice.request.task, batch.replica.tasks.get(batch.variant, ()), rows)
 
 
 def _image_wait_seconds(batch: Batch) -> float:
     """Time that a batch may wait at its replica for missing images: until its request ends anyway."""
-    return max(batch.row_slices[0].request.deadline - batch.dispatched_at, 0.0) if batch.early_prefill else 0.0
-
-
-def _seconds(parameters: Parameters, name: str) -> float | None:
-    value = parameters.get(name)
-    return value if isinstance(value, float) else None
+    return max(batch.row_slices[0].request.deadline - batch.dispatched_at, 0.0)
 
 
 def _trace_headers(slices: Sequence[RowSlice]) -> dict[str, str]:
     """Trace headers for the model server: the trace of the first member, and the request ids of all."""
     headers: dict[str, str] = {}
-    owners = [row_slice.request.owner for row_slice in slices]
-    trace_parents = [owner.trace_parent for owner in owners if owner.trace_parent]
-    if trace_parents:
-        headers["traceparent"] = trace_parents[0]
-    request_ids = [owner.request_id for owner in owners if owner.request_id]
+    trace_parent = ""
+    request_ids: list[str] = []
+    for row_slice in slices:
+        owner = row_slice.request.owner
+        trace_parent = trace_parent or owner.trace_parent
+        if owner.request_id:
+            request_ids.append(owner.request_id)
+    if trace_parent:
+        headers["traceparent"] = trace_parent
     if request_ids:
         headers["x-request-id"] = ",".join(request_ids[:MAX_REQUEST_IDS])
     return headers

@@ -4,7 +4,7 @@ Options are parameters of the protocol. Numbers may be sent as text, because som
 """
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from trimtab_pipelines.accuracy_floor import required_mean
 from trimtab_protocol import InferRequest, Parameters
@@ -59,9 +59,9 @@ class RequestOptions:
 NO_OPTIONS = RequestOptions()
 
 
-@dataclass(slots=True)
+@dataclass
 class Call:
-    """A valid request. Parsing sets its contents, and ingress what its transport knows."""
+    """A valid request. Parsing sets its contents, and ingress what its transport knows. Its class has the defaults."""
 
     request: InferRequest
     """Description of the request as received, without tensors."""
@@ -74,21 +74,21 @@ class Call:
     """Seconds of the executor's clock."""
     deadline_seconds: float | None = None
     """Left at arrival according to the transport; None for no deadline."""
-    request_id: str = ""
+    request_id: str = field(default="", init=False)
     """Forwarded as `x-request-id`: bounded in length and safe for a header."""
-    trace_parent: str = ""
+    trace_parent: str = field(default="", init=False)
     """Forwarded as `traceparent`, empty unless it is valid."""
-    listener: Listener | None = None
+    listener: Listener | None = field(default=None, init=False)
     """Called with each chunk of a streamed response."""
-    last_chunks: dict[int, LastChunk] | None = None
+    last_chunks: dict[int, LastChunk] | None = field(default=None, init=False)
     """Set to a dictionary, which receives the last chunk of each row, for a response that is not streamed."""
-    variant: str = ""
+    variant: str = field(default="", init=False)
     """Variant that generates a chat's response, once it has begun."""
-    hold_bytes: Callable[[int], None] | None = None
+    hold_bytes: Callable[[int], None] | None = field(default=None, init=False)
     """Called with the size of outputs stored until the end."""
-    forwarded: ForwardedRequest | None = None
+    forwarded: ForwardedRequest | None = field(default=None, init=False)
     """Set if its messages are a request that only a third-party engine reads."""
-    client: str = ""
+    client: str = field(default="", init=False)
     """Name of the client, the tenant of its chats; empty if unknown."""
 
 

@@ -208,9 +208,9 @@ class PipelineExecutor:
             self.encode_schedulers[stage].release_embeddings(references)
 
 
-@dataclass(slots=True, eq=False)
+@dataclass(eq=False)
 class RequestState:
-    """State of one request. `on_end` is called once when it ends."""
+    """State of one request. `on_end` is called once when it ends. Without slots, defaults stay with the class."""
 
     executor: PipelineExecutor
     call: Call
@@ -231,12 +231,12 @@ class RequestState:
     trace_parent: str = field(init=False)
     min_accuracy: float = field(init=False)
     """Minimum expected accuracy of the response."""
-    done: bool = False
-    refusal: Refusal | None = None
+    done: bool = field(default=False, init=False)
+    refusal: Refusal | None = field(default=None, init=False)
     """Why the request ended without a result."""
     stage_requests: dict[str, StageRequest] = field(default_factory=dict)
     served: dict[str, Sequence[ServedRows]] = field(default_factory=dict)
-    stream: StreamTiming | None = None
+    stream: StreamTiming | None = field(default=None, init=False)
     """None if responses are not streamed."""
     rows_by_stage: dict[str, int] = field(init=False)
     """Images count even if their encoder is idle, for the planner."""
@@ -244,15 +244,15 @@ class RequestState:
     """Mean, by generation stage, if known at arrival."""
     embeddings: dict[str, Array] = field(default_factory=dict)
     """References to stored ones, by encoder stage."""
-    embedding_losses: int = 0
+    embedding_losses: int = field(default=0, init=False)
     """Number of times that its embeddings were lost."""
-    partial_images: PartialImages | None = None
+    partial_images: PartialImages | None = field(default=None, init=False)
     """Its images while only some of them are encoded."""
-    early_request: StageRequest | None = None
+    early_request: StageRequest | None = field(default=None, init=False)
     """Early prefill on these images."""
-    _accuracy: float | None = None
+    _accuracy: float | None = field(default=None, init=False)
     """Of the stages served so far, once it is known."""
-    awaits_all_images: bool = False
+    awaits_all_images: bool = field(default=False, init=False)
     """Whether no early prefill is started, because embeddings were lost before."""
 
     def __post_init__(self) -> None:

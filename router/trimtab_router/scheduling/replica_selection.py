@@ -90,7 +90,10 @@ def _least_loaded(replicas: Sequence[ReplicaSlots], planned: str) -> ReplicaSlot
         return replicas[0]
 
     def load(replica: ReplicaSlots) -> tuple[bool, bool, float, int]:
-        pending = replica.pending_tokens + replica.foreign_requests
+        pending = replica.pending_tokens if replica.prefilling else replica.inflight
+        if replica.engine_load is None:
+            return planned not in replica.ready_variants, False, pending, replica.last_used
+        pending += replica.foreign_requests
         return planned not in replica.ready_variants, replica.has_engine_queue, pending, replica.last_used
 
     return min(replicas, key=load, default=None)

@@ -233,7 +233,7 @@ class ReplicaSlots:
     @property
     def pending_tokens(self) -> float:
         """Tokens left to prefill, plus one for each generation, batch and prompt of unknown length."""
-        return self.inflight + (sum(self.prefilling.values()) - len(self.prefilling) if self.prefilling else 0)
+        return self.inflight + sum(self.prefilling.values()) - len(self.prefilling)
 
     def expected_free_time(self, now: float) -> float:
         if self.computing is None:

@@ -149,36 +149,20 @@ class StageRequest:
     """The rows of one stage for one request, completed together or not at all.
 
     `deadline` is in seconds on the scheduler's clock; in a generation stage, that of the first token. `inputs` are not
-    modified.
+    modified. What few requests have is a default of the class: a request stores only what it sets.
     """
 
-    __slots__ = (
-        "_missing",
-        "_parts",
-        "accuracy_floor",
-        "closed",
-        "completion_deadline",
-        "deadline",
-        "dispatched_rows",
-        "due_at",
-        "enqueued_at",
-        "expected_correct",
-        "identities",
-        "inputs",
-        "options",
-        "owner",
-        "prefill_seconds",
-        "prompt_features",
-        "prompt_tokens",
-        "queued_rows",
-        "rows",
-        "signature",
-        "special",
-        "stage",
-        "task",
-        "tenant",
-        "variant",
-    )
+    variant = ""  # of the latest chunk
+    prefill_seconds = 0.0  # of the longest prompt beyond the planned length; negative if shorter
+    prompt_features: Sequence[PromptFeatures | None] = ()  # by row; empty if it is not a chat
+    prompt_tokens: Sequence[float] = ()  # predicted for each row; empty if unknown
+    task = ""  # named by the request, if a model of this stage has it; replicas report its number
+    tenant = ""  # replicas share caches within a tenant only; empty if unknown
+    closed = False
+    identities: Sequence[Hashable] = ()  # rows of equal identity have equal outputs; empty if unknown
+    queued_rows = 0
+    expected_correct = 0.0  # expected number of correct rows among those dispatched
+    dispatched_rows = 0  # number of these rows, rows that await escalation included
 
     def __init__(
         self,
@@ -194,30 +178,19 @@ class StageRequest:
     ) -> None:
         self.owner = owner
         self.stage = stage
-        self.variant = ""  # of the latest chunk
         self.rows = rows
         self.inputs = inputs
         self.deadline = deadline
         self.due_at = deadline  # less `prefill_seconds`; queues are ordered by it, and slack is measured from it
-        self.prefill_seconds = 0.0  # of the longest prompt beyond the planned length; negative if shorter
-        self.prompt_features: Sequence[PromptFeatures | None] = ()  # by row; empty if it is not a chat
-        self.prompt_tokens: Sequence[float] = ()  # predicted for each row; empty if unknown
         self.completion_deadline = deadline  # of the last token
         self.enqueued_at = now
         self.options = options
-        self.task = ""  # named by the request, if a model of this stage has it; replicas report its number
-        self.tenant = ""  # replicas share caches within a tenant only; empty if unknown
         self.accuracy_floor = accuracy_floor
         self.special = options is not NO_OPTIONS and not options.only_latency
         """Whether it matters which point serves it, rows may run twice, or its drop rank differs."""
         self.signature: Signature = ()
         for name, array in inputs.items():
             self.signature += ((name, array.shape[1:]),)
-        self.closed = False
-        self.identities: Sequence[Hashable] = ()  # rows of equal identity have equal outputs; empty if unknown
-        self.queued_rows = 0
-        self.expected_correct = 0.0  # expected number of correct rows among those dispatched
-        self.dispatched_rows = 0  # number of these rows, rows that await escalation included
         self._missing = rows
         self._parts: list[_ResultPart] = []
 

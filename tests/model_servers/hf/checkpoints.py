@@ -65,6 +65,7 @@ def clip(folder: Path) -> Path:
         text_config={**TOKENS, "max_position_embeddings": MAX_TOKENS, **ENCODER},
         vision_config={"image_size": 32, "patch_size": 8, **ENCODER},
         projection_dim=16,
+        logit_scale_init_value=0.0,
     )
     size = {"size": {"shortest_edge": 32}, "crop_size": {"height": 32, "width": 32}}
     return save(folder, hf.CLIPModel(config), word_tokenizer(), hf.CLIPImageProcessor(**size))

@@ -1,6 +1,8 @@
 """Tasks of checkpoints: the answers of transformers' own pipelines, alone and in batches of mixed rows."""
 
 import io
+import struct
+import zlib
 from collections.abc import Callable
 from importlib import import_module
 from pathlib import Path
@@ -18,9 +20,10 @@ from tests.model_servers.hf.rows import RATE_HZ, Rows, samples, some_images, som
 from trimtab_model_servers.errors import InvalidRow, ModelError
 from trimtab_model_servers.families.hf import miniatures
 from trimtab_model_servers.families.hf.audio_files import decode_audio
+from trimtab_model_servers.families.hf.checkpoint import DTYPES
 from trimtab_model_servers.families.hf.speech import text_probabilities
 from trimtab_model_servers.server.hosted_model import HostedModel, load_model
-from trimtab_pipelines.families import HF_FAMILIES
+from trimtab_pipelines.families import HF_FAMILIES, Medium
 from trimtab_pipelines.model_spec import InputSpec, ModelSpec
 from trimtab_pipelines.operating_point import OperatingPoint
 from trimtab_protocol import Tensor
@@ -36,24 +39,22 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
     """Checkpoints by name, written once."""
     root, made = tmp_path_factory.mktemp("checkpoints"), dict[str, Path]()
     makers: dict[str, Callable[[Path], Path]] = {
-        "summarization": miniatures.bart,
-        "translation": miniatures.marian,
-        "speech-recognition": miniatures.wav2vec2,
         "generated speech": checkpoints.moonshine,
         "padded speech": checkpoints.whisper,
         "spectral speech": checkpoints.parakeet,
         "unmasked speech": lambda path: miniatures.wav2vec2(path, masked=False),
-        "image-classification": miniatures.vit,
         "timm": miniatures.timm_resnet,
-        "object-detection": miniatures.rt_detr,
         "zero-shot-image-classification": checkpoints.clip,
         "image-embedding": checkpoints.clip,
     }
 
     def get(task: str) -> Path:
         if task not in made:
-            make = makers.get(task, lambda path: miniatures.encoder("Roberta", path, task))
-            made[task] = make(root / task)
+            made[task] = root / task
+            if task in makers:
+                makers[task](made[task])
+            else:
+                assert miniatures.write_miniature(f"hf/{task}", "roberta", made[task]), f"no miniature for {task}"
         return made[task]
 
     return get
@@ -184,14 +185,6 @@ def test_speech_in_spectra_is_recognized_as_by_generate(folder):
     assert len(set(expected)) > 20
 
 
-@pytest.mark.parametrize("checkpoint", ["speech-recognition", "spectral speech"])
-def test_score_of_speech_is_the_same_in_a_batch(folder, checkpoint):
-    model, files = a_model("speech-recognition", folder(checkpoint)), some_sounds(ROWS)
-    together = infer(model, audio=files)["score"]
-    assert together == pytest.approx([float(infer(model, audio=[file])["score"][0]) for file in files], rel=1e-3)
-    assert 0 < together.max() < 1
-
-
 def test_score_is_the_probability_of_the_text():
     probabilities = torch.tensor([[0.6, 0.4], [0.3, 0.7]])  # blank and a token: only two blanks are another text
     scores = text_probabilities(probabilities.log()[None], torch.tensor([2]), 0)
@@ -230,41 +223,39 @@ def wav_of(seconds: float, rate_hz: int = RATE_HZ) -> bytes:
     return file.getvalue()
 
 
+TASKS = [name.removeprefix("hf/") for name in HF_FAMILIES]
+PARAMETERS: dict[str, dict[str, Any]] = {
+    "zero-shot-image-classification": {"labels": "cat, a red car, sky", "template": "{}"},
+    "object-detection": {"threshold": 0.3},
+    "question-answering": {"window": 64, "overlap": 16},
+}
+
+
+def mixed_rows(task: str, count: int) -> dict[str, Rows]:
+    """Rows of different lengths and sizes for each input of a task."""
+    declared = HF_FAMILIES[f"hf/{task}"]
+    draw = {"text": some_texts, "image": some_images, "audio": some_sounds}[declared.medium]
+    rows = {tensor.name: draw(count, seed=len(tensor.name)) for tensor in declared.inputs}
+    if "question" in rows:
+        rows["question"] = [b" ".join(row.split()[:4]) for row in rows["question"]]
+    return {name: values for name, values in rows.items() if name not in declared.optional}
+
+
 @pytest.mark.parametrize(
-    ("row", "complaint"),
-    [
-        (b"", "row 1 is no audio file"),
-        (b"RIFF" + b"\0" * 64, "row 1 is no audio file"),
-        (wav_of(0), "row 1 has 0 s of audio; send 0.025 to 30 s"),
-        (wav_of(40), "row 1 has 40 s of audio; send 0.025 to 30 s"),
-        (wav_of(1, rate_hz=200), "row 1 has 200 Hz and 1 channels; send 1000 to 192000 Hz"),
-    ],
-    ids=["empty", "cut", "silent", "long", "rate"],
+    ("task", "checkpoint"),
+    [(task, "") for task in TASKS] + [("speech-recognition", "spectral speech")],
 )
-def test_bad_audio_is_its_callers_fault(folder, row, complaint):
-    with pytest.raises(InvalidRow, match=complaint):
-        infer(a_model("speech-recognition", folder("speech-recognition")), audio=[wav_of(0.5), row])
-
-
-@pytest.mark.parametrize("task", ["text-classification", "text-embedding", "summarization", "translation"])
-def test_batched_texts_are_answered_as_alone(folder, task):
-    model, texts = a_model(task, folder(task)), some_texts(ROWS, seed=1)
-    together = infer(model, text=texts)
-    for name, rows in together.items():
-        alone = [infer(model, text=[text])[name][0] for text in texts]
-        if rows.dtype == object:
-            assert rows.tolist() == alone
+def test_rows_of_a_batch_are_answered_as_alone(folder, task, checkpoint):
+    model, rows = a_model(task, folder(checkpoint or task), **PARAMETERS.get(task, {})), mixed_rows(task, ROWS)
+    together = infer(model, **rows)
+    alone = [infer(model, **{name: [values[row]] for name, values in rows.items()}) for row in range(ROWS)]
+    for name, answers in together.items():
+        expected = np.concatenate([answer[name] for answer in alone])
+        if answers.dtype.kind in "Oi":
+            assert answers.tolist() == expected.tolist()
         else:
-            assert np.abs(rows - np.array(alone)).max() <= TOLERANCE
-
-
-@pytest.mark.parametrize("task", ["image-classification", "image-embedding"])
-def test_batched_images_are_answered_as_alone(folder, task):
-    model, files = a_model(task, folder(task)), some_images(ROWS, seed=1)
-    together = infer(model, image=files)
-    for name, rows in together.items():
-        alone = [infer(model, image=[file])[name][0] for file in files]
-        assert rows.tolist() == alone if rows.dtype == object else np.abs(rows - np.array(alone)).max() <= TOLERANCE
+            np.testing.assert_allclose(answers, expected, rtol=TOLERANCE, atol=TOLERANCE)
+    assert any(len({str(answer) for answer in answers}) > 1 for answers in together.values())
 
 
 def test_texts_of_other_languages_are_not_translated(folder):
@@ -289,19 +280,6 @@ def test_answers_are_spans_of_their_contexts(folder):
     assert len(set(answers["start"].tolist())) > 1
 
 
-@pytest.mark.parametrize(
-    ("row", "complaint"),
-    [
-        (b"\xff\xfe text", "row 1 is not UTF-8 at byte 0"),
-        (b"word " * 20_000, "row 1 has 100000 bytes; send 0 to 32768"),
-        (b"word " * 600, r"a text has \d+ tokens; send at most 512"),
-    ],
-)
-def test_bad_text_is_its_callers_fault(folder, row, complaint):
-    with pytest.raises(InvalidRow, match=complaint):
-        infer(a_model("text-classification", folder("text-classification")), text=[b"well", row])
-
-
 def test_empty_text_is_answered_unless_it_has_no_token(folder):
     model: Any = a_model("text-classification", folder("text-classification"))
     assert len(infer(model, text=[b"well", b""])["label"]) == 2
@@ -317,35 +295,137 @@ def test_longer_text_is_cut_if_the_variant_says_so(folder):
     assert long["score"] == pytest.approx(cut["score"])
 
 
-@pytest.mark.parametrize("row", [b"", b"GIF89a", b"no image at all", b"\x89PNG\r\n\x1a\n" + b"\0" * 64])
-def test_bad_image_is_its_callers_fault(folder, row):
-    with pytest.raises(InvalidRow, match=r"input 'image': (image 1|an image)"):
-        infer(a_model("image-classification", folder("image-classification")), image=[some_images(1)[0], row])
+def huge_png() -> bytes:
+    """A PNG file whose header claims 50,000 × 50,000 pixels."""
+    header = b"IHDR" + struct.pack(">IIBBBBB", 50_000, 50_000, 8, 2, 0, 0, 0)
+    start = b"\x89PNG\r\n\x1a\n" + struct.pack(">I", 13) + header + struct.pack(">I", zlib.crc32(header))
+    return start + struct.pack(">I", 0) + b"IDAT" + struct.pack(">I", zlib.crc32(b"IDAT"))
 
 
-def test_checkpoint_of_another_task_is_refused(folder):
-    with pytest.raises(
-        ModelError, match=r"tensor 'classifier.dense.bias' is missing; the checkpoint is of RobertaModel"
-    ):
-        a_model("text-classification", folder("text-embedding"))
+def wav_claiming(samples: int) -> bytes:
+    """A WAV file of half a second whose header claims another number of samples."""
+    file = wav_of(0.5)
+    return file[:40] + struct.pack("<I", 2 * samples) + file[44:]
 
 
-def test_pickled_weights_are_refused(folder, tmp_path):
-    path = miniatures.encoder("Roberta", tmp_path, "text-classification")
-    state = transformers.AutoModelForSequenceClassification.from_pretrained(path).state_dict()
+BAD_ROWS: dict[Medium, dict[str, tuple[bytes, str]]] = {
+    "text": {
+        "no UTF-8": (b"\xff\xfe text", "row 1 is not UTF-8 at byte 0"),
+        "a megabyte": (b"word " * 200_000, r"row 1 has 1000000 bytes; send \d to \d+"),
+    },
+    "image": {
+        "empty": (b"", "image 1"),
+        "no image": (b"no image at all", "image 1"),
+        "GIF without a picture": (b"GIF89a", "image 1"),
+        "PNG without a header": (b"\x89PNG\r\n\x1a\n" + b"\0" * 64, "image 1"),
+        "cut off": (some_images(2)[1][:200], "image 1"),
+        "2.5 gigapixels": (huge_png(), "image 1"),
+    },
+    "audio": {
+        "empty": (b"", "row 1 is no audio file"),
+        "cut off": (b"RIFF" + b"\0" * 64, "row 1 is no audio file"),
+        "0 samples": (wav_of(0), "row 1 has 0 s of audio; send 0.025 to 30 s"),
+        "an hour": (wav_of(3600, rate_hz=1000), "row 1 has 3600 s of audio; send 0.025 to 30 s"),
+        "another rate": (wav_of(1, rate_hz=200), "row 1 has 200 Hz and 1 channels; send 1000 to 192000 Hz"),
+        "claims 0 samples": (wav_claiming(0), "row 1 has 0 s of audio; send 0.025 to 30 s"),
+    },
+}
+
+
+@pytest.mark.parametrize(
+    ("task", "kind"), [(name[3:], kind) for name, task in HF_FAMILIES.items() for kind in BAD_ROWS[task.medium]]
+)
+def test_bad_row_is_its_callers_fault(folder, task, kind):
+    row, complaint = BAD_ROWS[HF_FAMILIES[f"hf/{task}"].medium][kind]
+    model, rows = a_model(task, folder(task), **PARAMETERS.get(task, {})), mixed_rows(task, 2)
+    for name in rows:
+        with pytest.raises(InvalidRow, match=complaint) as refused:
+            infer(model, **rows | {name: [rows[name][0], row]})
+        assert "\n" not in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    ("task", "changed", "complaint"),
+    [
+        ("text-classification", {"text": b"word " * 600}, r"a text has \d+ tokens; send at most 512"),
+        ("question-answering", {"question": b""}, "row 1 is empty; send text"),
+        ("question-answering", {"question": b"word " * 70}, r"a question has \d+ tokens; send at most 30"),
+        (
+            "question-answering",
+            {"context": b"word " * 2_000},
+            r"a context has \d+ windows of 64 tokens; send at most 16",
+        ),
+    ],
+)
+def test_text_with_too_many_tokens_is_refused(folder, task, changed, complaint):
+    model, rows = a_model(task, folder(task), **PARAMETERS.get(task, {})), mixed_rows(task, 2)
+    with pytest.raises(InvalidRow, match=complaint):
+        infer(model, **rows | {name: [rows[name][0], row] for name, row in changed.items()})
+
+
+class Reached(Exception):
+    """The network was called, with tensors on these devices."""
+
+    def __init__(self, *args: Any, **inputs: Any) -> None:
+        tensors = [value for value in (*args, *inputs.values()) if isinstance(value, torch.Tensor)]
+        self.devices = {tensor.device.type for tensor in tensors}
+
+
+def reach(*args: Any, **inputs: Any) -> None:
+    raise Reached(*args, **inputs)
+
+
+@pytest.mark.parametrize("task", TASKS)
+def test_network_and_inputs_are_on_the_gpu(folder, task):
+    """The meta device stands for a GPU."""
+    model: Any = a_model(task, folder(task), **PARAMETERS.get(task, {}))
+    network = model.network
+    network.move_to(torch.device("meta"))
+    network.model.forward = network.model.generate = reach
+    if task == "image-embedding":
+        network.model.get_image_features = reach
+    with pytest.raises(Reached) as reached:
+        infer(model, **mixed_rows(task, 2))
+    assert reached.value.devices == {parameter.device.type for parameter in network.model.parameters()} == {"meta"}
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+@pytest.mark.parametrize("task", TASKS)
+def test_answers_on_a_gpu_are_those_on_cores(folder, task):
+    spec, rows = a_spec(task, folder(task), **PARAMETERS.get(task, {})), mixed_rows(task, 16)
+    expected = infer(load_model(spec), **rows)
+    for name, answers in infer(load_model(spec.model_copy(update={"gpus": 1})), **rows).items():
+        if answers.dtype.kind in "Oi":
+            assert np.mean(answers == expected[name]) > 0.9
+        else:
+            np.testing.assert_allclose(answers, expected[name], rtol=0.01, atol=0.01)
+
+
+@pytest.mark.parametrize("precision", ["BF16", "FP16"])
+@pytest.mark.parametrize("task", TASKS)
+def test_task_computes_in_each_precision(folder, task, precision):
+    model: Any = a_model(task, folder(task), precision=precision, **PARAMETERS.get(task, {}))
+    answers = infer(model, **mixed_rows(task, 4))
+    assert all(len(values) for values in answers.values())
+    assert {parameter.dtype for parameter in model.network.model.parameters()} == {DTYPES[precision]}
+
+
+@pytest.mark.parametrize("parameters", [{"precision": "INT8"}, {"compile": "torch.compile"}])
+def test_unsupported_parameter_is_refused_by_name(folder, parameters):
+    (name,) = parameters
+    with pytest.raises(ModelError, match=rf"parameters\.{name}"):
+        a_model("text-classification", folder("text-classification"), **parameters)
+
+
+def pickle_weights(path: Path) -> None:
     (path / "model.safetensors").unlink()
-    torch.save(state, path / "pytorch_model.bin")
-    with pytest.raises(ModelError, match=r"safetensors"):
-        a_model("text-classification", path)
+    torch.save({}, path / "pytorch_model.bin")
 
 
-def test_foreign_tokenizer_is_refused(folder, tmp_path):
-    path = miniatures.encoder("Roberta", tmp_path, "text-classification")
+def write_foreign_tokenizer(path: Path) -> None:
     other = miniatures.word_tokenizer()
     other.add_tokens([f"more{number}" for number in range(miniatures.VOCABULARY)])
     other.save_pretrained(path)
-    with pytest.raises(ModelError, match="they belong to different checkpoints"):
-        a_model("text-classification", path)
 
 
 @pytest.mark.parametrize(
@@ -354,10 +434,21 @@ def test_foreign_tokenizer_is_refused(folder, tmp_path):
         (lambda path: (path / "tokenizer.json").unlink(), "the tokenizer cannot be read"),
         (lambda path: (path / "config.json").write_text("{"), "config.json cannot be read"),
         (lambda path: (path / "model.safetensors").write_bytes(b"short"), "AutoModelForSequenceClassification: "),
+        (lambda path: (path / "model.safetensors").unlink(), "safetensors"),
+        (pickle_weights, "safetensors"),
+        (write_foreign_tokenizer, "they belong to different checkpoints"),
+        (
+            lambda path: miniatures.encoder("Roberta", path, "text-embedding"),
+            "tensor 'classifier.dense.bias' is missing; the checkpoint is of RobertaModel",
+        ),
+        (miniatures.vit, "AutoModelForSequenceClassification: |ViT"),
     ],
+    ids=["no tokenizer", "no JSON", "cut off", "no weights", "a pickle", "vocabulary", "another task", "images"],
 )
-def test_incomplete_checkpoint_is_named(tmp_path, change, complaint):
+def test_unusable_checkpoint_is_named(tmp_path, change, complaint):
     path = miniatures.encoder("Roberta", tmp_path, "text-classification")
     change(path)
-    with pytest.raises(ModelError, match=complaint):
+    with pytest.raises(ModelError, match=complaint) as refused:
         a_model("text-classification", path)
+    assert "\n" not in str(refused.value)
+    assert len(str(refused.value)) < 500

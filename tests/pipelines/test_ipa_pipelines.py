@@ -1,6 +1,10 @@
 """Five pipelines of IPA: figures of the paper, and answers of miniature checkpoints over REST and gRPC."""
 
 import io
+import itertools
+import json
+import os
+import subprocess
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -10,10 +14,15 @@ import yaml
 from PIL import Image
 from tritonclient import grpc, http
 
+from tests.builders import a_plan
+from tests.figures import Figures
 from tests.ipa import ACCURACY_OF_THE_PLOTS, BESIDE_THE_TABLES, FOLDER, STAGE_SECONDS, VARIANTS, WEIGHTS, ipa_pipeline
-from tests.local_run import trimtab, up
-from tests.model_servers.hf.rows import samples, some_images, some_sounds, some_texts
-from trimtab_pipelines.documents import load_pipeline
+from tests.local_run import Up, post, trimtab, up
+from tests.model_servers.hf.rows import Rows, samples, some_images, some_sounds, some_texts
+from trimtab_pipelines.documents import load_pipeline, write_json
+from trimtab_pipelines.plan import PipelinePlan
+from trimtab_pipelines.processes.parent_death import command_tied_to_parent
+from trimtab_pipelines.spec import InferencePipeline
 from trimtab_protocol.tensors import bytes_array
 
 NAMES = sorted(STAGE_SECONDS)
@@ -64,8 +73,11 @@ SERVED = {
     "sum-qa": ("distilbart-1-1", "xlm-roberta-base"),
     "nlp": ("xlm-roberta-base-langid", "opus-mt-fr-en", "distilbart-1-1"),
 }
-"""One variant of each stage, which together are of every architecture."""
+"""One variant of each stage, which together are of every architecture; the load uses a second one too."""
 ROWS = 3
+LOAD_RPS, CHANGE_SECONDS = 3, 2.0
+LOAD_SECONDS = float(os.environ.get("IPA_LOAD_SECONDS", "12"))
+"""Of each pipeline; 180 for the whole run."""
 
 
 class Chain:
@@ -135,47 +147,96 @@ STAGES = {
 
 
 def write_miniatures(name: str, folder: Path) -> None:
-    """Miniatures of a pipeline, with one variant of each stage; every picture shows an object."""
+    """Miniatures of a pipeline, with at most two variants of each stage; every picture shows an object."""
     written = trimtab("checkpoints", "tiny", str(FOLDER / name), "-o", str(folder))
     assert written.code == 0, written.errors
     document = yaml.safe_load((folder / "pipeline.yaml").read_text())
     for stage in document["spec"]["stages"]:
-        stage["variants"] = [v for v in stage["variants"] if v["name"] == STAGES[name][stage["name"]]]
+        stage["variants"].sort(key=lambda variant: variant["name"] != STAGES[name][stage["name"]])
+        del stage["variants"][2:]
         if stage["name"] == "detect":
-            stage["variants"][0]["parameters"]["threshold"] = 0.0
+            for variant in stage["variants"]:
+                variant["parameters"]["threshold"] = 0.0
     (folder / "pipeline.yaml").write_text(yaml.safe_dump(document))
 
 
+def call_by_every_protocol(serving: Up, name: str, rows: dict[str, Rows]) -> list[dict[str, list[Any]]]:
+    """Answers by output: over REST and gRPC in binary, and of texts also in plain JSON."""
+    answers = []
+    for protocol, port in ((http, serving.rest_port), (grpc, serving.grpc_port)):
+        client: Any = protocol.InferenceServerClient(f"127.0.0.1:{port}")
+        inputs: list[Any] = []
+        for tensor, values in rows.items():
+            inputs.append(protocol.InferInput(tensor, [ROWS], "BYTES"))
+            inputs[-1].set_data_from_numpy(bytes_array(values, (ROWS,)))
+        answer = client.infer(name, inputs, timeout=60_000_000)
+        outputs = load_pipeline(serving.folder.parent / name).spec.outputs
+        answers.append({output.name: answer.as_numpy(output.name).tolist() for output in outputs})
+        for values in answers[-1].values():
+            values[:] = [value.decode() if isinstance(value, bytes) else value for value in values]
+    if not rows.keys() & {"image", "audio"}:
+        plain = [
+            {"name": tensor, "datatype": "BYTES", "shape": [ROWS], "data": [value.decode() for value in values]}
+            for tensor, values in rows.items()
+        ]
+        status, body = post(f"http://127.0.0.1:{serving.rest_port}/v2/models/{name}/infer", {"inputs": plain})
+        assert status == 200, body
+        answers.append({output["name"]: output["data"] for output in body["outputs"]})
+    return answers
+
+
+def send_load_while_variants_change(serving: Up, folder: Path, plan: PipelinePlan) -> dict[str, Any]:
+    """Figures of a load during which every stage changes its variant every few seconds."""
+    pipeline = load_pipeline(folder)
+    command = command_tied_to_parent("trimtab", "loadtest", str(folder), "--load", f"constant:{LOAD_RPS}")
+    command += ["--duration", f"{LOAD_SECONDS:g}", "--address", f"127.0.0.1:{serving.rest_port}"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as sending:
+        for number in itertools.count(1):
+            try:
+                output, _ = sending.communicate(timeout=CHANGE_SECONDS)
+                break
+            except subprocess.TimeoutExpired:
+                write_json(serving.folder / "plan.json", with_variants(pipeline, plan, number))
+    figures: dict[str, Any] = json.loads(output.splitlines()[-1])["figures"]
+    return figures | {"changes": number - 1}
+
+
+def with_variants(pipeline: InferencePipeline, plan: PipelinePlan, number: int) -> PipelinePlan:
+    stages = tuple(
+        planned.model_copy(update={"variant": stage.variants[number % len(stage.variants)].name})
+        for stage, planned in zip(pipeline.spec.stages, plan.spec.stages, strict=True)
+    )
+    spec = plan.spec.model_copy(update={"stages": stages, "generation": plan.spec.generation + number})
+    return plan.model_copy(update={"spec": spec})
+
+
 @pytest.mark.conformance
-@pytest.mark.timeout(600)
+@pytest.mark.timeout(900)
 @pytest.mark.parametrize("name", SERVED)
-def test_pipeline_answers_as_transformers_chained(tmp_path: Path, name: str) -> None:
+def test_pipeline_answers_as_transformers_chained(tmp_path: Path, name: str, figures: Figures) -> None:
     folder = tmp_path / name
     write_miniatures(name, folder)
     media = {"image": some_images, "audio": some_sounds}
-    spec = load_pipeline(folder).spec
-    rows = {tensor.name: media.get(tensor.name, some_texts)(ROWS, seed=len(tensor.name)) for tensor in spec.inputs}
+    pipeline = load_pipeline(folder)
+    rows = {
+        tensor.name: media.get(tensor.name, some_texts)(ROWS, seed=len(tensor.name)) for tensor in pipeline.spec.inputs
+    }
     if "question" in rows:
         rows["question"] = [row[:24].decode(errors="ignore").encode() for row in rows["question"]]
     call = getattr(Chain(folder), name.replace("-", "_"))
     expected = [call(**{tensor: values[row] for tensor, values in rows.items()}) for row in range(ROWS)]
+    plan = a_plan(pipeline)
+    write_json(tmp_path / "plan.json", plan)
 
-    with up(tmp_path, pipeline=folder) as serving:
-        answers = []
-        for protocol, port in ((http, serving.rest_port), (grpc, serving.grpc_port)):
-            client: Any = protocol.InferenceServerClient(f"127.0.0.1:{port}")
-            inputs: list[Any] = []
-            for tensor, values in rows.items():
-                inputs.append(protocol.InferInput(tensor, [ROWS], "BYTES"))
-                inputs[-1].set_data_from_numpy(bytes_array(values, (ROWS,)))
-            answers.append(client.infer(name, inputs, timeout=60_000_000))
+    with up(tmp_path, "--plan", str(tmp_path / "plan.json"), pipeline=folder) as serving:
+        answers = call_by_every_protocol(serving, name, rows)
+        load = send_load_while_variants_change(serving, folder, plan)
 
     for answer in answers:
-        for tensor in expected[0]:
-            actual = answer.as_numpy(tensor).tolist()
-            if isinstance(expected[0][tensor], str):
-                assert [value.decode() for value in actual] == [row[tensor] for row in expected]
-            else:
-                assert actual == pytest.approx([row[tensor] for row in expected], abs=1e-4)
-        if name == "video":
-            assert len(answer.as_numpy("label")) == ROWS
+        for tensor, first in expected[0].items():
+            wanted = [row[tensor] for row in expected]
+            assert answer[tensor] == (wanted if isinstance(first, str) else pytest.approx(wanted, abs=1e-4))
+        assert all(len(values) == ROWS for values in answer.values())
+    figures.add(**{key: load[key] for key in ("received", "failed", "ok", "late", "dropped", "changes")})
+    assert (load["failed"], load["ok"]) == (0, load["received"])
+    assert load["received"] >= LOAD_RPS * LOAD_SECONDS * 0.9

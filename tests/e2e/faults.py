@@ -186,10 +186,18 @@ async def stop_minio(pipeline: ObservedPipeline) -> None:
     await until(back, "the pipeline that reads from MinIO", RECOVERY_SECONDS)
 
 
-async def serve_from_minio(installation: Installation, pipeline_file: Path) -> None:
-    """Start MinIO, put the lightest variants' weights there, and serve them from it."""
+async def start_minio(installation: Installation) -> dict[str, str]:
+    """Start MinIO with a bucket; returns the environment of its clients."""
     await installation.kubectl("apply", "-n", NAMESPACE, "-f", MANIFESTS / "minio.yaml")
     await installation.rolled_out("minio", NAMESPACE)
+    await _upload(installation, [])
+    endpoint = f"http://{await installation.address('minio', 9000)}"
+    return {"AWS_ENDPOINT_URL": endpoint, "AWS_ACCESS_KEY_ID": ACCESS_KEY, "AWS_SECRET_ACCESS_KEY": SECRET_KEY}
+
+
+async def serve_from_minio(installation: Installation, pipeline_file: Path) -> None:
+    """Start MinIO, put the lightest variants' weights there, and serve them from it."""
+    await start_minio(installation)
     document = pipeline_document(pipeline_file)
     document["metadata"]["name"] = STORED
     document["spec"]["budget"] = {"cores": "200m"}

@@ -109,10 +109,16 @@ class _Run:
     options: ProfileOptions
     on_progress: OnProgress
     rows: dict[str, inputs.Array]
+    sources: frozenset[str]
+    """What the measured stages read."""
     total: int = 0
     done: int = 0
     grids: dict[str, list[GridPoint]] = field(default_factory=dict)
     tenants: Iterator[int] = field(default_factory=count)
+
+    def needs_outputs_of(self, stage: Stage) -> bool:
+        prefix = f"{stage.name}.outputs."
+        return any(source.startswith(prefix) for source in self.sources - self.rows.keys())
 
     def report(self, stage: Stage, point: GridPoint, measurement: Measurement) -> None:
         self.done += 1
@@ -134,8 +140,9 @@ async def profile(
     """
     options = options or ProfileOptions.full()
     rows = dict(options.rows or inputs.request_rows(pipeline, ROWS, options.seed))
-    run = _Run(pipeline, pipeline_folder, options, on_progress, rows)
     stages = [stage for stage in map(options.select_variants, pipeline.spec.ordered_stages) if stage.variants]
+    sources = frozenset(each.source for stage in stages for each in stage.inputs)
+    run = _Run(pipeline, pipeline_folder, options, on_progress, rows, sources)
     for stage in stages:
         sizes = stage.batch_sizes if options.planned_batches_only else options.batch_sizes
         run.grids[stage.name] = grid(stage, options.cores, usable_cores(), sizes)
@@ -198,7 +205,7 @@ async def _profile_stage(run: _Run, stage: Stage) -> ModelProfile:
                 for point in grid_points:
                     if point.variant in group:
                         points += await _profile_point(run, stage, point, replica, rows)
-                if best.name in group and f"{stage.name}.outputs.{stage.outputs[0].name}" not in run.rows:
+                if best.name in group and run.needs_outputs_of(stage):
                     run.rows |= await _capture(run, stage, best, replica, rows)
     return _document(run, stage, points)
 

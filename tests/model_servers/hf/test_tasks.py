@@ -226,7 +226,7 @@ def wav_of(seconds: float, rate_hz: int = RATE_HZ) -> bytes:
 TASKS = [name.removeprefix("hf/") for name in HF_FAMILIES]
 PARAMETERS: dict[str, dict[str, Any]] = {
     "zero-shot-image-classification": {"labels": "cat, a red car, sky", "template": "{}"},
-    "object-detection": {"threshold": 0.3},
+    "object-detection": {"threshold": 0.0},
     "question-answering": {"window": 64, "overlap": 16},
 }
 

@@ -42,8 +42,12 @@ class TextTask(Task):
         """Texts, perhaps empty: a transcriber that hears nothing sends such a text to the next stage."""
         return decode_texts("text", rows, MAX_TOKEN_BYTES * self.max_tokens, min_bytes=0)
 
-    def encode(self, texts: Sequence[str], **further: bool) -> Any:
-        """Token ids and masks [rows, longest] on the model's device; InvalidRow if a text is too long or has none."""
+    def encode(self, texts: Sequence[str]) -> Any:
+        """Token ids and masks [rows, longest] on the model's device; InvalidRow as of `tokenize`."""
+        return self.tokenize(texts).to(self.model.device)
+
+    def tokenize(self, texts: Sequence[str], **further: bool) -> Any:
+        """Token ids and masks [rows, longest]; InvalidRow if a text is too long or has no token."""
         limit = {"truncation": True, "max_length": self.max_tokens} if self.truncate else {}
         encoded = self.tokenizer(list(texts), padding=True, return_tensors="pt", **limit, **further)
         lengths = encoded["attention_mask"].sum(dim=1)
@@ -51,7 +55,7 @@ class TextTask(Task):
             raise InvalidRow("a text is empty; send text")
         if (longest := int(lengths.max())) > self.max_tokens:
             raise InvalidRow(f"a text has {longest} tokens; send at most {self.max_tokens}")
-        return encoded.to(self.model.device)
+        return encoded
 
 
 class TextClassification(TextTask):
@@ -79,9 +83,10 @@ class TokenClassification(TextTask):
     def infer(self, inputs: Tensors, point: OperatingPoint) -> Tensors:
         del point  # a single operating point
         texts = self.read(inputs["text"])
-        encoded = self.encode(texts, return_special_tokens_mask=True, return_offsets_mapping=True)
-        described = {name: encoded.pop(name).cpu() for name in ("special_tokens_mask", "offset_mapping")}
-        described |= {"logits": self.model(**encoded).logits.float().cpu(), "input_ids": encoded["input_ids"].cpu()}
+        encoded = self.tokenize(texts, return_special_tokens_mask=True, return_offsets_mapping=True)
+        described = {name: encoded.pop(name) for name in ("special_tokens_mask", "offset_mapping")}
+        described["input_ids"] = encoded["input_ids"]
+        described["logits"] = self.model(**encoded.to(self.model.device)).logits.float().cpu()
         rows = [
             self._pipeline.postprocess(
                 [{"sentence": text} | {name: tensor[row : row + 1] for name, tensor in described.items()}],

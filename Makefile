@@ -94,5 +94,8 @@ TRAIN_vit-tasks-fine = $(PY) -m trimtab_training.vit_tasks.train_finer_patches -
 TRAIN_lmm-digits = OMP_NUM_THREADS=1 $(PY) -m trimtab_training.lmm_digits.train -o $(OUT)/lmm-digits
 TRAIN_spoken-sums = OMP_NUM_THREADS=1 $(PY) -m trimtab_training.spoken_sums.train -o pipelines/spoken-sums
 TRAIN_forecaster = $(PY) -m trimtab_predictor.train --trace $(DATA)/twitter_rps_train.csv.gz -o predictor/trimtab_predictor/weights
+EVALUATE_digits = $(PY) -m trimtab evaluate pipelines/digits --samples trimtab_training.digits.page_generator:EvaluationPages
+EVALUATE_vit-tasks = $(PY) -m trimtab evaluate pipelines/vit-tasks --samples trimtab_training.vit_tasks.datasets:HeldOut
+EVALUATE_vit-tasks-fine = $(EVALUATE_vit-tasks)
 EVALUATE_spoken-sums = $(PY) -m trimtab evaluate pipelines/spoken-sums --samples trimtab_training.spoken_sums.dataset:EvaluationSums
 TRAIN_ = @echo "NAME one of: digits, digits-av, vit-tasks, vit-tasks-fine, lmm-digits, spoken-sums, forecaster" >&2; exit 2;

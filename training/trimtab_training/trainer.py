@@ -61,17 +61,27 @@ def minimize(
         advance(float(step_loss.detach()))
 
 
-def argument_parser(description: str, *, threads: int = 1) -> argparse.ArgumentParser:
-    """A parser with the options of every suite: `--output` and `--threads`."""
+def train_network(network: nn.Module, loss: Callable[[], Tensor], schedule: Schedule, **options: Any) -> None:
+    """Minimize a loss over all parameters of a network, and leave it in evaluation mode."""
+    network.train()
+    minimize(network.parameters(), loss, schedule, **options)
+    network.eval()
+
+
+def argument_parser(description: str, choices: Iterable[str] = (), *, threads: int = 1) -> argparse.ArgumentParser:
+    """A parser with `--output` and `--threads`, and with `--only` for a suite of several models."""
     parser = argparse.ArgumentParser(description=description)
     parser.add_argument("-o", "--output", type=Path, required=True, metavar="DIR")
     parser.add_argument("--threads", type=int, default=threads, help=f"training threads (default {threads})")
+    if names := list(choices):
+        parser.add_argument("--only", choices=names, action="append", help="train this model; repeatable")
     return parser
 
 
 @contextmanager
-def training_progress() -> Iterator[Progress]:
-    """Progress bars with a name and a note each, on stderr."""
+def training_progress(threads: int) -> Iterator[Progress]:
+    """Set the number of threads, and show progress bars with a name and a note each on stderr."""
+    torch.set_num_threads(threads)
     columns = (TextColumn("{task.description:16}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
     with Progress(*columns, TextColumn("{task.fields[note]}"), console=Console(stderr=True)) as progress:
         yield progress

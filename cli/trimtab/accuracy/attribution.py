@@ -22,6 +22,7 @@ from trimtab_pipelines.escalation import Escalation, Key
 from trimtab_pipelines.escalation_evidence import ScoredRows, effective_samples, held_out_escalations
 from trimtab_pipelines.escalation_pruning import undominated_escalations
 from trimtab_pipelines.escalation_thresholds import measure_stage_escalations
+from trimtab_pipelines.graph import REQUEST, row_domains
 from trimtab_pipelines.spec import InferencePipeline
 from trimtab_pipelines.stages import Stage
 from trimtab_pipelines.tasks import TASK_INPUT
@@ -223,10 +224,12 @@ def escalations(
     tasks = np.array([answer.task for answer in answers[best]])
     by_task = tasks if len(best) == 1 and np.all(tasks != "") else None
     by_point: dict[PointKey, tuple[Escalation, ...]] = {}
+    domains = row_domains(pipeline.spec.inputs, pipeline.spec.ordered_stages)
     for index, stage in enumerate(pipeline.spec.ordered_stages):
         keys = [(variant.name, point.name) for variant in stage.variants for point in variant.points]
         own_answers = {key: answers[*best[:index], key, *best[index + 1 :]] for key in keys}
-        scored = _scored_rows(stage, own_answers)
+        scores_are_of_rows = domains[stage.name] != REQUEST or {*domains.values()} == {REQUEST}
+        scored = _scored_rows(stage, own_answers, scores_are_of_rows=scores_are_of_rows)
         if stage.confidence is None or factor is None or len(scored.rows) < 2:
             continue
         best_accuracy = scored.rows[best[index]].accuracy
@@ -264,9 +267,14 @@ class _StageRows:
     """Number of the sample of each row. Shape (rows,)."""
 
 
-def _scored_rows(stage: Stage, answers: Mapping[Key, Sequence[ReceivedAnswer]]) -> _StageRows:
+def _scored_rows(
+    stage: Stage, answers: Mapping[Key, Sequence[ReceivedAnswer]], *, scores_are_of_rows: bool
+) -> _StageRows:
     """Combine the answers of each point of a stage: a row for each sample, or for each row that was scored."""
-    parts = {key: [_rows_of(stage, answer) for answer in listed] for key, listed in answers.items()}
+    parts = {
+        key: [_rows_of(stage, answer, scores_are_of_rows=scores_are_of_rows) for answer in listed]
+        for key, listed in answers.items()
+    }
     sizes = {key: [-1 if part is None else part.total.size for part in listed] for key, listed in parts.items()}
     counts = next(iter(sizes.values()))
     if min(counts) < 0 or not sum(counts) or any(other != counts for other in sizes.values()):
@@ -283,11 +291,11 @@ def _scored_rows(stage: Stage, answers: Mapping[Key, Sequence[ReceivedAnswer]]) 
     return _StageRows({key: own.subset(labelled) for key, own in rows.items()}, samples)
 
 
-def _rows_of(stage: Stage, answer: ReceivedAnswer) -> ScoredRows | None:
+def _rows_of(stage: Stage, answer: ReceivedAnswer, *, scores_are_of_rows: bool) -> ScoredRows | None:
     """The rows of an answer, each with its score; None if there is neither one row nor a score of each row."""
     confidences = [float(text) for text in answer.confidences.get(stage.name, "").split(",") if text]
     score = answer.score
-    if score.row_correct is not None and score.row_correct.size == len(confidences):
+    if scores_are_of_rows and score.row_correct is not None and score.row_correct.size == len(confidences):
         labelled = np.ones(len(confidences), bool) if score.row_labelled is None else score.row_labelled
         return ScoredRows(np.array(confidences), score.row_correct.astype(np.int64), labelled.astype(np.int64))
     if len(confidences) != 1 or not score.total:

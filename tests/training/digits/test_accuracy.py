@@ -6,70 +6,77 @@ from itertools import pairwise
 from pathlib import Path
 
 import pytest
+import torch
 
 from tests.training.digits import variants_of
+from trimtab.accuracy.attribution import ReceivedAnswer, choices, escalations
+from trimtab_loadtester.payloads.labelled import LabelledPayloads
 from trimtab_model_servers.families.digits.family import VARIANTS, load
 from trimtab_model_servers.families.digits.locator import Locator
 from trimtab_model_servers.families.digits.reader import Reader
-from trimtab_pipelines.accuracy_evidence import wilson_interval
 from trimtab_pipelines.documents import load_pipeline
-from trimtab_training.digits.escalations import StageEvidence, print_options, write_evidence
-from trimtab_training.digits.evaluate import locate_all, measure, read_all
-from trimtab_training.digits.page_generator import PageSource
+from trimtab_training.digits.calibration import (
+    calibration_entry,
+    locate_all,
+    read_all,
+    score_rows,
+    write_calibrations,
+)
+from trimtab_training.digits.page_generator import EvaluationPages, PageSource
 
 FOLDER = Path(__file__).parents[3] / "pipelines" / "digits"
 WEIGHTS = FOLDER / "weights"
 PAGES = 150
+STATED = {variant.name: variant for stage in load_pipeline(FOLDER).spec.stages for variant in stage.variants}
 
 
 @pytest.fixture(scope="module")
-def report():
-    return json.loads((FOLDER / "accuracy.json").read_text())
+def networks():
+    return {name: load(WEIGHTS / f"{name}.safetensors") for name in VARIANTS}
 
 
 @pytest.fixture(scope="module")
-def measured():
-    """Every variant on pages other than those of the report, from the held-out sources too."""
-    networks = {name: load(WEIGHTS / f"{name}.safetensors") for name in VARIANTS}
-    locators = {name: network for name, network in networks.items() if isinstance(network, Locator)}
-    readers = {name: network for name, network in networks.items() if isinstance(network, Reader)}
-    return measure(locators, readers, PageSource("held-out", seed=77).pages(0, PAGES))
+def pages():
+    """Pages other than those that accuracies are measured on, from the held-out sources too."""
+    return PageSource("held-out", seed=77).pages(0, PAGES)
 
 
-def test_report_covers_every_variant_and_pair(report):
-    assert list(report["variants"]) == list(VARIANTS)
-    assert len(report["pairs"]) == len(variants_of("locate")) * len(variants_of("read"))
-    for name, entry in report["variants"].items():
-        assert entry["n"] >= 4000, name
-        assert entry["low"] < entry["accuracy"] < entry["high"], name
-        low, _ = wilson_interval(round(entry["accuracy"] * entry["n"]), entry["n"])
-        assert entry["low"] == pytest.approx(low, abs=2e-4), name
+@pytest.fixture(scope="module")
+def scored(networks, pages):
+    return score_rows(networks, pages)
+
+
+def test_every_variant_has_a_measured_accuracy():
+    report = json.loads((FOLDER / "training.json").read_text())
+    assert list(report) == list(VARIANTS) == list(STATED)
+    for name, entry in report.items():
+        evidence, parameters = STATED[name].accuracy_evidence, STATED[name].parameters
+        assert evidence.samples >= 4000, name
+        assert evidence.low < STATED[name].accuracy < evidence.high, name
         assert entry["weights_bytes"] == (WEIGHTS / f"{name}.safetensors").stat().st_size
+        assert (parameters["confidence_offset"], parameters["confidence_slope"]) == (
+            entry["calibration"]["offset"],
+            entry["calibration"]["slope"],
+        )
 
 
-def test_each_heavier_variant_is_more_accurate(report):
+def test_each_heavier_variant_is_more_accurate():
     """Intervals do not overlap."""
     for family in ("locate", "read"):
-        names = variants_of(family)
-        for lighter, heavier in pairwise(names):
-            assert report["variants"][lighter]["high"] < report["variants"][heavier]["low"], (lighter, heavier)
+        for lighter, heavier in pairwise(variants_of(family)):
+            assert STATED[lighter].accuracy_evidence.high < STATED[heavier].accuracy_evidence.low, (lighter, heavier)
 
 
-def test_heaviest_pair_is_far_more_accurate_than_lightest(report):
-    by_pair = {(pair["locate"], pair["read"]): pair["accuracy"] for pair in report["pairs"]}
-    lightest = by_pair[variants_of("locate")[0], variants_of("read")[0]]
-    heaviest = by_pair[variants_of("locate")[-1], variants_of("read")[-1]]
+@pytest.mark.parametrize("locator", variants_of("locate"))
+def test_product_of_stages_predicts_every_pair(locator, networks, pages):
+    """As the solver assumes; within four standard errors of a small sample, and a point."""
+    located = locate_all(networks[locator], pages)
+    expected = int(located.pages.total.sum())
+    for name in variants_of("read"):
+        share = read_all(networks[name], located).correct.sum() / expected
+        product = STATED[locator].accuracy * STATED[name].accuracy
 
-    assert heaviest - lightest >= 0.15
-
-
-def test_product_of_stages_predicts_every_pair(report):
-    """Within one percentage point, as the solver assumes."""
-    for pair in report["pairs"]:
-        product = report["variants"][pair["locate"]]["accuracy"] * report["variants"][pair["read"]]["accuracy"]
-        assert pair["product"] == pytest.approx(product, abs=2e-4)
-        assert abs(product - pair["accuracy"]) <= 0.01, pair
-    assert report["largest_product_error"] <= 0.01
+        assert abs(share - product) <= 0.01 + 4 * math.sqrt(product * (1 - product) / expected), name
 
 
 def test_weights_are_small_enough_to_commit():
@@ -78,30 +85,54 @@ def test_weights_are_small_enough_to_commit():
 
 
 @pytest.mark.parametrize("variant", list(VARIANTS))
-def test_weights_reach_their_reported_accuracy(variant, report, measured):
-    """Four standard errors of the small sample beside the report's own interval."""
-    entry, measurement = report["variants"][variant], measured.stages[variant]
-    margin = 4 * math.sqrt(entry["accuracy"] * (1 - entry["accuracy"]) / measurement.samples)
+def test_weights_reach_their_stated_accuracy(variant, scored):
+    """Four standard errors of the small sample beside the stated interval."""
+    stated, evidence = STATED[variant].accuracy, STATED[variant].accuracy_evidence
+    margin = 4 * math.sqrt(stated * (1 - stated) / scored[variant].total.sum())
 
-    assert entry["low"] - margin <= measurement.value <= entry["high"] + margin
+    assert evidence.low - margin <= scored[variant].accuracy <= evidence.high + margin
 
 
-def test_evidence_is_written_into_the_pipeline(measured, tmp_path, capsys):
+def test_calibrations_are_written_into_the_pipeline(scored, tmp_path):
     path = tmp_path / "pipeline.yaml"
     path.write_text((FOLDER / "pipeline.yaml").read_text())
-    evidence = {stage: StageEvidence.of(measured, stage) for stage in ("locate", "read")}
-    write_evidence(path, measured, evidence)
-    print_options(measured, evidence)
+    entries = {name: calibration_entry(rows) for name, rows in scored.items()}
+    write_calibrations(path, entries)
 
-    for stage in load_pipeline(path).spec.stages:
-        for variant in stage.variants:
-            assert variant.accuracy == measured.stages[variant.name].value
-            assert variant.accuracy_evidence.mean_confidence == pytest.approx(
-                evidence[stage.name].rows[variant.name].sample().right.mean(), abs=0.12
-            )
-            assert evidence[stage.name].calibration_entry(variant.name)["slope"] > 0
-        assert sum(len(variant.escalations) for variant in stage.variants) > 0
-    assert "classes skewed" in capsys.readouterr().out
+    assert {
+        variant.name: [*variant.parameters.values()]
+        for stage in load_pipeline(path).spec.stages
+        for variant in stage.variants
+    } == {name: [entry["offset"], entry["slope"]] for name, entry in entries.items()}
+    assert all(entry["slope"] > 0 and entry["error"] < 0.3 for entry in entries.values())
+
+
+def test_evaluation_pages_give_escalations_of_both_stages(networks):
+    """A row of a locator is a page, which is right only if no digit is missing; a row of a reader is a crop."""
+    pipeline = load_pipeline(FOLDER)
+    samples = LabelledPayloads(pipeline, f"{EvaluationPages.__module__}:{EvaluationPages.__name__}")
+    payloads = [samples.payload(number) for number in range(PAGES)]
+    answers = {}
+    for (locate, _), (read, _) in choices(pipeline):
+        answers[((locate, "default"), (read, "default"))] = [
+            _answer(networks[locate], networks[read], samples, payload) for payload in payloads
+        ]
+    found = escalations(pipeline, answers)
+
+    assert {stage for (stage, _, _), listed in found.items() if listed} == {"locate", "read"}
+
+
+def _answer(locator, reader, samples, payload):
+    with torch.inference_mode():
+        count, boxes, crops, located = locator(torch.from_numpy(payload.inputs[0].array))
+        digit, confidence = reader(crops)
+    outputs = {"count": count.numpy(), "boxes": boxes.numpy(), "digit": digit.numpy()}
+    confidences = {
+        stage: ",".join(map(str, row.tolist()))
+        for stage, row in (("locate", located), ("read", confidence))
+        if len(row)
+    }
+    return ReceivedAnswer(samples.score(payload.truth, outputs), confidences)
 
 
 def test_shipped_escalations_beat_their_first_pass():
@@ -125,6 +156,6 @@ def test_locating_page_by_page_gives_the_same_counts():
     together = locate_all(locator, pages)
     page_by_page = [locate_all(locator, [page]) for page in pages]
 
-    assert together.total == sum(output.total for output in page_by_page)
+    assert together.pages.total.tolist() == [int(output.pages.total.sum()) for output in page_by_page]
     assert len(together.labels) == sum(len(output.labels) for output in page_by_page) == len(together.crops)
-    assert 0 < read_all(reader, together).correct.sum() <= len(together.labels) <= together.total
+    assert 0 < read_all(reader, together).correct.sum() <= len(together.labels) <= together.pages.total.sum()

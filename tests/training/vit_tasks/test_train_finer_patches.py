@@ -1,6 +1,5 @@
 """The transformer with finer patches: initial weights, shipped accuracies and training."""
 
-import json
 from pathlib import Path
 
 import pytest
@@ -19,7 +18,7 @@ from trimtab_training.vit_tasks import train, train_finer_patches
 from trimtab_training.vit_tasks.datasets import TASKS
 
 FOLDER = Path(__file__).parents[3] / "pipelines" / "vit-tasks"
-MEASURED = json.loads((FOLDER / train_finer_patches.ACCURACY).read_text())["points"]
+VARIANT = load_pipeline(FOLDER).spec.stages[0].variant(train_finer_patches.VARIANT)
 ROWS = 48
 
 
@@ -47,7 +46,10 @@ def test_served_variant_reaches_the_measured_accuracy(name):
     assert point is not None
     with torch.inference_mode():
         labels = model.network.infer(inputs, point)["label"]
-    share, expected = float((labels == images.labels).double().mean()), MEASURED[name]["crops"]["value"]
+    share, expected = (
+        float((labels == images.labels).double().mean()),
+        VARIANT.point(name).accuracy_by_task["crops"].value,
+    )
 
     assert abs(share - expected) < 4 * (expected * (1 - expected) / ROWS) ** 0.5
 
@@ -61,7 +63,7 @@ def test_merging_saves_operations_and_costs_accuracy():
 
     assert costs == sorted(costs, reverse=True)
     assert costs[-1] < 0.4 * costs[0]
-    assert MEASURED["full"]["crops"]["value"] > MEASURED[train_finer_patches.POINTS[-1].name]["crops"]["value"]
+    assert VARIANT.operating_points[0].accuracy > VARIANT.operating_points[-1].accuracy
 
 
 def test_training_starts_from_the_small_transformer(monkeypatch):

@@ -1,6 +1,5 @@
 """The small vision transformer: pipeline, report, data and training."""
 
-import json
 from pathlib import Path
 
 import numpy as np
@@ -14,13 +13,13 @@ from trimtab_pipelines.documents import load_pipeline
 from trimtab_pipelines.model_spec import model_spec
 from trimtab_training.task_training import compute_features
 from trimtab_training.trainer import Schedule
-from trimtab_training.vit_tasks import datasets, train, train_finer_patches
-from trimtab_training.vit_tasks.datasets import CLASSES, PHOTOS, TASKS, HeldOut
-from trimtab_training.vit_tasks.evaluate import FULL, POINTS, accuracy_report, score_points
-from trimtab_training.vit_tasks.train import SHAPE, add_heads, fit_head, fit_transformer, init_weights
+from trimtab_training.vit_tasks import datasets, train_finer_patches
+from trimtab_training.vit_tasks.datasets import CLASSES, TASKS, HeldOut
+from trimtab_training.vit_tasks.points import POINTS
+from trimtab_training.vit_tasks.train import SHAPE, fit_head, fit_transformer, init_weights
 
 FOLDER = Path(__file__).parents[3] / "pipelines" / "vit-tasks"
-MEASURED = json.loads((FOLDER / "accuracy.json").read_text())["points"]
+SMALL = load_pipeline(FOLDER).spec.stages[0].variants[0]
 ROWS = 128
 
 
@@ -32,30 +31,28 @@ def model():
 
 
 @pytest.mark.parametrize(
-    ("variant", "file", "served_points"),
-    [
-        ("vit-small", "accuracy.json", POINTS),
-        (train_finer_patches.VARIANT, train_finer_patches.ACCURACY, train_finer_patches.POINTS),
-    ],
+    ("variant", "served_points"),
+    [("vit-small", POINTS), (train_finer_patches.VARIANT, train_finer_patches.POINTS)],
 )
-def test_pipeline_states_the_measured_accuracies(variant, file, served_points):
+def test_pipeline_states_measured_accuracies_by_task(variant, served_points):
     points = load_pipeline(FOLDER).spec.stages[0].variant(variant).operating_points
-    measured_points = json.loads((FOLDER / file).read_text())["points"]
 
-    assert [point.name for point in points] == [point.name for point in served_points]
-    for point, served in zip(points, served_points, strict=True):
-        measured = measured_points[point.name]
-        overall = point.measured_accuracy()
-
-        assert (point.merging, point.prompts) == (served.merging, served.prompts)
-        assert (overall.value, overall.samples) == (measured["all"]["value"], measured["all"]["n"])
-        assert {task: accuracy.value for task, accuracy in point.accuracy_by_task.items()} == {
-            task: measured[task]["value"] for task in TASKS
+    assert [(point.name, point.merging, point.prompts) for point in points] == [
+        (point.name, point.merging, point.prompts) for point in served_points
+    ]
+    for point in points:
+        by_task = point.accuracy_by_task
+        assert {task: accuracy.samples for task, accuracy in by_task.items()} == {
+            **dict.fromkeys(TASKS, 1000),
+            "faces": 80,
         }
+        correct = sum(accuracy.value * accuracy.samples for accuracy in by_task.values())
+        assert point.measured_accuracy().samples == 3080
+        assert point.accuracy == pytest.approx(correct / 3080, abs=1e-4)
 
 
 def test_accuracy_falls_slowly_and_then_fast_with_merging():
-    crops = [MEASURED[point.name]["crops"]["value"] for point in POINTS]
+    crops = [point.accuracy_by_task["crops"].value for point in SMALL.operating_points]
 
     assert crops[0] - crops[2] < 0.02
     assert crops[2] - crops[4] > 0.05
@@ -73,7 +70,10 @@ def test_mixed_tasks_reach_the_measured_accuracy(model, point):
         labels_out = model.network.infer({"image": pixels[order], "task": tasks[order]}, served)["label"]
     correct = (labels_out == labels[order]).double()
     for number, task in enumerate(drawn):
-        share, expected = float(correct[tasks[order] == number].mean()), MEASURED[point.name][task]["value"]
+        share, expected = (
+            float(correct[tasks[order] == number].mean()),
+            SMALL.point(point.name).accuracy_by_task[task].value,
+        )
 
         assert abs(share - expected) < 4 * (expected * (1 - expected) / ROWS) ** 0.5
 
@@ -146,17 +146,3 @@ def test_training_lowers_loss_and_heads_fit_frozen_features():
         predictions = (features @ head.weight.T + head.bias).argmax(dim=1)
 
         assert (predictions == images.labels).float().mean() > 0.9
-
-
-def test_report_lists_points_and_tasks(monkeypatch):
-    monkeypatch.setattr(train, "training_images", lambda _: stripes(side=32))
-    transformer = VisionTransformer(SHAPE.model_copy(update={"depth": 1})).eval()
-    init_weights(transformer, 1)
-    head = fit_head(transformer, stripes(side=32), len(PHOTOS), train.HEADS)
-    held_out = dict.fromkeys(TASKS, stripes(8, side=32))
-    checkpoint = add_heads(transformer, head, lambda _: None)
-    report = accuracy_report(score_points(checkpoint, POINTS, held_out, lambda _: None))
-
-    assert report["variants"]["vit-small"]["n"] == 8 * len(TASKS)
-    assert list(report["points"]) == [point.name for point in POINTS]
-    assert report["points"][FULL.name].keys() == {*TASKS, "all"}

@@ -5,8 +5,9 @@ accuracies predicts the pipeline's (PAS in the IPA paper). Scribbles, which are 
 quarters, make locating hard; slant, a stroke through a digit and the handwriting make reading hard.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,6 +23,7 @@ SMALLEST_PX, LARGEST_PX = 20.0, 34.0
 CENTRE_TOLERANCE: Final = 0.15
 """A box matches a digit if their centres lie within this share of the digit's side (3 to 5 px)."""
 
+EVALUATION_PAGES, EVALUATION_SEED = 12_000, 13
 _PLACEMENT_TRIES: Final = 12
 _STRUCK_SHARE: Final = 0.4
 _GRID: Final = np.arange(GLYPH_SIDE_PX, dtype=np.float32) - np.float32((GLYPH_SIDE_PX - 1) / 2)
@@ -120,6 +122,27 @@ def score_page(truth: Page, boxes: NDArray[np.float32], labels: NDArray[np.int64
     matched = digit_of_box >= 0
     correct = truth.labels[digit_of_box[matched]] == np.asarray(labels)[matched]
     return PageScore(int(correct.sum()), int(matched.sum()), max(len(truth.labels), len(labels)))
+
+
+class EvaluationPages:
+    """Held-out pages as samples of `trimtab evaluate`."""
+
+    def __init__(self) -> None:
+        self._source = PageSource("held-out", EVALUATION_SEED)
+
+    def __len__(self) -> int:
+        return EVALUATION_PAGES
+
+    def __getitem__(self, index: int) -> tuple[dict[str, NDArray[np.uint8]], Page]:
+        page = self._source.page(index)
+        return {"image": page.pixels}, page
+
+    def score(self, truth: Page, outputs: Mapping[str, NDArray[Any]]) -> tuple[int, int, NDArray[np.int64]]:
+        """Correct and expected digits, and each row's correctness, -1 for a box without a digit."""
+        boxes, labels = outputs["boxes"].reshape(-1, 4), outputs["digit"].reshape(-1)
+        digit_of_box, result = match_boxes(truth, boxes), score_page(truth, boxes, labels)
+        right = truth.labels[digit_of_box] == labels
+        return result.correct, result.total, np.where(digit_of_box < 0, -1, right)
 
 
 def background(datasets: Datasets, random: np.random.Generator) -> NDArray[np.float32]:

@@ -1,45 +1,44 @@
 """Training of the digits pipeline: `python -m trimtab_training.digits.train -o DIR`.
 
-Writes `DIR/weights/VARIANT.safetensors` and `DIR/accuracy.json`. Seeds are fixed: one for training pages, one for the
-pages that calibrate the locators' threshold, one for held-out pages.
+Writes `DIR/weights/VARIANT.safetensors`, `DIR/training.json`, and calibrations of confidences in `DIR/pipeline.yaml`.
+Seeds are fixed: one for training pages, one for the pages that set the locators' threshold, one for held-out pages that
+fit the calibrations. `trimtab evaluate` measures the variants, on other held-out pages.
 """
 
 import sys
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
 import torch
 import torch.nn.functional as fn
 from rich.progress import Progress
-from torch import Tensor, nn
+from torch import Tensor
 
 from trimtab_model_servers.families.digits import PAGE_SIDE_PX
 from trimtab_model_servers.families.digits.family import VARIANTS, build_network, load, prepare_for_serving, save
 from trimtab_model_servers.families.digits.locator import TYPICAL_SIDE_PX, Locator, cut_crops, decode
 from trimtab_model_servers.families.digits.reader import Reader
-from trimtab_pipelines.accuracy_evidence import Accuracy
-from trimtab_training.digits.escalations import STAGES, StageEvidence, print_options, write_evidence
-from trimtab_training.digits.evaluate import Measurement, measure
+from trimtab_training.digits.calibration import calibration_entry, score_rows, write_calibrations
 from trimtab_training.digits.page_generator import MAX_DIGITS, Page, PageScore, PageSource, score_page
 from trimtab_training.trainer import (
     Advance,
     Schedule,
     argument_parser,
     loss_bar,
-    minimize,
+    train_network,
     training_progress,
     weights_entry,
     write_report,
 )
 
 TRAINING_PAGES: Final = 16_000
-CALIBRATION_PAGES: Final = 1_000
-HELD_OUT_PAGES: Final = 12_000
-TRAINING_SEED, CALIBRATION_SEED, HELD_OUT_SEED = 11, 12, 13
+THRESHOLD_PAGES: Final = 1_000
+CALIBRATION_PAGES: Final = 6_000
+TRAINING_SEED, THRESHOLD_SEED, CALIBRATION_SEED = 11, 12, 14
 
 SCHEDULES: Final[dict[str, Schedule]] = {
     "locate-xs": Schedule(steps=3000, batch=32, peak_rate=4e-3, seed=1),
@@ -53,6 +52,7 @@ SCHEDULES: Final[dict[str, Schedule]] = {
     "read-l": Schedule(steps=2000, batch=128, peak_rate=4e-3, seed=9),
     "read-xl": Schedule(steps=3500, batch=128, peak_rate=4e-3, seed=10),
 }
+CYCLE: Final[dict[str, Any]] = {"warm_up_share": 0.15, "max_gradient_norm": 5.0}
 _GEOMETRY_WEIGHT: Final = 0.7
 _THRESHOLDS: Final = tuple(step / 50 for step in range(5, 40))
 CENTRE_JITTER, SIZE_JITTER = 0.07, 0.09
@@ -138,7 +138,7 @@ def fit_locator(locator: Locator, pool: Pool, schedule: Schedule, advance: Advan
             maps = locator.network(invert_some(pool.images[indices], random))
         return _locator_loss(maps.float(), target.heat, target.geometry)
 
-    _fit(locator.network, loss, schedule, advance)
+    train_network(locator.network, loss, schedule, **CYCLE, advance=advance)
 
 
 def fit_reader(reader: Reader, pool: Pool, schedule: Schedule, advance: Advance) -> None:
@@ -151,7 +151,7 @@ def fit_reader(reader: Reader, pool: Pool, schedule: Schedule, advance: Advance)
             logits = reader.logits(invert_some(crops, random))
         return fn.cross_entropy(logits.float(), labels, label_smoothing=0.05)
 
-    _fit(reader, loss, schedule, advance)
+    train_network(reader, loss, schedule, **CYCLE, advance=advance)
 
 
 def calibrate(locator: Locator, source: PageSource, start: int, count: int) -> float:
@@ -172,12 +172,6 @@ def calibrate(locator: Locator, source: PageSource, start: int, count: int) -> f
     return best
 
 
-def _fit(network: nn.Module, loss: Callable[[], Tensor], schedule: Schedule, advance: Advance) -> None:
-    network.train()
-    minimize(network.parameters(), loss, schedule, warm_up_share=0.15, max_gradient_norm=5.0, advance=advance)
-    network.eval()
-
-
 def _locator_loss(maps: Tensor, heat: Tensor, geometry: Tensor) -> Tensor:
     """Cross entropy weighted by the squared error of each cell, and the geometry's distance near centres."""
     logits = maps[:, 0]
@@ -194,7 +188,7 @@ def train_variant(variant: str, pool: Pool, folder: Path, progress: Progress) ->
     network = build_network(variant, seed=schedule.seed)
     if isinstance(network, Locator):
         fit_locator(network, pool, schedule, advance)
-        calibrate(prepare_for_serving(network), PageSource("train", CALIBRATION_SEED), 0, CALIBRATION_PAGES)
+        calibrate(prepare_for_serving(network), PageSource("train", THRESHOLD_SEED), 0, THRESHOLD_PAGES)
     else:
         fit_reader(network, pool, schedule, advance)
         prepare_for_serving(network)
@@ -205,70 +199,39 @@ def train_variant(variant: str, pool: Pool, folder: Path, progress: Progress) ->
     progress.console.print(f"{variant} trained in {seconds:.0f} s")
 
 
-def measure_folder(folder: Path, progress: Progress) -> Measurement:
-    """Measure every variant with weights in `folder`."""
+def calibrate_folder(folder: Path) -> dict[str, dict[str, float]]:
+    """Calibrations of every variant with weights in `folder`."""
     paths = {name: folder / f"{name}.safetensors" for name in VARIANTS}
     networks = {name: load(path) for name, path in paths.items() if path.is_file()}
-    locators = {name: network for name, network in networks.items() if isinstance(network, Locator)}
-    readers = {name: network for name, network in networks.items() if isinstance(network, Reader)}
-    task = progress.add_task("measure", total=len(networks), note="held-out pages")
-    pages = PageSource("held-out", HELD_OUT_SEED).pages(0, HELD_OUT_PAGES)
-    return measure(locators, readers, pages, lambda name: progress.update(task, advance=1, note=name))
-
-
-def report(folder: Path, measurement: Measurement, evidence: Iterable[StageEvidence]) -> dict[str, object]:
-    """Return the content of `accuracy.json`."""
-    keys = ("seed", "steps", "batch", "training_seconds")
-    calibrations = {name: stage.calibration_entry(name) for stage in evidence for name in stage.calibrations}
-    return {
-        "split": "held-out by source image and photo region",
-        "pages": HELD_OUT_PAGES,
-        "page_seed": HELD_OUT_SEED,
-        "interval": "Wilson, 95 %",
-        "largest_product_error": round(measurement.largest_product_error, 4),
-        "variants": {
-            name: {
-                **_entry(accuracy),
-                **weights_entry(folder / f"{name}.safetensors", keys),
-                "calibration": calibrations[name],
-            }
-            for name, accuracy in measurement.stages.items()
-        },
-        "pairs": [
-            {"locate": pair[0], "read": pair[1], **_entry(accuracy), "product": round(measurement.product(pair), 4)}
-            for pair, accuracy in sorted(measurement.pairs.items(), key=lambda item: list(VARIANTS).index(item[0][0]))
-        ],
-    }
+    rows = score_rows(networks, PageSource("held-out", CALIBRATION_SEED).pages(0, CALIBRATION_PAGES))
+    return {name: calibration_entry(scored) for name, scored in rows.items()}
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Train the chosen variants, then measure all."""
-    parser = argument_parser("Train and measure the models of the digits pipeline.", threads=2)
-    parser.add_argument("--only", choices=list(VARIANTS), action="append", help="train this variant; repeatable")
-    parser.add_argument("--measure-only", action="store_true", help="measure existing weights without training")
+    """Train the chosen variants, then calibrate all."""
+    parser = argument_parser("Train the models of the digits pipeline.", VARIANTS, threads=2)
+    parser.add_argument("--calibrate-only", action="store_true", help="calibrate existing weights without training")
     options = parser.parse_args(arguments)
-    torch.set_num_threads(options.threads)
-    variants = [] if options.measure_only else options.only or list(VARIANTS)
-    with training_progress() as progress:
-        if variants:
+    weights = options.output / "weights"
+    with training_progress(options.threads) as progress:
+        if not options.calibrate_only:
             pool = gather(_draw_pages(PageSource("train", TRAINING_SEED), progress))
-            for variant in variants:
-                train_variant(variant, pool, options.output / "weights", progress)
-        measurement = measure_folder(options.output / "weights", progress)
-    evidence = {stage: StageEvidence.of(measurement, stage) for stage in STAGES}
-    write_report(options.output / "accuracy.json", report(options.output / "weights", measurement, evidence.values()))
-    write_evidence(options.output / "pipeline.yaml", measurement, evidence)
-    print_options(measurement, evidence)
+            for variant in options.only or list(VARIANTS):
+                train_variant(variant, pool, weights, progress)
+        calibrations = calibrate_folder(weights)
+    keys = ("seed", "steps", "batch", "training_seconds")
+    entries = {
+        name: {**weights_entry(weights / f"{name}.safetensors", keys), "calibration": entry}
+        for name, entry in calibrations.items()
+    }
+    write_report(options.output / "training.json", entries)
+    write_calibrations(options.output / "pipeline.yaml", calibrations)
     return 0
 
 
 def _draw_pages(source: PageSource, progress: Progress) -> list[Page]:
     indices = progress.track(range(TRAINING_PAGES), task_id=progress.add_task("draw pages", note=""))
     return [source.page(index) for index in indices]
-
-
-def _entry(accuracy: Accuracy) -> dict[str, float | None]:
-    return {"accuracy": accuracy.value, "high": accuracy.high, "low": accuracy.low, "n": accuracy.samples}
 
 
 if __name__ == "__main__":

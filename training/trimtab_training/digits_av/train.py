@@ -44,7 +44,7 @@ from trimtab_training.digits_av.evaluate import (
     measurement_document,
     to_tensors,
 )
-from trimtab_training.trainer import Advance, Schedule, argument_parser, loss_bar, minimize, training_progress
+from trimtab_training.trainer import Advance, Schedule, argument_parser, loss_bar, train_network, training_progress
 from trimtab_training.training_report import MeasuredPipeline, MeasuredVariant, write_points
 
 TRAINING_ITEMS: Final = 5_000
@@ -86,9 +86,7 @@ def fit(network: Network, items: Items, schedule: Schedule, advance: Advance) ->
         batch = {name: inputs[name][indices] for name, indices in rows.items()}
         return _loss(network, batch, torch.from_numpy(digits), random)
 
-    network.train()
-    minimize(network.parameters(), loss, schedule, warm_up_share=0.15, max_gradient_norm=2.0, advance=advance)
-    network.eval()
+    train_network(network, loss, schedule, warm_up_share=0.15, max_gradient_norm=2.0, advance=advance)
 
 
 def _draw_rows(rows_of_digit: Sequence[np.ndarray], digits: np.ndarray, random: np.random.Generator) -> np.ndarray:
@@ -243,11 +241,9 @@ def _report(name: str, trained: TrainedVariant, weights: Path) -> MeasuredVarian
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Train and measure the chosen variants."""
-    parser = argument_parser("Train and measure the models of the digits-av pipeline.")
+    parser = argument_parser("Train and measure the models of the digits-av pipeline.", VARIANTS)
     parser.add_argument("--recordings", type=Path, metavar="DATA", help="fsdd_dev.npz, or the folder that holds it")
-    parser.add_argument("--only", choices=list(VARIANTS), action="append", help="train this variant; repeatable")
     options = parser.parse_args(arguments)
-    torch.set_num_threads(options.threads)
     recordings = None if options.recordings is None else load_recordings(options.recordings)
     try:
         provenance = data_provenance(recordings)
@@ -255,7 +251,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         parser.error(str(error))
     path = options.output / "measured.json"
     variants = _load_variants(path)
-    with training_progress() as progress:
+    with training_progress(options.threads) as progress:
         task = progress.add_task("draw items", total=None, note="")
         items = draw_training_items(recordings, TRAINING_ITEMS, lambda: progress.update(task, advance=1))
         for name in options.only or list(VARIANTS):

@@ -29,7 +29,6 @@ from trimtab_model_servers.families.lmm_digits.models import (
     VisionTower,
 )
 from trimtab_model_servers.families.lmm_digits.tokenizer import load_default_tokenizer
-from trimtab_model_servers.weights.loading import read_file
 from trimtab_training.digits.train import invert_some
 from trimtab_training.lmm_digits.batches import IGNORED, Batch, Questioner, character_ids, token_cells
 from trimtab_training.lmm_digits.evaluate import measure_folder
@@ -52,8 +51,9 @@ ANSWERS: Final[dict[Architecture, Schedule]] = {
     "decoder-only": Schedule(steps=2_600, batch=64, peak_rate=2e-3, seed=3),
     "cross-attention": Schedule(steps=2_600, batch=64, peak_rate=2e-3, seed=4),
 }
-CONTINUATION: Final = Schedule(steps=500, batch=64, peak_rate=5e-4, seed=5)
 HINT_WEIGHT: Final = 0.5
+TWINS: Final = 0.4
+"""Share of questions about twins."""
 BETAS: Final = (0.9, 0.98)
 
 
@@ -107,14 +107,13 @@ class AnswerTraining:
 
         minimize([*self.projector.parameters(), self.tower.places], loss, schedule, betas=BETAS, advance=advance)
 
-    def answer(self, questioner: Questioner, schedule: Schedule, advance: Advance, twins: float = 0.4) -> None:
+    def answer(self, questioner: Questioner, schedule: Schedule, advance: Advance) -> None:
         """Train all but the tower's convolutions to answer questions."""
-        size = schedule.batch
         frozen = {id(parameter) for parameter in self.tower.stem.parameters()}
         trained = [parameter for parameter in self.model.parameters() if id(parameter) not in frozen]
 
         def loss() -> Tensor:
-            batch = questioner.batch(size, twins=twins)
+            batch = questioner.batch(schedule.batch, twins=TWINS)
             flat = self.logits(batch).flatten(0, 1)  # too small to gain from bfloat16
             answers = fn.cross_entropy(flat, batch.labels.flatten())
             if not bool((batch.hints != IGNORED).any()):
@@ -181,17 +180,12 @@ def cross_attention_mask(ids: Tensor, pages: int) -> tuple[Tensor, Tensor]:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Train the chosen models, then measure all."""
-    parser = argument_parser("Train and measure the models of the lmm-digits pipeline.")
-    parser.add_argument("--only", choices=ARCHITECTURES, action="append", help="train this model; repeatable")
-    parser.add_argument("--continue", dest="continues", action="store_true", help="train existing weights further")
+    parser = argument_parser("Train and measure the models of the lmm-digits pipeline.", ARCHITECTURES)
     parser.add_argument("--measure-only", action="store_true", help="measure existing weights without training")
     options = parser.parse_args(arguments)
-    torch.set_num_threads(options.threads)
     weights = options.output / "weights"
-    with training_progress() as progress:
-        if options.continues:
-            _continue(options.only or ARCHITECTURES, weights, progress)
-        elif not options.measure_only:
+    with training_progress(options.threads) as progress:
+        if not options.measure_only:
             _train(options.only or ARCHITECTURES, weights, progress)
         report = measure_folder(weights, progress.console.print)
     write_report(options.output / "accuracy.json", report)
@@ -220,24 +214,6 @@ def _train(architectures: Sequence[Architecture], weights: Path, progress: Progr
         progress.console.print(
             f"{architecture} trained in {seconds:.0f} s of processor time, including {tower_seconds:.0f} s of the tower"
         )
-
-
-def _continue(architectures: Sequence[Architecture], weights: Path, progress: Progress) -> None:
-    """Train existing models on the questions of today, on real pages alone."""
-    pages, cells = _draw_pages(progress)
-    for architecture in architectures:
-        path, started = weights / f"{architecture}.safetensors", time.process_time()
-        metadata, loaded = read_file(path)[0], models.load(path)
-        model, tower = loaded.model.requires_grad_(requires_grad=True), models.tower(loaded.model)
-        features, characters = compute_features(tower, pages), character_ids(loaded.tokenizer)
-        page_tokens = models.placeholders(architecture)
-        questioner = Questioner(loaded.tokenizer, cells.numpy(), page_tokens=page_tokens, seed=CONTINUATION.seed)
-        training = AnswerTraining(model, architecture, tower, features, characters)
-        training.answer(questioner, CONTINUATION, loss_bar(progress, architecture, CONTINUATION.steps), twins=0.0)
-        spent = {"steps": CONTINUATION.steps, "processor_seconds": round(time.process_time() - started)}
-        kept = {name: metadata[name] for name in ("seed", "batch")}
-        summed = {name: str(int(metadata[name]) + more) for name, more in spent.items()}
-        models.save(models.prepare_for_serving(model), architecture, loaded.tokenizer, path, kept | summed)
 
 
 def _train_model(

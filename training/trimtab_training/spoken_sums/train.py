@@ -5,7 +5,7 @@ layer's weights contain, on sums that neither training nor evaluation uses. `tri
 """
 
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Final
@@ -22,7 +22,7 @@ from trimtab_training.digits_av.formant_synthesis import Split
 from trimtab_training.spoken_sums.batches import Features
 from trimtab_training.spoken_sums.dataset import SumSource, draw_words, evaluate, to_text
 from trimtab_training.spoken_sums.models import SIZES, TOKENIZERS, build, feature_extractor, word_tokenizer
-from trimtab_training.trainer import Advance, Schedule, argument_parser, loss_bar, minimize, training_progress
+from trimtab_training.trainer import Advance, Schedule, argument_parser, loss_bar, train_network, training_progress
 
 TRAINING_SUMS, CALIBRATION_SUMS, TRAINING_TEXTS = 6_000, 500, 400_000
 TRAINING_SEED, CALIBRATION_SEED = 31, 32
@@ -36,6 +36,7 @@ SCHEDULES: Final[Mapping[str, Schedule]] = {
 Texts = tuple[Tensor, Tensor, Tensor]
 """Token ids [n, 8], their mask, and results [n]."""
 CTC_WEIGHT: Final = 0.3
+BETAS: Final = (0.9, 0.98)
 _TEMPERATURES: Final = np.geomspace(0.5, 4.0, 60)
 
 
@@ -61,7 +62,7 @@ def fit_transcriber(model: Any, pool: Features, schedule: Schedule, advance: Adv
         )
         return fn.cross_entropy(logits.flatten(0, 1), targets.flatten()) + CTC_WEIGHT * sequence
 
-    _fit(model, loss, schedule, advance)
+    train_network(model, loss, schedule, betas=BETAS, advance=advance)
 
 
 def fit_answerer(model: Any, texts: Texts, schedule: Schedule, advance: Advance) -> None:
@@ -72,13 +73,7 @@ def fit_answerer(model: Any, texts: Texts, schedule: Schedule, advance: Advance)
         rows = torch.randint(len(ids), (schedule.batch,), generator=random)
         return fn.cross_entropy(model(input_ids=ids[rows], attention_mask=mask[rows]).logits, results[rows])
 
-    _fit(model, loss, schedule, advance)
-
-
-def _fit(model: nn.Module, loss: Callable[[], Tensor], schedule: Schedule, advance: Advance) -> None:
-    model.train()
-    minimize(model.parameters(), loss, schedule, betas=(0.9, 0.98), advance=advance)
-    model.eval()
+    train_network(model, loss, schedule, betas=BETAS, advance=advance)
 
 
 def draw_texts(split: Split, count: int, seed: int) -> Texts:
@@ -148,12 +143,9 @@ class Suite:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Train the chosen variants."""
-    parser = argument_parser("Train the models of the spoken-sums pipeline.")
-    parser.add_argument("--only", choices=list(SIZES), action="append", help="train this variant; repeatable")
-    options = parser.parse_args(arguments)
-    torch.set_num_threads(options.threads)
+    options = argument_parser("Train the models of the spoken-sums pipeline.", SIZES).parse_args(arguments)
     suite = Suite()
-    with training_progress() as progress:
+    with training_progress(options.threads) as progress:
         for variant in options.only or list(SIZES):
             advance = loss_bar(progress, variant, SCHEDULES[variant].steps)
             suite.train(variant, options.output / "weights" / variant, SCHEDULES[variant], advance)

@@ -1,7 +1,7 @@
 """Training of the vit-tasks pipeline's small transformer: `python -m trimtab_training.vit_tasks.train -o DIR`.
 
-Writes `DIR/weights/vit-tasks.safetensors` and `DIR/accuracy.json`. Seeds are fixed. The transformer is trained on crops
-and frozen; then every other task gets a head, and every point and task a temperature.
+Writes `DIR/weights/vit-tasks.safetensors`. Seeds are fixed. The transformer is trained on crops and frozen; then every
+other task gets a head, and every point and task a temperature. `trimtab evaluate` measures the points.
 """
 
 import sys
@@ -19,19 +19,10 @@ from trimtab_model_servers.transformer.checkpoints import Checkpoint, load, save
 from trimtab_model_servers.transformer.config import ViTConfig, preprocess
 from trimtab_model_servers.transformer.tasks import PLAIN, Head
 from trimtab_model_servers.transformer.transformer import ForwardPlan, VisionTransformer
-from trimtab_training.task_training import LabelledImages, compute_features
-from trimtab_training.trainer import (
-    Advance,
-    Schedule,
-    argument_parser,
-    loss_bar,
-    minimize,
-    training_progress,
-    write_report,
-)
-from trimtab_training.vit_tasks import calibration, evaluate
+from trimtab_training.task_training import LabelledImages, fit_prompts
+from trimtab_training.trainer import Advance, Schedule, argument_parser, loss_bar, minimize, training_progress
 from trimtab_training.vit_tasks.datasets import CLASSES, SIDE_PX, TASKS
-from trimtab_training.vit_tasks.evaluate import POINTS
+from trimtab_training.vit_tasks.points import POINTS, fit_temperatures
 
 SHAPE: Final = ViTConfig(side=SIDE_PX, patch=4, channels=1, width=64, depth=8, heads=2, inner=256)
 TRANSFORMER: Final = Schedule(steps=1200, batch=128, peak_rate=1.5e-3, seed=3)
@@ -41,7 +32,6 @@ TRAINING_SEED: Final = 1
 PRETRAINING_TASK: Final = "crops"
 WEIGHTS: Final = "weights/vit-tasks.safetensors"
 TRANSFORMER_WEIGHT_DECAY: Final = 0.05
-HEAD_WEIGHT_DECAY: Final = 1e-4
 
 
 def init_weights(transformer: VisionTransformer, seed: int) -> None:
@@ -73,32 +63,19 @@ def fit_transformer(
         features = transformer(preprocess(images.pixels[indices], "Image"))
         return cross_entropy(head(features), images.labels[indices], label_smoothing=0.1)
 
-    groups = _decay_groups([*transformer.parameters(), *head.parameters()], TRANSFORMER_WEIGHT_DECAY)
+    parameters = [*transformer.parameters(), *head.parameters()]
+    groups: list[dict[str, Any]] = [
+        {"params": [weight for weight in parameters if weight.dim() == 2], "weight_decay": TRANSFORMER_WEIGHT_DECAY},
+        {"params": [weight for weight in parameters if weight.dim() != 2], "weight_decay": 0.0},
+    ]
     minimize(groups, loss, schedule, advance=advance)
     return Head(head.weight.detach(), head.bias.detach())
 
 
 def fit_head(transformer: VisionTransformer, images: LabelledImages, classes: int, schedule: Schedule) -> Head:
-    """Train the head of one task on the features of a frozen transformer, which are computed once."""
-    features = compute_features(transformer, images.pixels, "Image", ForwardPlan())
-    random = torch.Generator().manual_seed(schedule.seed)
-    head = nn.Linear(transformer.shape.width, classes)
-    nn.init.trunc_normal_(head.weight, std=0.02, generator=random)
-    nn.init.zeros_(head.bias)
-
-    def loss() -> Tensor:
-        indices = torch.randint(len(images), (schedule.batch,), generator=random)
-        return cross_entropy(head(features[indices]), images.labels[indices], label_smoothing=0.05)
-
-    minimize(_decay_groups(list(head.parameters()), HEAD_WEIGHT_DECAY), loss, schedule)
-    return Head(head.weight.detach(), head.bias.detach())
-
-
-def _decay_groups(parameters: list[nn.Parameter], weight_decay: float) -> list[dict[str, Any]]:
-    """Parameter groups in which only matrices decay."""
-    matrices = [parameter for parameter in parameters if parameter.dim() == 2]
-    others = [parameter for parameter in parameters if parameter.dim() != 2]
-    return [{"params": matrices, "weight_decay": weight_decay}, {"params": others, "weight_decay": 0.0}]
+    """Train the head of one task on the features of a frozen transformer."""
+    initial = Head(torch.zeros(classes, transformer.shape.width), torch.zeros(classes))
+    return fit_prompts(transformer, images, "Image", ForwardPlan(), initial=initial, count=0, schedule=schedule)
 
 
 def train_transformer(advance: Advance) -> tuple[VisionTransformer, Head]:
@@ -122,16 +99,6 @@ def add_heads(transformer: VisionTransformer, head: Head, advance: Callable[[str
     return Checkpoint(transformer, {PLAIN: {task: heads[task] for task in TASKS}}, CLASSES, "Image")
 
 
-def measure(
-    checkpoint: Checkpoint, advance: Callable[[str], None]
-) -> tuple[dict[str, object], calibration.Temperatures]:
-    """Report and temperatures of the served points."""
-    scored = evaluate.score_points(checkpoint, POINTS, evaluate.held_out_images(), advance)
-    report = evaluate.accuracy_report(scored)
-    report |= {"confidence": calibration.confidence_report(scored, POINTS)}
-    return report, calibration.fit_temperatures(scored, POINTS)
-
-
 def training_images(task: str) -> LabelledImages:
     return TASKS[task]("train", TRAINING_IMAGES[task], TRAINING_SEED)
 
@@ -143,19 +110,17 @@ def note_bar(progress: Progress, name: str, total: int) -> Callable[[str], None]
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Train, unless `--measure-only` is set, and measure."""
-    parser = argument_parser("Train and measure the small vision transformer.")
-    parser.add_argument("--measure-only", action="store_true", help="measure existing weights without training")
+    """Train, unless `--calibrate-only` is set, and calibrate."""
+    parser = argument_parser("Train the small vision transformer.")
+    parser.add_argument("--calibrate-only", action="store_true", help="calibrate existing weights without training")
     options = parser.parse_args(arguments)
-    torch.set_num_threads(options.threads)
     path = options.output / WEIGHTS
     path.parent.mkdir(parents=True, exist_ok=True)
-    with training_progress() as progress:
-        if not options.measure_only:
+    with training_progress(options.threads) as progress:
+        if not options.calibrate_only:
             _train(path, progress)
-        report, temperatures = measure(load(path), note_bar(progress, "measure", len(POINTS)))
-    write_report(options.output / "accuracy.json", report)
-    store_temperatures(path, temperatures)
+        advance = note_bar(progress, "temperatures", len(POINTS))
+        store_temperatures(path, fit_temperatures(load(path), POINTS, advance))
     return 0
 
 

@@ -2,7 +2,7 @@
 
 Its patches have 2 pixels a side instead of 4, so that 256 tokens make merging worthwhile. It starts from the resized
 weights of the small transformer, is trained further on crops, and gets a head for every other task. Writes
-`DIR/weights/vit-fine.safetensors`, `DIR/accuracy-fine.json`, and escalations into `DIR/pipeline.yaml`.
+`DIR/weights/vit-fine.safetensors`. `trimtab evaluate` measures its points and escalations.
 """
 
 import sys
@@ -21,15 +21,14 @@ from trimtab_model_servers.transformer.tasks import PLAIN, prompt_variant
 from trimtab_model_servers.transformer.transformer import VisionTransformer, forward_plan
 from trimtab_pipelines.operating_point import TokenPrompts
 from trimtab_training.task_training import fit_prompts
-from trimtab_training.trainer import Advance, Schedule, argument_parser, loss_bar, training_progress, write_report
-from trimtab_training.vit_tasks import calibration, evaluate, train
+from trimtab_training.trainer import Advance, Schedule, argument_parser, loss_bar, training_progress
+from trimtab_training.vit_tasks import train
 from trimtab_training.vit_tasks.datasets import TASKS
-from trimtab_training.vit_tasks.evaluate import FULL, merging
+from trimtab_training.vit_tasks.points import FULL, fit_temperatures, merging
 from trimtab_training.vit_tasks.train import fit_transformer
 
 VARIANT: Final = "vit-fine"
 WEIGHTS: Final = "weights/vit-fine.safetensors"
-ACCURACY: Final = "accuracy-fine.json"
 PATCH_PX: Final = 2
 TRAINING: Final = Schedule(steps=350, batch=48, peak_rate=1e-3, seed=11)
 PROMPTS: Final = 1
@@ -92,34 +91,19 @@ def add_prompts(checkpoint: Checkpoint, advance: Callable[[str], None]) -> Check
     return replace(checkpoint, heads=heads)
 
 
-def measure(
-    checkpoint: Checkpoint, advance: Callable[[str], None]
-) -> tuple[dict[str, object], calibration.Temperatures, calibration.Escalations]:
-    """Report, temperatures and escalations of the served points."""
-    scored = evaluate.score_points(checkpoint, POINTS, evaluate.held_out_images(), advance)
-    report = evaluate.accuracy_report(scored, VARIANT, POINTS)
-    report |= {"confidence": calibration.confidence_report(scored, POINTS)}
-    return report, calibration.fit_temperatures(scored, POINTS), calibration.escalations(scored, POINTS)
-
-
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Train the chosen steps, then measure."""
-    parser = argument_parser("Train and measure the vision transformer with finer patches.")
-    parser.add_argument("--only", choices=["prompts", "measure"], help="keep the existing transformer")
+    """Train the chosen steps, then calibrate."""
+    parser = argument_parser("Train the vision transformer with finer patches.", ("prompts", "calibration"))
     options = parser.parse_args(arguments)
-    torch.set_num_threads(options.threads)
     path = options.output / WEIGHTS
-    with training_progress() as progress:
-        if options.only is None:
+    with training_progress(options.threads) as progress:
+        if not options.only:
             _train(options.output, progress)
-        if options.only != "measure":
+        if options.only != ["calibration"]:
             advance = train.note_bar(progress, "prompts", len(PROMPTED) * len(TASKS))
             save(add_prompts(load(path), advance), path, {"seed": str(TRAINING.seed)})
-        advance = train.note_bar(progress, "measure", len(POINTS))
-        report, temperatures, escalations = measure(load(path), advance)
-    write_report(options.output / ACCURACY, report)
-    store_temperatures(path, temperatures)
-    calibration.write_escalations(options.output / "pipeline.yaml", VARIANT, escalations)
+        advance = train.note_bar(progress, "temperatures", len(POINTS))
+        store_temperatures(path, fit_temperatures(load(path), POINTS, advance))
     return 0
 
 

@@ -91,11 +91,12 @@ TRAIN_digits = $(PY) -m trimtab_training.digits.train -o pipelines/digits
 TRAIN_digits-av = $(PY) -m trimtab_training.digits_av.train -o pipelines/digits-av
 TRAIN_vit-tasks = $(PY) -m trimtab_training.vit_tasks.train -o pipelines/vit-tasks
 TRAIN_vit-tasks-fine = $(PY) -m trimtab_training.vit_tasks.train_finer_patches -o pipelines/vit-tasks
-TRAIN_lmm-digits = OMP_NUM_THREADS=1 $(PY) -m trimtab_training.lmm_digits.train -o $(OUT)/lmm-digits
+TRAIN_lmm-digits = OMP_NUM_THREADS=1 $(PY) -m trimtab_training.lmm_digits.train -o pipelines/lmm-digits
 TRAIN_spoken-sums = OMP_NUM_THREADS=1 $(PY) -m trimtab_training.spoken_sums.train -o pipelines/spoken-sums
 TRAIN_forecaster = $(PY) -m trimtab_predictor.train --trace $(DATA)/twitter_rps_train.csv.gz -o predictor/trimtab_predictor/weights
 EVALUATE_digits = $(PY) -m trimtab evaluate pipelines/digits --samples trimtab_training.digits.page_generator:EvaluationPages
 EVALUATE_vit-tasks = $(PY) -m trimtab evaluate pipelines/vit-tasks --samples trimtab_training.vit_tasks.datasets:HeldOut
 EVALUATE_vit-tasks-fine = $(EVALUATE_vit-tasks)
+EVALUATE_lmm-digits = $(PY) -m trimtab evaluate pipelines/lmm-digits --samples trimtab_training.lmm_digits.questions:EvaluationChats
 EVALUATE_spoken-sums = $(PY) -m trimtab evaluate pipelines/spoken-sums --samples trimtab_training.spoken_sums.dataset:EvaluationSums
 TRAIN_ = @echo "NAME one of: digits, digits-av, vit-tasks, vit-tasks-fine, lmm-digits, spoken-sums, forecaster" >&2; exit 2;

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from benchmarks.engine.race import STREAMS, Outputs, Prompt, padded, run_engine
-from tests.transformers_generate import generate_inputs
+from tests.lmm_digits_answers import Exercise, generate_inputs
 from trimtab_model_servers.engine.core import EngineCore
 from trimtab_model_servers.engine.model_adapters import adapt_model
 from trimtab_model_servers.engine.request import Image, Request
@@ -23,7 +23,6 @@ from trimtab_model_servers.families.hf_vlm.parts import Placement, Precision, lo
 from trimtab_model_servers.families.lmm_digits import models
 from trimtab_model_servers.families.lmm_digits.models import END_ID, IMAGE_ID, PAD_ID, PAGE_TOKENS, Architecture
 from trimtab_model_servers.weights.source import RandomSeed
-from trimtab_training.lmm_digits import evaluate
 from trimtab_training.lmm_digits.page_generator import CellPageSource
 from trimtab_training.lmm_digits.questions import PAGES, Kind, ask, fits
 
@@ -143,7 +142,7 @@ class TrainedModel:
             pages = [pool[number] for number in numbers]
             if fits(kind, [page.cells for page in pages]):
                 question = ask(kind, [page.cells for page in pages], random)
-                exercise = evaluate.Exercise(question, tuple(pages))
+                exercise = Exercise(question, tuple(pages))
                 inputs = generate_inputs(self._architecture, self._tokenizer, exercise)
                 pixels = [torch.from_numpy(page.pixels) for page in pages]
                 stacked = torch.stack(pixels) if pixels else torch.zeros(0, 1, 96, 96)

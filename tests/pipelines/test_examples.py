@@ -1,6 +1,5 @@
 """Example pipelines: valid, with the measured accuracies, and with weights that the model server's image contains."""
 
-import json
 import re
 from pathlib import Path
 
@@ -22,27 +21,6 @@ def test_example_is_valid_and_its_weights_exist(path):
 
     assert pipeline.name == path.parent.name
     assert [uri for uri in local if not (path.parent / uri).exists()] == []
-
-
-@pytest.mark.parametrize(
-    "path", [p for p in EXAMPLES if (p.parent / "accuracy.json").exists()], ids=lambda p: p.parent.name
-)
-def test_example_accuracies_match_measurements(path):
-    files = path.parent.glob("accuracy*.json")
-    measured = {name: accuracy for file in files for name, accuracy in json.loads(file.read_text())["variants"].items()}
-    declared = {v.name: v for stage in load_pipeline(path).spec.stages for v in stage.variants}
-
-    assert declared.keys() == measured.keys()
-    for name, variant in declared.items():
-        evidence = variant.accuracy_evidence
-        assert evidence.source == "Measured"
-        assert (variant.accuracy, evidence.samples, evidence.low, evidence.high) == tuple(
-            measured[name][field] for field in ("accuracy", "n", "low", "high")
-        )
-        calibration = measured[name].get("calibration", {})
-        assert {f"confidence_{key}": calibration[key] for key in ("offset", "slope") if calibration}.items() <= (
-            variant.parameters.items()
-        )
 
 
 SHIPPED = re.findall(r"^COPY (\S+) /opt/trimtab/pipelines/(\S+)$", (ROOT / "Dockerfile").read_text(), re.MULTILINE)

@@ -1,8 +1,7 @@
-"""Trainer of every suite: command line, AdamW with one learning-rate cycle, progress bars and report entries."""
+"""Trainer of every suite: command line, AdamW with one learning-rate cycle, and progress bars."""
 
 import argparse
-import json
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,10 +10,7 @@ from typing import Any
 import torch
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
-from safetensors import safe_open
 from torch import Tensor, nn
-
-from trimtab_pipelines.accuracy_evidence import wilson_interval
 
 Advance = Callable[[float], None]
 """Receives the loss of each step."""
@@ -97,22 +93,3 @@ def loss_bar(progress: Progress, name: str, steps: int) -> Advance:
         progress.update(task, advance=1, note=f"loss {smooth:.3f}")
 
     return advance
-
-
-def write_report(path: Path, report: dict[str, Any]) -> None:
-    path.write_text(json.dumps(report, indent=2) + "\n")
-
-
-def accuracy_entry(correct: int, n: int, *, key: str = "accuracy") -> dict[str, float]:
-    """A share of correct answers with its 95 % Wilson interval, as reports hold it."""
-    low, high = wilson_interval(correct, n)
-    return {key: round(correct / n, 4), "n": n, "low": round(low, 4), "high": round(high, 4)}
-
-
-def weights_entry(path: Path, metadata_keys: Sequence[str]) -> dict[str, float]:
-    """Size of a weights file and the named numbers of its metadata."""
-    with safe_open(path, framework="pt") as file:
-        metadata = file.metadata()
-        parameters = sum(file.get_tensor(name).numel() for name in file.keys())  # noqa: SIM118  (no mapping)
-    sizes = {"parameters": parameters, "weights_bytes": path.stat().st_size}
-    return sizes | {key: float(metadata[key]) for key in metadata_keys}

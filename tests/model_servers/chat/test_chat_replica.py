@@ -17,6 +17,7 @@ import torch
 from PIL import Image as Pillow
 from prometheus_client.parser import text_string_to_metric_families
 
+from tests.lmm_digits_answers import decode_answer, page_inputs
 from tests.model_servers.chat.chat_client import (
     ChatClient,
     a_chat,
@@ -29,7 +30,6 @@ from tests.model_servers.chat.chat_client import (
 )
 from tests.model_servers.chat.test_image_decoder import hostile_png
 from tests.model_servers.conftest import Replica, serve
-from tests.transformers_generate import page_inputs
 from trimtab_model_servers.chat.chat_model import ChatModel
 from trimtab_model_servers.engine.core import EngineCore
 from trimtab_model_servers.families.lmm_digits import models
@@ -40,7 +40,6 @@ from trimtab_model_servers.server.model_registry import ModelRegistry
 from trimtab_model_servers.server.settings import write_models
 from trimtab_protocol import InferRequest, InferResponse, Tensor
 from trimtab_protocol.chat.internal_wire import TENANTS, dump_tenants
-from trimtab_training.lmm_digits import evaluate
 
 SMALL = {"slots": 4, "slot_tokens": 400, "step_tokens": 40}
 FATAL_TOKENS = 13
@@ -75,7 +74,7 @@ def alone(architecture: Architecture, text: str, images: int, tokens: int) -> st
         inputs |= page_inputs(architecture, inputs["input_ids"], page.expand(images, 1, 96, 96))
     with torch.inference_mode():
         written = loaded.model.generate(**inputs, max_new_tokens=tokens)
-    text = evaluate.decode_answer(loaded.tokenizer, written[0, len(ids) :].tolist())
+    text = decode_answer(loaded.tokenizer, written[0, len(ids) :].tolist())
     return text.rstrip("\ufffd")  # an incomplete character is not released
 
 

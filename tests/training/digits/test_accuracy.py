@@ -1,6 +1,5 @@
 """Committed weights reach the committed accuracies."""
 
-import json
 import math
 from itertools import pairwise
 from pathlib import Path
@@ -16,7 +15,7 @@ from trimtab_model_servers.families.digits.locator import Locator
 from trimtab_model_servers.families.digits.reader import Reader
 from trimtab_pipelines.documents import load_pipeline
 from trimtab_training.digits.calibration import (
-    calibration_entry,
+    fit_calibration,
     locate_all,
     read_all,
     score_rows,
@@ -47,17 +46,11 @@ def scored(networks, pages):
 
 
 def test_every_variant_has_a_measured_accuracy():
-    report = json.loads((FOLDER / "training.json").read_text())
-    assert list(report) == list(VARIANTS) == list(STATED)
-    for name, entry in report.items():
-        evidence, parameters = STATED[name].accuracy_evidence, STATED[name].parameters
+    assert list(VARIANTS) == list(STATED)
+    for name, variant in STATED.items():
+        evidence = variant.accuracy_evidence
         assert evidence.samples >= 4000, name
-        assert evidence.low < STATED[name].accuracy < evidence.high, name
-        assert entry["weights_bytes"] == (WEIGHTS / f"{name}.safetensors").stat().st_size
-        assert (parameters["confidence_offset"], parameters["confidence_slope"]) == (
-            entry["calibration"]["offset"],
-            entry["calibration"]["slope"],
-        )
+        assert evidence.low < variant.accuracy < evidence.high, name
 
 
 def test_each_heavier_variant_is_more_accurate():
@@ -96,15 +89,15 @@ def test_weights_reach_their_stated_accuracy(variant, scored):
 def test_calibrations_are_written_into_the_pipeline(scored, tmp_path):
     path = tmp_path / "pipeline.yaml"
     path.write_text((FOLDER / "pipeline.yaml").read_text())
-    entries = {name: calibration_entry(rows) for name, rows in scored.items()}
-    write_calibrations(path, entries)
+    fitted = {name: fit_calibration(rows) for name, rows in scored.items()}
+    write_calibrations(path, {name: calibration for name, (calibration, _) in fitted.items()})
 
     assert {
         variant.name: [*variant.parameters.values()]
         for stage in load_pipeline(path).spec.stages
         for variant in stage.variants
-    } == {name: [entry["offset"], entry["slope"]] for name, entry in entries.items()}
-    assert all(entry["slope"] > 0 and entry["error"] < 0.3 for entry in entries.values())
+    } == {name: [calibration.offset, calibration.slope] for name, (calibration, _) in fitted.items()}
+    assert all(calibration.slope > 0 and error < 0.3 for calibration, error in fitted.values())
 
 
 def test_evaluation_pages_give_escalations_of_both_stages(networks):

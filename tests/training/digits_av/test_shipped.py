@@ -11,7 +11,7 @@ from trimtab_pipelines.documents import load_pipeline
 from trimtab_training.confidence_fitting import calibration_error
 from trimtab_training.digits_av.dataset import ItemSource
 from trimtab_training.digits_av.evaluate import ScoredItems
-from trimtab_training.training_report import MeasuredPipeline
+from trimtab_training.digits_av.report import MeasuredPipeline
 
 FOLDER = Path(__file__).parents[3] / "pipelines" / "digits-av"
 RANKING_SLACK = 0.005

@@ -12,9 +12,9 @@ from trimtab_training.confidence_fitting import best_temperature, calibration_er
 from trimtab_training.digits_av import train
 from trimtab_training.digits_av.dataset import ItemSource, held_out_speakers, load_recordings
 from trimtab_training.digits_av.evaluate import ScoredItems, measurement_document
+from trimtab_training.digits_av.report import MeasuredPipeline
 from trimtab_training.digits_av.train import fit
 from trimtab_training.trainer import Schedule
-from trimtab_training.training_report import MeasuredPipeline
 
 MANIFEST = """\
 apiVersion: trimtab.dev/v1alpha1

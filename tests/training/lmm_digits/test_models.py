@@ -8,12 +8,12 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from tests.transformers_generate import answer, generate_inputs
+from tests.lmm_digits_answers import Exercise, draw_exercises, generate_inputs
 from trimtab_model_servers.errors import ModelError
 from trimtab_model_servers.families.lmm_digits import models
 from trimtab_model_servers.families.lmm_digits.models import ARCHITECTURES, END_ID, IMAGE_ID
 from trimtab_model_servers.families.lmm_digits.tokenizer import load_default_tokenizer, read_tokenizer
-from trimtab_training.lmm_digits import evaluate, train
+from trimtab_training.lmm_digits import train
 from trimtab_training.lmm_digits.batches import Batch, Questioner, character_ids
 from trimtab_training.lmm_digits.page_generator import CellPageSource
 from trimtab_training.lmm_digits.questions import Kind
@@ -24,7 +24,7 @@ TOKENIZER = load_default_tokenizer()
 EXERCISES = [
     exercise
     for kind in (Kind.READ_PAGE, Kind.COUNT, Kind.SUM)
-    for exercise in evaluate.draw_exercises(kind, 3, CellPageSource("held-out", 22))
+    for exercise in draw_exercises(kind, 3, CellPageSource("held-out", 22))
 ]
 
 
@@ -33,7 +33,7 @@ def model(request) -> tuple[str, Any]:
     return request.param, models.prepare_for_serving(models.build(request.param, seed=1))
 
 
-def pixels_of(exercise: evaluate.Exercise) -> torch.Tensor:
+def pixels_of(exercise: Exercise) -> torch.Tensor:
     return torch.from_numpy(np.stack([page.pixels for page in exercise.pages]))
 
 
@@ -53,15 +53,6 @@ def test_training_logits_equal_those_of_the_model(model):
             torch.testing.assert_close(training.logits(batch), network(**inputs).logits)
 
 
-def test_engine_answers_equal_those_of_generate(model):
-    architecture, alone = model
-    served = models.prepare_for_serving(models.build(architecture, seed=1))
-
-    answers = evaluate.answer_all(served, architecture, TOKENIZER, EXERCISES)
-
-    assert answers == [answer(alone, architecture, TOKENIZER, exercise) for exercise in EXERCISES]
-
-
 def test_batch_labels_are_the_answer_and_its_end():
     cells = np.array([[7, 10, 4, 3], [1, 10, 10, 10]])
     questioner = Questioner(TOKENIZER, cells, page_tokens=1, seed=1)
@@ -78,13 +69,12 @@ def test_batch_labels_are_the_answer_and_its_end():
             assert (hints >= 0).sum() == 4 * batch.pool_indices.shape[1] + has_position_hint
 
 
-def test_training_writes_weights_and_accuracies(tmp_path: Path, monkeypatch):
+def test_training_writes_weights_and_tokenizer(tmp_path: Path, monkeypatch):
     short = Schedule(steps=2, batch=4, peak_rate=1e-3, seed=1)
     monkeypatch.setattr(train, "TRAINING_PAGES", 40)
     monkeypatch.setattr(train, "TOWER", short)
     monkeypatch.setattr(train, "ALIGNMENT", short)
     monkeypatch.setattr(train, "ANSWERS", dict.fromkeys(ARCHITECTURES, short))
-    monkeypatch.setattr(evaluate, "EXERCISES_PER_KIND", 1)
 
     assert train.main(["-o", str(tmp_path)]) == 0
 
@@ -94,7 +84,6 @@ def test_training_writes_weights_and_accuracies(tmp_path: Path, monkeypatch):
         assert not loaded.model.training
     tokenizer = read_tokenizer((tmp_path / "weights" / "tokenizer.json").read_text())
     assert tokenizer.get_vocab_size() == TOKENIZER.get_vocab_size()
-    assert (tmp_path / "accuracy.json").read_text().count('"low"') == 2 * (1 + len(Kind))
 
 
 def test_unusable_weights_are_rejected(tmp_path: Path):

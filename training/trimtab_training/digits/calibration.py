@@ -72,23 +72,22 @@ def score_rows(networks: Mapping[str, Locator | Reader], pages: Sequence[Page]) 
     }
 
 
-def calibration_entry(rows: ScoredRows) -> dict[str, float]:
-    """Fit the logistic calibration to whether all of a row's results are correct; its error is that of other rows."""
+def fit_calibration(rows: ScoredRows) -> tuple[Calibration, float]:
+    """Fit the logistic calibration to whether all of a row's results are correct; the error is that of other rows."""
     from sklearn.linear_model import LogisticRegression  # noqa: PLC0415 - slow to import
 
     confidences, right = torch.from_numpy(rows.confidence), rows.sample().right
     fitted = LogisticRegression(C=1e6).fit(confidences[::2].double().logit(1e-6).numpy()[:, None], right[::2])
-    offset, slope = round(float(fitted.intercept_[0]), 3), round(float(fitted.coef_[0, 0]), 3)
-    error = calibration_error(Calibration(offset, slope).apply(confidences[1::2]).numpy(), right[1::2])
-    return {"offset": offset, "slope": slope, "error": round(error, 4)}
+    calibration = Calibration(round(float(fitted.intercept_[0]), 3), round(float(fitted.coef_[0, 0]), 3))
+    return calibration, calibration_error(calibration.apply(confidences[1::2]).numpy(), right[1::2])
 
 
-def write_calibrations(path: Path, calibrations: Mapping[str, Mapping[str, float]]) -> None:
+def write_calibrations(path: Path, calibrations: Mapping[str, Calibration]) -> None:
     """Set the parameters of variants in a pipeline file, if it exists."""
     if not path.exists():
         return
     text = path.read_text(encoding="utf-8")
-    for name, entry in calibrations.items():
-        parameters = f"{{confidence_offset: {entry['offset']}, confidence_slope: {entry['slope']}}}"
+    for name, fitted in calibrations.items():
+        parameters = f"{{confidence_offset: {fitted.offset}, confidence_slope: {fitted.slope}}}"
         text = re.sub(rf"(- name: {name}\n(?:      .*\n)*?      parameters: ).*", rf"\g<1>{parameters}", text)
     write_atomically(path, text)

@@ -1,6 +1,6 @@
 """Training of the digits pipeline: `python -m trimtab_training.digits.train -o DIR`.
 
-Writes `DIR/weights/VARIANT.safetensors`, `DIR/training.json`, and calibrations of confidences in `DIR/pipeline.yaml`.
+Writes `DIR/weights/VARIANT.safetensors`, and calibrations of confidences in `DIR/pipeline.yaml`.
 Seeds are fixed: one for training pages, one for the pages that set the locators' threshold, one for held-out pages that
 fit the calibrations. `trimtab evaluate` measures the variants, on other held-out pages.
 """
@@ -18,11 +18,11 @@ import torch.nn.functional as fn
 from rich.progress import Progress
 from torch import Tensor
 
-from trimtab_model_servers.families.digits import PAGE_SIDE_PX
+from trimtab_model_servers.families.digits import PAGE_SIDE_PX, Calibration
 from trimtab_model_servers.families.digits.family import VARIANTS, build_network, load, prepare_for_serving, save
 from trimtab_model_servers.families.digits.locator import TYPICAL_SIDE_PX, Locator, cut_crops, decode
 from trimtab_model_servers.families.digits.reader import Reader
-from trimtab_training.digits.calibration import calibration_entry, score_rows, write_calibrations
+from trimtab_training.digits.calibration import fit_calibration, score_rows, write_calibrations
 from trimtab_training.digits.page_generator import MAX_DIGITS, Page, PageScore, PageSource, score_page
 from trimtab_training.trainer import (
     Advance,
@@ -31,8 +31,6 @@ from trimtab_training.trainer import (
     loss_bar,
     train_network,
     training_progress,
-    weights_entry,
-    write_report,
 )
 
 TRAINING_PAGES: Final = 16_000
@@ -199,12 +197,12 @@ def train_variant(variant: str, pool: Pool, folder: Path, progress: Progress) ->
     progress.console.print(f"{variant} trained in {seconds:.0f} s")
 
 
-def calibrate_folder(folder: Path) -> dict[str, dict[str, float]]:
-    """Calibrations of every variant with weights in `folder`."""
+def calibrate_folder(folder: Path) -> dict[str, tuple[Calibration, float]]:
+    """Calibrations, and their errors, of every variant with weights in `folder`."""
     paths = {name: folder / f"{name}.safetensors" for name in VARIANTS}
     networks = {name: load(path) for name, path in paths.items() if path.is_file()}
     rows = score_rows(networks, PageSource("held-out", CALIBRATION_SEED).pages(0, CALIBRATION_PAGES))
-    return {name: calibration_entry(scored) for name, scored in rows.items()}
+    return {name: fit_calibration(scored) for name, scored in rows.items()}
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -219,13 +217,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
             for variant in options.only or list(VARIANTS):
                 train_variant(variant, pool, weights, progress)
         calibrations = calibrate_folder(weights)
-    keys = ("seed", "steps", "batch", "training_seconds")
-    entries = {
-        name: {**weights_entry(weights / f"{name}.safetensors", keys), "calibration": entry}
-        for name, entry in calibrations.items()
-    }
-    write_report(options.output / "training.json", entries)
-    write_calibrations(options.output / "pipeline.yaml", calibrations)
+        for name, (_, error) in calibrations.items():
+            progress.console.print(f"{name}: calibration error {error:.4f}")
+    write_calibrations(options.output / "pipeline.yaml", {name: fitted for name, (fitted, _) in calibrations.items()})
     return 0
 
 

@@ -20,7 +20,7 @@ from trimtab_pipelines.accuracy_evidence import measured_accuracy
 from trimtab_pipelines.escalation_thresholds import ConfidenceSample, measure_escalations
 from trimtab_training.confidence_fitting import best_temperature, calibration_error, fitted_curve
 from trimtab_training.digits_av.dataset import Items
-from trimtab_training.training_report import MeasuredOn, MeasuredPoint
+from trimtab_training.digits_av.report import MeasuredOn, MeasuredPoint
 
 ALL: Final = SUBSETS[-1]
 Subset = tuple[str, ...]

@@ -44,8 +44,8 @@ from trimtab_training.digits_av.evaluate import (
     measurement_document,
     to_tensors,
 )
+from trimtab_training.digits_av.report import MeasuredPipeline, MeasuredVariant, write_points
 from trimtab_training.trainer import Advance, Schedule, argument_parser, loss_bar, train_network, training_progress
-from trimtab_training.training_report import MeasuredPipeline, MeasuredVariant, write_points
 
 TRAINING_ITEMS: Final = 5_000
 CALIBRATION_ITEMS: Final = 1_000

@@ -16,6 +16,7 @@ from trimtab_training.lmm_digits.page_generator import EMPTY, CellPage, CellPage
 Cells = Sequence[int]
 MAX_PAGES: Final = 3
 CHAT_SEED: Final = 31
+EVALUATION_CHATS, EVALUATION_SEED = 4_000, 22
 MAX_TRIES: Final = 64
 
 
@@ -142,19 +143,39 @@ class ChatSource:
         self._seed = seed
         self._least, self._most = pages
 
-    def chat(self, index: int, page_count: int | None = None) -> Chat:
-        """Draw chat `index`, uniform over numbers of pages and then over kinds; `page_count` fixes the former."""
+    def chat(self, index: int, page_count: int | None = None, kind: Kind | None = None) -> Chat:
+        """Draw chat `index`, uniform over numbers of pages and then over kinds; `page_count` or `kind` fixes one."""
         random = np.random.default_rng([self._seed, index])
-        drawn_count = int(random.integers(self._least, self._most + 1))
+        range_of_pages = (self._least, self._most) if kind is None else PAGES[kind]
+        drawn_count = int(random.integers(range_of_pages[0], range_of_pages[1] + 1))
         count = drawn_count if page_count is None else page_count
-        kinds = [kind for kind, (least, most) in PAGES.items() if least <= count <= most]
-        kind = kinds[int(random.integers(len(kinds)))]
+        if kind is None:
+            kinds = [kind for kind, (least, most) in PAGES.items() if least <= count <= most]
+            kind = kinds[int(random.integers(len(kinds)))]
         for attempt in range(MAX_TRIES):
             first = (index * MAX_TRIES + attempt) * MAX_PAGES
             pages = [self._pages.page(first + number) for number in range(count)]
             if fits(kind, [page.cells for page in pages]):
                 return _chat(kind, pages, random)
         raise RuntimeError(f"no pages fit a question of kind {kind.value!r} in {MAX_TRIES} tries")
+
+
+class EvaluationChats:
+    """As many held-out chats of each kind, as samples of `trimtab evaluate`; a sample's task is its kind."""
+
+    def __init__(self) -> None:
+        self._chats = ChatSource(EVALUATION_SEED)
+
+    def __len__(self) -> int:
+        return EVALUATION_CHATS
+
+    def __getitem__(self, index: int) -> tuple[dict[str, object], dict[str, str]]:
+        chat = self._chats.chat(index, kind=list(Kind)[index % len(Kind)])
+        images = {"images": list(chat.images)} if chat.images else {}
+        return {"messages": chat.messages, **images}, {"text": chat.answer}
+
+    def task(self, index: int) -> str:
+        return list(Kind)[index % len(Kind)].value.replace("P", "-p")
 
 
 def png(pixels: NDArray[np.uint8]) -> bytes:

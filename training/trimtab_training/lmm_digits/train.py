@@ -1,9 +1,9 @@
 """Training of the lmm-digits pipeline: `python -m trimtab_training.lmm_digits.train -o DIR`.
 
-Writes `DIR/weights/{decoder-only,cross-attention}.safetensors`, `DIR/weights/tokenizer.json` and `DIR/accuracy.json`.
-Seeds are fixed. Both models share one vision tower, which is trained once: it classifies cells, then each model's
-projector aligns page tokens with characters, then the model answers questions. The architectures differ in the last
-phase only, in how a page's tokens reach the decoder.
+Writes `DIR/weights/{decoder-only,cross-attention}.safetensors` and `DIR/weights/tokenizer.json`. Seeds are fixed. Both
+models share one vision tower, which is trained once: it classifies cells, then each model's projector aligns page
+tokens with characters, then the model answers questions. The architectures differ in the last phase only, in how a
+page's tokens reach the decoder. `trimtab evaluate` measures them.
 """
 
 import sys
@@ -31,7 +31,6 @@ from trimtab_model_servers.families.lmm_digits.models import (
 from trimtab_model_servers.families.lmm_digits.tokenizer import load_default_tokenizer
 from trimtab_training.digits.train import invert_some
 from trimtab_training.lmm_digits.batches import IGNORED, Batch, Questioner, character_ids, token_cells
-from trimtab_training.lmm_digits.evaluate import measure_folder
 from trimtab_training.lmm_digits.page_generator import EMPTY, CellPageSource
 from trimtab_training.trainer import (
     Advance,
@@ -40,7 +39,6 @@ from trimtab_training.trainer import (
     loss_bar,
     minimize,
     training_progress,
-    write_report,
 )
 
 TRAINING_PAGES: Final = 20_000
@@ -179,16 +177,10 @@ def cross_attention_mask(ids: Tensor, pages: int) -> tuple[Tensor, Tensor]:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Train the chosen models, then measure all."""
-    parser = argument_parser("Train and measure the models of the lmm-digits pipeline.", ARCHITECTURES)
-    parser.add_argument("--measure-only", action="store_true", help="measure existing weights without training")
-    options = parser.parse_args(arguments)
-    weights = options.output / "weights"
+    """Train the chosen models."""
+    options = argument_parser("Train the models of the lmm-digits pipeline.", ARCHITECTURES).parse_args(arguments)
     with training_progress(options.threads) as progress:
-        if not options.measure_only:
-            _train(options.only or ARCHITECTURES, weights, progress)
-        report = measure_folder(weights, progress.console.print)
-    write_report(options.output / "accuracy.json", report)
+        _train(options.only or ARCHITECTURES, options.output / "weights", progress)
     return 0
 
 

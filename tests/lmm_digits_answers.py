@@ -1,8 +1,7 @@
-"""Evaluation of lmm-digits models: share of exact answers to held-out questions of each kind."""
+"""Answers of lmm-digits models by the engine, and by transformers' own `generate`, its reference."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
@@ -15,14 +14,11 @@ from trimtab_model_servers.engine.model_adapters import adapt_model
 from trimtab_model_servers.engine.request import Image, Request, TokenChunk
 from trimtab_model_servers.engine.scheduler import EngineLimits
 from trimtab_model_servers.families.lmm_digits import models
-from trimtab_model_servers.families.lmm_digits.models import ARCHITECTURES, END_ID, IMAGE_ID, PAGE_TOKENS, Architecture
+from trimtab_model_servers.families.lmm_digits.models import END_ID, IMAGE_ID, PAGE_TOKENS, Architecture
 from trimtab_model_servers.families.lmm_digits.tokenizer import prompt
 from trimtab_training.lmm_digits.page_generator import CellPage, CellPageSource
 from trimtab_training.lmm_digits.questions import MAX_PAGES, PAGES, Kind, Question, ask, fits
-from trimtab_training.trainer import accuracy_entry, weights_entry
 
-HELD_OUT_SEED: Final = 22
-EXERCISES_PER_KIND: Final = 500
 MAX_ANSWER_TOKENS: Final = 6
 MAX_CHAT_TOKENS: Final = 160
 SLOTS: Final = 16
@@ -36,7 +32,7 @@ class Exercise:
     pages: tuple[CellPage, ...]
 
 
-def draw_exercises(kind: Kind, count: int, source: CellPageSource, seed: int = HELD_OUT_SEED) -> list[Exercise]:
+def draw_exercises(kind: Kind, count: int, source: CellPageSource, seed: int = 22) -> list[Exercise]:
     """Draw questions of one kind, each about new pages."""
     random = np.random.default_rng([seed, list(Kind).index(kind)])
     least, most = PAGES[kind]
@@ -101,43 +97,35 @@ def decode_answer(tokenizer: Tokenizer, ids: Sequence[int]) -> str:
     return str(tokenizer.decode(text_ids))
 
 
-def measure_folder(weights: Path, log: Callable[[str], None]) -> dict[str, object]:
-    """Measure every model with weights in a folder; return the content of `accuracy.json`."""
-    source = CellPageSource("held-out", HELD_OUT_SEED)
-    by_kind = {kind: draw_exercises(kind, EXERCISES_PER_KIND, source) for kind in Kind}
-    report: dict[str, object] = {}
-    for architecture in ARCHITECTURES:
-        path = weights / f"{architecture}.safetensors"
-        if path.is_file():
-            loaded = models.load(path)
-            accuracies = measure(loaded.model, architecture, loaded.tokenizer, by_kind, log)
-            keys = ("seed", "steps", "batch", "processor_seconds")
-            report[architecture] = {**weights_entry(path, keys), **accuracies}
+def generate_inputs(architecture: Architecture, tokenizer: Tokenizer, exercise: Exercise) -> dict[str, Tensor]:
+    """Arguments of transformers' `generate` for one exercise."""
+    page_tokens = models.placeholders(architecture)
+    pages = len(exercise.pages)
+    ids = prompt(tokenizer, exercise.question.text, pages, page_tokens=page_tokens)
+    inputs = {"input_ids": torch.tensor([ids]), "attention_mask": torch.ones(1, len(ids), dtype=torch.int64)}
+    if not pages:
+        return inputs
+    pixels = torch.from_numpy(np.stack([page.pixels for page in exercise.pages]))
+    return inputs | page_inputs(architecture, inputs["input_ids"], pixels)
+
+
+def page_inputs(architecture: Architecture, ids: Tensor, pixels: Tensor) -> dict[str, Tensor]:
+    """Image arguments of `generate` for pages [pages, 1, 96, 96] and a prompt [1, L]."""
+    if architecture == "decoder-only":
+        return {"pixel_values": pixels}
+    pages = len(pixels)
+    visible = ((ids == IMAGE_ID).cumsum(dim=1)[..., None] == torch.arange(1, pages + 1)).float()
     return {
-        "split": "held-out by source image and photo region",
-        "answers": "exact, to the letter",
-        "interval": "Wilson, 95 %",
-        "page_seed": HELD_OUT_SEED,
-        "variants": report,
+        "pixel_values": pixels[None, :, None],
+        "aspect_ratio_ids": torch.ones(1, pages, dtype=torch.int64),
+        "aspect_ratio_mask": torch.ones(1, pages, 1, dtype=torch.int64),
+        "cross_attention_mask": visible[..., None],
     }
 
 
-def measure(
-    model: Any,
-    architecture: Architecture,
-    tokenizer: Tokenizer,
-    by_kind: dict[Kind, list[Exercise]],
-    log: Callable[[str], None],
-) -> dict[str, object]:
-    """Accuracy of each kind, and of all kinds."""
-    kinds: dict[str, dict[str, float]] = {}
-    total_correct = 0
-    for kind, drawn in by_kind.items():
-        answers = answer_all(model, architecture, tokenizer, drawn)
-        correct = sum(text == exercise.question.answer for text, exercise in zip(answers, drawn, strict=True))
-        total_correct += correct
-        kinds[kind.value] = accuracy_entry(correct, len(drawn))
-        log(f"{architecture} {kind.value}: {kinds[kind.value]}")
-    overall = accuracy_entry(total_correct, sum(len(drawn) for drawn in by_kind.values()))
-    log(f"{architecture}, all: {overall}")
-    return {**overall, "kinds": kinds}
+def answer(model: Any, architecture: Architecture, tokenizer: Tokenizer, exercise: Exercise) -> str:
+    """Answer one exercise with transformers' greedy `generate`."""
+    inputs = generate_inputs(architecture, tokenizer, exercise)
+    with torch.inference_mode():
+        output = model.generate(**inputs, max_new_tokens=MAX_ANSWER_TOKENS)
+    return decode_answer(tokenizer, output[0, inputs["input_ids"].shape[1] :].tolist())

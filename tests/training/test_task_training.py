@@ -13,7 +13,7 @@ from trimtab_pipelines.operating_point import OperatingPoint, TokenPrompts
 from trimtab_training.task_training import (
     LabelledImages,
     PromptSpec,
-    compute_logits,
+    compute_features,
     select_fitting,
     train_task,
     trained_prompt_variant,
@@ -44,7 +44,8 @@ def train(specs, checkpoint, images=None, advance=lambda _: None):
 
 def accuracy(checkpoint, plan, head):
     images = stripes()
-    logits = compute_logits(checkpoint.transformer, images.pixels, checkpoint.normalisation, plan, head)
+    arguments = checkpoint.transformer, images.pixels, checkpoint.normalisation, plan, head.prompts
+    logits = compute_features(*arguments) @ head.weight.T + head.bias
     return float((logits.argmax(dim=1) == images.labels).float().mean())
 
 

@@ -85,25 +85,19 @@ def fit_prompts(
 
 
 def compute_features(
-    transformer: VisionTransformer, pixels: Tensor, normalisation: Normalisation, plan: ForwardPlan
+    transformer: VisionTransformer,
+    pixels: Tensor,
+    normalisation: Normalisation,
+    plan: ForwardPlan,
+    prompts: Tensor | None = None,
 ) -> Tensor:
-    """Features of all images with a plan without prompts: float32 [n, d]."""
-    with torch.inference_mode():
-        chunks = [transformer(preprocess(part, normalisation), plan) for part in torch.split(pixels, CHUNK)]
-    return torch.cat(chunks).clone()
-
-
-def compute_logits(
-    transformer: VisionTransformer, pixels: Tensor, normalisation: Normalisation, plan: ForwardPlan, head: Head
-) -> Tensor:
-    """Logits of all images: float32 [n, classes]."""
-    logits = []
+    """Features of all images with a plan: float32 [n, d]."""
+    features = []
     with torch.inference_mode():
         for part in torch.split(pixels, CHUNK):
-            shared = None if head.prompts is None else head.prompts.expand(len(part), -1, -1, -1)
-            features = transformer(preprocess(part, normalisation), replace(plan, prompts=shared))
-            logits.append(linear(features, head.weight, head.bias))
-    return torch.cat(logits).clone()
+            shared = None if prompts is None else prompts.expand(len(part), -1, -1, -1)
+            features.append(transformer(preprocess(part, normalisation), replace(plan, prompts=shared)))
+    return torch.cat(features).clone()
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,7 +118,8 @@ def task_logits(checkpoint: Checkpoint, point: OperatingPoint, task: str, pixels
     """Logits of a task's images at a point: uint8 [n, channels, side, side] to float32 [n, classes]."""
     head = checkpoint.heads[trained_prompt_variant(checkpoint, point)][task]
     plan = forward_plan(point, checkpoint.transformer.shape.depth)
-    return compute_logits(checkpoint.transformer, pixels, checkpoint.normalisation, plan, head)
+    features = compute_features(checkpoint.transformer, pixels, checkpoint.normalisation, plan, head.prompts)
+    return linear(features, head.weight, head.bias)
 
 
 def train_task(

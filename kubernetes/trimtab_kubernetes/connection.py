@@ -41,10 +41,6 @@ class Request:
         return f"{self.method} {self.path}"
 
 
-def _always() -> bool:
-    return True
-
-
 class Connection:
     """A connection to the API server; without kubeconfig, as the pod's service account or by KUBECONFIG."""
 
@@ -76,7 +72,7 @@ class Connection:
             response.release()
         return answer
 
-    async def send(self, request: Request, may_write: Callable[[], bool] = _always) -> aiohttp.ClientResponse:
+    async def send(self, request: Request, may_write: Callable[[], bool] = lambda: True) -> aiohttp.ClientResponse:
         """The response to a request.
 
         The request is retried once with renewed credentials if they have expired, and after the delay that a busy

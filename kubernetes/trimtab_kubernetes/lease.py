@@ -102,13 +102,10 @@ class Lease:
             limit = None if keep_running else max(self._remaining_seconds, 0.1)
             try:
                 async with asyncio.timeout(limit):
-                    if not await self._try_claim() and self._last_holder() not in {self._identity, ""}:
+                    if not await self._try_claim() and self._observed[0].partition("|")[0] not in {self._identity, ""}:
                         return
             except TimeoutError:
                 return
-
-    def _last_holder(self) -> str:
-        return self._observed[0].partition("|")[0]
 
     async def _try_claim(self) -> bool:
         began = time.monotonic()

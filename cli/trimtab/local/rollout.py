@@ -141,7 +141,8 @@ def decide(
     desired = rollout.decide(group_targets, observed, Capacity(limit_cores - pending_cores, limit_gpus))
     for group in sets:
         live = sorted((r for r in groups[group.name] if _is_live(r)), key=lambda replica: replica.state == "ready")
-        actions += [_release(replica) for replica in live[: max(group.desired - desired[group.name], 0)]]
+        for replica in live[: max(group.desired - desired[group.name], 0)]:
+            actions.append(MarkDraining(replica.name) if replica.state == "ready" else Stop(replica.name))
     current = {group.name: group.desired for group in sets}
     for target in targets:
         if now >= (not_before or {}).get(target.stage, 0.0):
@@ -229,10 +230,6 @@ def _is_live(replica: Replica) -> bool:
 def _has_drained(replica: Replica, now: float) -> bool:
     since = now if replica.draining_since is None else replica.draining_since
     return replica.idle or now - since > DRAIN_LIMIT_SECONDS
-
-
-def _release(replica: Replica) -> Action:
-    return MarkDraining(replica.name) if replica.state == "ready" else Stop(replica.name)
 
 
 def matches(replica: Replica, target: StageTarget) -> bool:

@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from trimtab_model_servers.engine.kv_slots import KvSlotManager, SlotLease
-from trimtab_model_servers.engine.request import EngineBusy, Image, PositionKeys, Request, RequestError, position_keys
+from trimtab_model_servers.engine.request import EngineBusy, PositionKeys, Request, RequestError, position_keys
 
 TEXT_ONLY_MEMORY_STEPS = 128
 """Steps after a text-only prefill during which another text-only prompt is expected."""
@@ -274,7 +274,7 @@ class Scheduler:
                 f"the prompt's {len(request.tokens)} tokens and {request.max_new_tokens} new ones are {total}; "
                 f"should be at most {self.limits.slot_tokens} together"
             )
-        image_tokens = _image_tokens(request.images)
+        image_tokens = sum(image.rows for image in request.images)
         if self._cross_attention and image_tokens > self.limits.image_tokens:
             raise RequestError(f"the images have {image_tokens} tokens; should be at most {self.limits.image_tokens}")
 
@@ -296,7 +296,3 @@ def _namespace(request: Request, *, cross_attention: bool) -> str:
     if cross_attention:
         images = "|".join(f"{image.content}:{image.rows}@{image.start}" for image in request.images)
     return f"{len(request.tenant)}:{request.tenant}{images}"
-
-
-def _image_tokens(images: tuple[Image, ...]) -> int:
-    return sum(image.rows for image in images)

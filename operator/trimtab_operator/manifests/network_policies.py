@@ -39,7 +39,8 @@ def network_policies(pipeline: InferencePipeline, settings: Settings) -> list[Ob
     server_ingress, server_egress = _model_server_ports(pipeline, settings)
     api_server = {"ports": _ports(*settings.api_server_ports)}
     images = _image_egress(pipeline, settings)
-    external = [_external_egress(settings)] if any(_needs_egress(variant) for variant in _variants(pipeline)) else []
+    variants = (variant for stage in pipeline.spec.stages for variant in stage.variants)
+    external = [_external_egress(settings)] if any(map(_needs_egress, variants)) else []
     servers = _pods(pipeline, MODEL_SERVER)
     pulls_embeddings = any(stage.encodes for stage in pipeline.spec.stages)
     peers = [{"to": [{"podSelector": servers}], **server_egress}] if pulls_embeddings else []
@@ -119,10 +120,6 @@ def _pods(pipeline: InferencePipeline, *components: str) -> Object:
         return {"matchLabels": {**own, COMPONENT: components[0]}}
     named = {"key": COMPONENT, "operator": "In", "values": list(components)}
     return {"matchLabels": own, "matchExpressions": [named]}
-
-
-def _variants(pipeline: InferencePipeline) -> list[Variant]:
-    return [variant for stage in pipeline.spec.stages for variant in stage.variants]
 
 
 def _needs_egress(variant: Variant) -> bool:

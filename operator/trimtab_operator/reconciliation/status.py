@@ -19,7 +19,7 @@ from trimtab_operator.reconciliation.profiling import InvalidProfile
 from trimtab_operator.reconciliation.replica_rollout import ClusterSite
 from trimtab_operator.reconciliation.write_errors import OBJECTS_WRITTEN, objects_written
 from trimtab_pipelines.kubernetes_names import OPERATOR_MANAGER, ROUTER_REST_PORT, advisory_name, router_name
-from trimtab_pipelines.plan import PipelinePlan, StagePlan
+from trimtab_pipelines.plan import StagePlan
 from trimtab_pipelines.resource import API_VERSION
 from trimtab_pipelines.rollout import total
 from trimtab_pipelines.status import condition_of
@@ -60,7 +60,8 @@ def pipeline_status(inputs: StatusInputs) -> Object:
     if selection.good is not None:
         status["planGeneration"] = selection.good.spec.generation
     if selection.plan is not None:
-        status["stages"] = [_stage(inputs, planned) for planned in _planned(inputs, selection.plan)]
+        stages = inputs.site.pipeline.spec.stages
+        status["stages"] = [_stage(inputs, selection.plan.spec.stage(stage.name)) for stage in stages]
     if selection.schedulable is not None:
         status["schedulable"] = selection.schedulable.model_dump(mode="json", by_alias=True)
     return _status("InferencePipeline", name, namespace, status)
@@ -194,10 +195,6 @@ def _awaiting(inputs: StatusInputs) -> str:
     if mode == "Paused":
         return "mode is Paused and there is no plan; set spec.mode to Auto"
     return f"no PipelinePlan {name} yet; is the adapter running?"
-
-
-def _planned(inputs: StatusInputs, plan: PipelinePlan) -> Sequence[StagePlan]:
-    return [plan.spec.stage(stage.name) for stage in inputs.site.pipeline.spec.stages]
 
 
 def _stage(inputs: StatusInputs, planned: StagePlan) -> Object:

@@ -41,11 +41,6 @@ _INPUTS, _OUTPUTS = (f"has(self.{name}) && self.{name}" for name in ("inputs", "
 _INTEGERS = '["INT32", "INT64", "UINT32", "UINT64"]'
 
 
-def _positive_quantity(field: str, example: str) -> Rule:
-    """A quantity, as text or number, that must not be zero."""
-    return Rule(f"string(self.{field}).matches('[1-9]')", f"{field} must be above 0, for instance {example}")
-
-
 def _positive_duration(field: str, example: str) -> Rule:
     """A duration that must not be zero."""
     return Rule(f"self.{field}.matches('[1-9]')", f"{field} must be above 0, for instance {example}")
@@ -179,7 +174,7 @@ RULES: dict[type[BaseModel], tuple[Rule, ...]] = {
     Objective: (
         Rule("self.goal != 'MinCost' || has(self.accuracyFloor)", "goal MinCost needs accuracyFloor, for instance 0.9"),
     ),
-    Budget: (_positive_quantity("cores", "2 or 500m"),),
+    Budget: (Rule("string(self.cores).matches('[1-9]')", "cores must be above 0, for instance 2 or 500m"),),
     ServiceLevel: (
         _positive_duration("latency", "250ms"),
         Rule(

@@ -11,7 +11,7 @@ import numpy as np
 
 from trimtab_pipelines import stages
 from trimtab_protocol.chat.data_urls import MEDIA_MARKER
-from trimtab_protocol.chat.openai_requests import ChatRequest, ContentPart, Message, is_image_part
+from trimtab_protocol.chat.openai_requests import ChatRequest, Message, is_image_part
 from trimtab_protocol.errors import ProtocolError
 from trimtab_protocol.sse import sse_event
 from trimtab_protocol.tensors import Array, Buffer, bytes_array
@@ -156,15 +156,16 @@ def options_with_deadline(options: bytes, left_seconds: float) -> bytes:
 
 def message_values(messages: Sequence[Message]) -> list[dict[str, Any]]:
     """The tensor `messages`: text, and placeholders of images."""
-    return [{"role": _role(message.role), "content": [*map(_part, message.content)]} for message in messages]
-
-
-def _role(role: str) -> str:
-    return "system" if role == "developer" else role
-
-
-def _part(part: ContentPart) -> dict[str, str]:
-    return {"type": "image"} if part.is_image else {"type": "text", "text": part.text or ""}
+    return [
+        {
+            "role": "system" if message.role == "developer" else message.role,
+            "content": [
+                {"type": "image"} if part.is_image else {"type": "text", "text": part.text or ""}
+                for part in message.content
+            ],
+        }
+        for message in messages
+    ]
 
 
 def written_messages(messages: Sequence[Any]) -> list[Any]:

@@ -23,7 +23,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         pipeline = load_pipeline(options.pipeline)
         envoy = find_binary()
         socket_folder = _socket_folder(options, pipeline, settings)
-        config = write_config(settings, socket_folder, pipeline=pipeline.name, otlp=_otlp())
+        otlp = collector_address(os.environ.get(ENDPOINT_VARIABLE))
+        config = write_config(settings, socket_folder, pipeline=pipeline.name, otlp=otlp)
     except (DocumentError, FileNotFoundError) as error:
         sys.stderr.write(f"trimtab_router.envoy: {error}\n")
         return 2
@@ -41,10 +42,6 @@ def _socket_folder(options: argparse.Namespace, pipeline: InferencePipeline, set
         max_payload_bytes=max_bytes,
         chats=chats,
     )
-
-
-def _otlp() -> str | None:
-    return collector_address(os.environ.get(ENDPOINT_VARIABLE))
 
 
 def _parser() -> argparse.ArgumentParser:

@@ -62,7 +62,7 @@ def bootstrap(settings: EdgeSettings, socket_folder: SocketFolder, *, pipeline: 
         _large(sockets.requests, heap_bytes(settings)),
         _cluster(SERVICES, _pipe(sockets.services), _HTTP2),
         _cluster(CONTROL, _pipe(sockets.control), _HTTP1),
-        *(_issuer_cluster(number, issuer) for number, issuer in enumerate(settings.jwt) if _is_address(issuer)),
+        *(_issuer_cluster(n, issuer) for n, issuer in enumerate(settings.jwt) if issuer.jwks.startswith("https://")),
     ]
     if otlp:
         clusters.append(_cluster(access_log.COLLECTOR, _host(otlp), _HTTP2, type="STRICT_DNS"))
@@ -281,10 +281,6 @@ def _issuer_cluster(number: int, issuer: JwtIssuer) -> Json:
 
 def _breakers(bounds_of_cluster: Mapping[str, int]) -> Json:
     return {"thresholds": [{**bounds_of_cluster, "max_retries": 16}]}
-
-
-def _is_address(issuer: JwtIssuer) -> bool:
-    return issuer.jwks.startswith("https://")
 
 
 def _pipe(path: object) -> Json:

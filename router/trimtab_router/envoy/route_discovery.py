@@ -135,12 +135,9 @@ def _issuer_entry(issuer: JwtIssuer, namespace: str, pipeline: str) -> Json:
     are prefixed by issuer, because two issuers may use the same name. The prefix is a digest, so that adding an issuer
     changes no other prefix.
     """
-    entry: Json = {"client": issuer.client_claim, "prefix": f"token:{_digest(issuer.issuer)}:"}
+    digest = hashlib.sha256(issuer.issuer.encode()).hexdigest()
+    entry: Json = {"client": issuer.client_claim, "prefix": f"token:{digest[:8]}:"}
     if issuer.pipelines_claim:
         names = ["*", f"{namespace}/*", f"{namespace}/{pipeline}", *([pipeline] if issuer.unprefixed_pipelines else [])]
         entry |= {"pipelines": issuer.pipelines_claim, "named": dict.fromkeys(names, True)}
     return entry
-
-
-def _digest(issuer: str) -> str:
-    return hashlib.sha256(issuer.encode()).hexdigest()[:8]

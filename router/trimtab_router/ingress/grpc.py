@@ -67,9 +67,11 @@ class GrpcIngress(V2Ingress):
     def __init__(self, router: Router) -> None:
         super().__init__(router)
         methods: dict[str, _Method] = {
-            "ServerLive": self._server_live,
-            "ServerReady": self._server_ready,
-            "ServerMetadata": self._server_metadata,
+            "ServerLive": lambda _: _reply("ServerLive", live=True),
+            "ServerReady": lambda _: _reply("ServerReady", ready=router.ready),
+            "ServerMetadata": lambda _: _reply(
+                "ServerMetadata", name=SERVER_NAME, version=SERVER_VERSION, extensions=EXTENSIONS
+            ),
             "ModelReady": self._model_ready,
             "ModelMetadata": self._model_metadata,
         }
@@ -92,15 +94,6 @@ class GrpcIngress(V2Ingress):
         if refusal.retry_after_seconds is not None:
             trailing.append(("grpc-retry-pushback-ms", str(int(refusal.retry_after_seconds * 1000))))
         return GrpcResponse(encode_reply(trailing=trailing, status=_STATUS[refusal.code], details=refusal.message))
-
-    def _server_live(self, _: bytes) -> list[bytes]:
-        return _reply("ServerLive", live=True)
-
-    def _server_ready(self, _: bytes) -> list[bytes]:
-        return _reply("ServerReady", ready=self._router.ready)
-
-    def _server_metadata(self, _: bytes) -> list[bytes]:
-        return _reply("ServerMetadata", name=SERVER_NAME, version=SERVER_VERSION, extensions=EXTENSIONS)
 
     def _model_ready(self, message: bytes) -> list[bytes]:
         request = _parse("ModelReady", message)

@@ -40,7 +40,7 @@ class SseWriter:
 
     async def write_stream(self, call: Call, chunks: StreamEncoder, choices: int) -> web.StreamResponse:
         """Write the stream to its end. Raises Refusal if it fails before the first chunk."""
-        call.listener = self._on_chunk
+        call.listener = lambda row, chunk: self._events.put_nowait((row, chunk))
         generation = asyncio.get_running_loop().create_task(self._router.infer(call))
         generation.add_done_callback(lambda _: self._events.put_nowait(None))
         try:
@@ -60,9 +60,6 @@ class SseWriter:
         assert self._response is not None  # noqa: S101 - without a chunk there was a refusal
         await self._response.write_eof()
         return self._response
-
-    def _on_chunk(self, row: int, chunk: Chunk | LastChunk) -> None:
-        self._events.put_nowait((row, chunk))
 
     async def _forward_events(self, chunks: StreamEncoder, choices: int, call: Call) -> None:
         """Write events as they arrive. Events that arrive during a write are written together."""

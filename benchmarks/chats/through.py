@@ -58,23 +58,20 @@ MAX_ADDED_MS, MAX_ADDED_SHARE, MAX_ROUTER_MS = 2.0, 0.05, 1.0
 
 @dataclass(slots=True)
 class StreamMeasurements:
-    """Measurements on one route.
-
-    Attributes:
-        first_seconds: times to first token.
-        round_ends: their number after each round.
-        streaming_seconds: of all responses together.
-        router_seconds: CPU time of the router.
-        empty: responses without text, such as streams with only an error.
-    """
+    """Measurements on one route."""
 
     first_seconds: list[float] = field(default_factory=list)
+    """Times to first token."""
     round_ends: list[int] = field(default_factory=list)
+    """Their number after each round."""
     streaming_seconds: float = 0.0
+    """Of all responses together."""
     events: int = 0
     router_seconds: float = 0.0
+    """CPU time of the router."""
     wall_seconds: float = 0.0
     empty: int = 0
+    """Responses without text, such as streams with only an error."""
 
     def first_ms(self, quantile: float) -> float:
         """Return a quantile of the time to first token; infinity without any."""

@@ -156,8 +156,7 @@ class TrainedModel:
         It derives the length of padded prompts from the first layer's cache. In a model with cross-attention that
         layer attends to pages, so a batch must have prompts of one length with one number of pages.
 
-        Raises:
-            RuntimeError: too few of the drawn chats are alike.
+        Raises RuntimeError if too few of the drawn chats are alike.
         """
         if not self._adapter.cross_attention:
             return self.draw_chats(count, OUTPUT_TOKENS, seed)

@@ -19,19 +19,16 @@ _STUDENT_97_5 = {2: 12.706, 3: 4.303, 4: 3.182, 5: 2.776, 6: 2.571, 7: 2.447, 8:
 
 @dataclass(frozen=True, slots=True)
 class Cell:
-    """One run of the grid.
-
-    Attributes:
-        case: names of what is run: a pipeline or model, a workload, or both.
-        method: what decides.
-        factor: multiplies the load.
-        seed: of everything that is drawn.
-    """
+    """One run of the grid."""
 
     case: tuple[str, ...]
+    """Names of what is run: a pipeline or model, a workload, or both."""
     method: str
+    """What decides."""
     factor: float = 1.0
+    """Multiplies the load."""
     seed: int = 1
+    """Of everything that is drawn."""
 
 
 def grid(

@@ -34,8 +34,7 @@ class LoadTrace:
 def find_trace(named: Path | None, own: Path, otherwise: str) -> Path | None:
     """Return the trace that the user named, else our own; None if our own is missing, which is reported.
 
-    Raises:
-        TraceError: the named trace is missing: its name may be mistyped, and another load would pass for it.
+    Raises TraceError if the named trace is missing: its name may be mistyped, and another load would pass for it.
     """
     if named is not None and not named.exists():
         raise TraceError(f"{named}: no such trace file")

@@ -150,15 +150,12 @@ async def search_goodput(holds: Holds, first_rps: float, max_rps: float = inf) -
 
 @dataclass(slots=True)
 class ServedPipeline:
-    """A pipeline that is served, and the plan in force.
-
-    Attributes:
-        is_limited: whether the replicas are limited to their cores.
-    """
+    """A pipeline that is served, and the plan in force."""
 
     pipeline: InferencePipeline
     supervisor: Supervisor
     is_limited: bool
+    """Whether the replicas are limited to their cores."""
     plan: PipelinePlan
 
     @property

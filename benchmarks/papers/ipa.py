@@ -50,16 +50,13 @@ SAME_CORES, SAME_ACCURACY = 0.005, 0.0005
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Where a method of ours stands in one pipeline under one workload.
-
-    Attributes:
-        margin: its served accuracy over the best that a baseline reaches with no more cores; NaN if none does.
-        beaten_by: the baseline that dominates it.
-    """
+    """Where a method of ours stands in one pipeline under one workload."""
 
     standing: Literal["above", "on", "below"]
     margin: float
+    """Its served accuracy over the best that a baseline reaches with no more cores; NaN if none does."""
     beaten_by: str = ""
+    """The baseline that dominates it."""
 
     @property
     def label(self) -> str:

@@ -38,22 +38,19 @@ FIRST_PEAK_SECONDS = 20
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """Files of the evaluation.
-
-    Attributes:
-        offset_seconds: second of the recording at which the trace begins.
-        published: whether the paper's own excerpts are used.
-        seconds: maximum length of each workload; None for all of it.
-        mixes: whether our planner may mix variants of a stage.
-    """
+    """Files of the evaluation."""
 
     folder: Path
     manifests: Path
     trace: Path
     offset_seconds: int = 0
+    """Second of the recording at which the trace begins."""
     published: bool = False
+    """Whether the paper's own excerpts are used."""
     seconds: int | None = None
+    """Maximum length of each workload; None for all of it."""
     mixes: bool = False
+    """Whether our planner may mix variants of a stage."""
 
 
 @cache

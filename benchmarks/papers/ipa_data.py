@@ -56,8 +56,7 @@ def read_workloads(
 ) -> dict[str, Workload]:
     """Cut the excerpts out of a trace whose second 0 is the recording's second `offset_seconds`.
 
-    Raises:
-        TraceError: the trace cannot be read, or lacks some of them.
+    Raises TraceError if the trace cannot be read, or lacks some of them.
     """
     trace = read_trace(trace_file).divided(DAMPING, whole=True)
     excerpts = PUBLISHED_EXCERPTS if published else EXCERPTS

@@ -123,14 +123,9 @@ def balanced_texts(profile: Profile, seed: int) -> int:
 def read_day(trace: Path | None, known: HourlyRates | None, minutes: int, seed: int) -> Traffic:
     """Return rates of each minute with a mean of one request a second; the middle third is a burst of images.
 
-    Args:
-        trace: requests of each minute; None for synthetic ones.
-        known: how many requests of each of the trace's hours had images.
-        minutes: from the trace's first one on.
-        seed: of synthetic minutes.
-
-    Raises:
-        TraceError: the trace cannot be read, has fewer minutes, or no requests in them.
+    `trace`: requests of each minute; None for synthetic ones. `known`: how many requests of each of the trace's hours
+    had images. `minutes`: from the trace's first one on. `seed`: of synthetic minutes. Raises TraceError if the trace
+    cannot be read, has fewer minutes, or no requests in them.
     """
     if trace is None:
         traffic = synthetic_rates(minutes, seed)

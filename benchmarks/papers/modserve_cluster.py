@@ -42,32 +42,29 @@ IMAGE_PROMPT_TOKENS: Final = 100
 
 @dataclass(frozen=True, slots=True)
 class Profile:
-    """Seconds of one model, in units of its time to the first token for one image alone.
-
-    Attributes:
-        image_tokens: of one image of 896 x 896 pixels (table 1).
-        preprocess: of an image, on CPU cores that are always free.
-        encode: of an image on the four GPUs of a monolith.
-        encode_alone: of an image on one GPU.
-        prefill_base: of any request.
-        prefill_token: of each token of the prompt; image tokens count for decoder-only models.
-        prefill_image: of the cross-attention to one image.
-        transfer: of one request's embeddings, RDMA (section 5.5: 5 ms, under 0.5 % of the time to the first token).
-        throughput_gain: of ModServe over the monolith within the SLO, as printed (section 5.2).
-        fewer_gpus: the share of GPUs that ModServe saves in hours with a burst, as printed (section 1).
-    """
+    """Seconds of one model, in units of its time to the first token for one image alone."""
 
     name: str
     image_tokens: int
+    """Of one image of 896 x 896 pixels (table 1)."""
     preprocess: float
+    """Of an image, on CPU cores that are always free."""
     encode: float
+    """Of an image on the four GPUs of a monolith."""
     encode_alone: float
+    """Of an image on one GPU."""
     prefill_base: float
+    """Of any request."""
     prefill_token: float
+    """Of each token of the prompt; image tokens count for decoder-only models."""
     prefill_image: float
+    """Of the cross-attention to one image."""
     throughput_gain: float
+    """Of ModServe over the monolith within the SLO, as printed (section 5.2)."""
     fewer_gpus: float
+    """The share of GPUs that ModServe saves in hours with a burst, as printed (section 1)."""
     transfer: float = 0.005
+    """Of one request's embeddings, RDMA (section 5.5: 5 ms, under 0.5 % of the time to the first token)."""
 
     @property
     def decoder_only(self) -> bool:

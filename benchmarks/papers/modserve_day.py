@@ -105,13 +105,10 @@ def divide(
     It is exact over all splits: the cost changes only at the least time with which a number of image replicas suffices;
     the text pool gets the rest. P99s are added, which is safe: independent queues have no greater P99 of the sum.
 
-    Args:
-        image: of a replica that encodes.
-        text: of a replica that prefills and decodes.
-        image_tokens_per_second: offered to the image pool.
-        text_tokens_per_second: offered to the text pool; for decoder-only models image tokens count there too.
-        slo_seconds: promised P99 of the time to the first token.
-        transfer_seconds: P99 of bringing the embeddings over.
+    `image`: of a replica that encodes. `text`: of a replica that prefills and decodes. `image_tokens_per_second`:
+    offered to the image pool. `text_tokens_per_second`: offered to the text pool; for decoder-only models image tokens
+    count there too. `slo_seconds`: promised P99 of the time to the first token. `transfer_seconds`: P99 of bringing the
+    embeddings over.
     """
     budget = slo_seconds - transfer_seconds
     best: PoolSizes | None = None

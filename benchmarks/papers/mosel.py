@@ -74,22 +74,19 @@ KEYS: Mapping[str, str] = {
 
 @dataclass(frozen=True, slots=True)
 class Model:
-    """A model of the paper.
-
-    Attributes:
-        accuracy: of each subset of its modalities, by their letters.
-        latency: of each subset, in parts of that of all modalities.
-        max_rps: queries a second it was offered at most; all modalities carry half of it.
-        gain: the paper's gain in throughput.
-        assumed: which of these figures the paper does not print.
-    """
+    """A model of the paper."""
 
     name: str
     accuracy: Mapping[str, float]
+    """Of each subset of its modalities, by their letters."""
     latency: Mapping[str, float]
+    """Of each subset, in parts of that of all modalities."""
     max_rps: float
+    """Queries a second it was offered at most; all modalities carry half of it."""
     gain: float
+    """The paper's gain in throughput."""
     assumed: str
+    """Which of these figures the paper does not print."""
 
     def points(self, misjudged: float = 1.0) -> list[SimulatedPoint]:
         """Return a point for each subset; batches of all are expected to be `misjudged` times as fast as they are."""
@@ -315,11 +312,7 @@ def _parse() -> argparse.Namespace:
 
 
 def parse_loads(text: str) -> tuple[float, ...]:
-    """Parse multiples of the paper's load, ascending.
-
-    Raises:
-        ArgumentTypeError: one is no number above 0.
-    """
+    """Parse multiples of the paper's load, ascending. Raises ArgumentTypeError if one is no number above 0."""
     try:
         loads = tuple(sorted({float(part) for part in text.split(",")}))
     except ValueError:

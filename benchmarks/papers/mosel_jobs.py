@@ -34,21 +34,18 @@ COLOURS = dict(zip(METHODS, ("#3f7fd9", "#7fb0f0", "#cf4b4b", "#868d98", "#e08a2
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Jobs:
-    """Jobs of one run.
-
-    Attributes:
-        arrivals_seconds: [N], ascending.
-        rows: of each job, [N].
-        floors: the accuracy that each asks for, [N].
-        seconds: length of the load.
-        seed: they were drawn with.
-    """
+    """Jobs of one run."""
 
     arrivals_seconds: NDArray[np.float64]
+    """[N], ascending."""
     rows: NDArray[np.int64]
+    """Of each job, [N]."""
     floors: NDArray[np.float64]
+    """The accuracy that each asks for, [N]."""
     seconds: float
+    """Length of the load."""
     seed: int
+    """They were drawn with."""
 
     @property
     def jobs_rps(self) -> float:
@@ -90,26 +87,23 @@ def draw_jobs(shape: NDArray[np.float64], max_rps: float, accuracies: Collection
 
 @dataclass(frozen=True, slots=True)
 class JobRow:
-    """What became of a cell's jobs; seconds, and shares of all jobs.
-
-    Attributes:
-        violations: not answered in time.
-        met: answered in time and, by expectation, as accurate as the job asked.
-        answered_rps: queries (rows) a second that were answered in time.
-        mean_seconds: of the answered jobs.
-        pending: answered before an escalation of some rows.
-        escalated: share of the rows.
-    """
+    """What became of a cell's jobs; seconds, and shares of all jobs."""
 
     cell: Cell
     jobs: int
     violations: float
+    """Not answered in time."""
     met: float
+    """Answered in time and, by expectation, as accurate as the job asked."""
     accuracy: float
     answered_rps: float
+    """Queries (rows) a second that were answered in time."""
     mean_seconds: float
+    """Of the answered jobs."""
     pending: float
+    """Answered before an escalation of some rows."""
     escalated: float
+    """Share of the rows."""
 
 
 def simulated_row(cell: Cell, result: SimulationResult, jobs: Jobs, stage: str) -> JobRow:

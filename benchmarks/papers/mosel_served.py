@@ -93,8 +93,7 @@ class JobPayloads:
 def draw_recordings(recordings: Path | None) -> JobOptions:
     """Draw the rows that all jobs are made of.
 
-    Raises:
-        ValueError: the recordings cannot be read, or have no speaker that the weights were not trained on.
+    Raises ValueError if the recordings cannot be read, or have no speaker that the weights were not trained on.
     """
     text = f"pool={POOL}, drawn=0"
     if recordings is not None:
@@ -148,12 +147,8 @@ def expected_accuracy(results: Results) -> float:
 def service_ratio(results: Results, point: PointProfile) -> float:
     """Return the median of the seconds of batches over those of the profile.
 
-    Args:
-        results: a load whose rows were all served at one point.
-        point: the profile of that point.
-
-    Raises:
-        ValueError: no job was answered.
+    `results`: a load whose rows were all served at one point. `point`: the profile of that point. Raises ValueError if
+    no job was answered.
     """
     answered = results.answered
     timed = answered[~np.isnan(answered[f"service_seconds:{STAGE}"]) & (answered[f"batch_size:{STAGE}"] > 0)]
@@ -182,25 +177,22 @@ def _without_escalations(stage: StagePlan) -> StagePlan:
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """All that was served, one run a policy and load.
-
-    Attributes:
-        runs: the figures and records of each.
-        max_rps: rows a second that all modalities carry on this machine, measured first.
-        speed: seconds of batches meanwhile over those of the profile; plans are based on the product.
-        is_limited: whether the replicas were limited to their cores.
-        items: what the rows were made of.
-        lost: runs during which a router was replaced, which is not the policy's doing.
-    """
+    """All that was served, one run a policy and load."""
 
     runs: Sequence[tuple[JobRow, Results]]
+    """The figures and records of each."""
     trace: str
     max_rps: float
+    """Rows a second that all modalities carry on this machine, measured first."""
     speed: float
+    """Seconds of batches meanwhile over those of the profile; plans are based on the product."""
     cores: float
     is_limited: bool
+    """Whether the replicas were limited to their cores."""
     items: str
+    """What the rows were made of."""
     lost: int = 0
+    """Runs during which a router was replaced, which is not the policy's doing."""
 
     @property
     def evaluation(self) -> Evaluation[JobRow]:
@@ -209,16 +201,13 @@ class Comparison:
 
 @dataclass(slots=True)
 class Bench:
-    """The policies that are served at once, so that what else the machine does affects all alike.
-
-    Attributes:
-        profiles: those of a replica with its share of a core, on which plans are based.
-        options: which rows jobs are made of.
-    """
+    """The policies that are served at once, so that what else the machine does affects all alike."""
 
     served: Mapping[str, ServedPipeline]
     profiles: Profiles
+    """Those of a replica with its share of a core, on which plans are based."""
     options: JobOptions
+    """Which rows jobs are made of."""
 
     @property
     def accuracies(self) -> list[float]:

@@ -58,15 +58,12 @@ PAPER_GAINS = {PETS: 0.182, INFAAS: 0.725}
 
 @dataclass(frozen=True, slots=True)
 class Method:
-    """A policy and the options it may choose among.
-
-    Attributes:
-        evicts: whether queries that cannot meet their deadline are dropped.
-    """
+    """A policy and the options it may choose among."""
 
     policy: Policy
     options: Sequence[Option] = GAMMAS
     evicts: bool = True
+    """Whether queries that cannot meet their deadline are dropped."""
 
 
 def point_of_table(view: SchedulerView, points: Sequence[Point]) -> Point:

@@ -138,8 +138,7 @@ def synthetic_rps(seconds: int, seed: int) -> NDArray[np.float64]:
 def bursty_rps(trace: Path | None, start_seconds: int, seconds: int) -> NDArray[np.float64]:
     """Return the rate in each second of a trace, made denser and scaled as the paper's; without one synthetic bursts.
 
-    Raises:
-        TraceError: the seconds are not within the trace, or most are empty: no factor makes them the paper's.
+    Raises TraceError if the seconds are not within the trace, or most are empty: no factor makes them the paper's.
     """
     if trace is None:
         rng = np.random.default_rng(0)
@@ -177,19 +176,16 @@ METHOD_COLOURS = ("#3f7fd9", "#9b7fd9", "#868d98", "#5f6670", "#b0691c", "#e08a2
 
 @dataclass(frozen=True, slots=True)
 class QueryRow:
-    """What became of a cell's queries.
-
-    Attributes:
-        utility: of what was right and in time: expected if simulated, by labels if served.
-        types: shares of all queries, as TYPES.
-        points: of the answered queries, the share of each point.
-    """
+    """What became of a cell's queries."""
 
     cell: Cell
     queries: int
     utility: float
+    """Of what was right and in time: expected if simulated, by labels if served."""
     types: tuple[float, float, float, float]
+    """Shares of all queries, as TYPES."""
     points: Mapping[str, float]
+    """Of the answered queries, the share of each point."""
 
 
 def simulated_row(cell: Cell, result: SimulationResult, utilities: NDArray[np.float64], stage: str) -> QueryRow:

@@ -90,8 +90,7 @@ prompts; it has none with prompts alone. INFaaS's models are loaded already."""
 class Queries:
     """Payloads of queries: held-out images with types of equal probability.
 
-    Args:
-        deadline_seconds: the shortest deadline.
+    `deadline_seconds`: the shortest deadline.
     """
 
     def __init__(self, deadline_seconds: float, seed: int = 0) -> None:
@@ -127,18 +126,15 @@ class Queries:
 
 @dataclass(frozen=True, slots=True)
 class ServedLoad:
-    """A load that a method served.
-
-    Attributes:
-        results: a record a query, in the order in which they were due.
-        deadlines: seconds of each, [N].
-        utilities: of each, [N].
-    """
+    """A load that a method served."""
 
     cell: Cell
     results: Results
+    """A record a query, in the order in which they were due."""
     deadlines: NDArray[np.float64]
+    """Seconds of each, [N]."""
     utilities: NDArray[np.float64]
+    """Of each, [N]."""
 
     @property
     def in_time(self) -> NDArray[np.bool_]:
@@ -196,17 +192,14 @@ class ServedLoad:
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """All that was served.
-
-    Attributes:
-        loads: each workload by each method.
-        capacity_rps: queries a second of the plain point on this machine.
-        scale: what the paper's rates were multiplied by.
-    """
+    """All that was served."""
 
     loads: Sequence[ServedLoad]
+    """Each workload by each method."""
     capacity_rps: float
+    """Queries a second of the plain point on this machine."""
     scale: float
+    """What the paper's rates were multiplied by."""
 
     @property
     def evaluation(self) -> QueryEvaluation:

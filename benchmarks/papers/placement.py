@@ -85,20 +85,17 @@ MAX_RECOVERY_SECONDS, MIN_SAVED = 30.0, 0.25
 
 @dataclass(slots=True)
 class Bench:
-    """One run of the benchmark.
-
-    Attributes:
-        images: a chat, where goodput is searched for.
-        slo: of any chat at a steady rate.
-        alone: latencies of a text-only chat and of one with an image, alone and colocated.
-    """
+    """One run of the benchmark."""
 
     folder: Path
     architecture: str
     images: Sequence[int]
+    """A chat, where goodput is searched for."""
     report: Report
     slo: ChatSlo = LAX
+    """Of any chat at a steady rate."""
     alone: tuple[ChatSlo, ChatSlo] = (LAX, LAX)
+    """Latencies of a text-only chat and of one with an image, alone and colocated."""
     _served: int = field(default=0)
 
     @asynccontextmanager
@@ -341,8 +338,7 @@ def compare_rounds(calm: Rounds, burst: Rounds) -> dict[str, float]:
 
     Chats of one round share what the machine did meanwhile, so rounds are resampled, not chats.
 
-    Raises:
-        ValueError: there are too few chats for such a quantile, or the numbers of rounds differ.
+    Raises ValueError if there are too few chats for such a quantile, or the numbers of rounds differ.
     """
     if len(calm) != len(burst):
         raise ValueError(f"each round is of both; got {len(calm)} in calm and {len(burst)} beside a burst")

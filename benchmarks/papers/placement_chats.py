@@ -46,19 +46,16 @@ LAX: Final = ChatSlo(3.0, 0.5)
 
 @dataclass(frozen=True, slots=True)
 class ChatResult:
-    """Response to a chat.
-
-    Attributes:
-        code: "200" of a complete stream.
-        first_seconds: to the first token, from when the chat was due; infinity without a complete stream.
-        token_seconds: mean between two events with text; 0 with fewer than two.
-        ended_at: seconds of the performance counter.
-    """
+    """Response to a chat."""
 
     code: str = "200"
+    """"200" of a complete stream."""
     first_seconds: float = math.inf
+    """To the first token, from when the chat was due; infinity without a complete stream."""
     token_seconds: float = 0.0
+    """Mean between two events with text; 0 with fewer than two."""
     ended_at: float = 0.0
+    """Seconds of the performance counter."""
 
     @property
     def complete(self) -> bool:
@@ -166,8 +163,7 @@ def bursty_traffic(rps: float) -> Traffic:
 async def measure_alone(sender: ChatSender, images: int) -> ChatSlo:
     """Return the median latencies of a chat that is alone: SLOs are multiples of them (ModServe, section 5.1).
 
-    Raises:
-        RuntimeError: no chat was answered with several tokens.
+    Raises RuntimeError if no chat was answered with several tokens.
     """
     chats = sender.make_chats(images, CHATS_ALONE, seed=87)
     results = [result for body in chats if (result := await sender.send(body)).complete]

@@ -55,9 +55,7 @@ class Batch:
 def decide(view: SchedulerView, *, table: Table | None = None) -> Dispatch | WaitUntil:
     """Dispatch the first batch that is not given up.
 
-    Args:
-        view: the queue.
-        table: the paper's f, from arrival rate to point; None for one derived from the profile.
+    `view`: the queue. `table`: the paper's f, from arrival rate to point; None for one derived from the profile.
     """
     start = max(view.now, min(view.free_at(), default=view.now))
     points = sorted(view.points, key=lambda point: point.seconds(view.max_batch_rows))

@@ -8,10 +8,8 @@ from trimtab_pipelines.errors import backoff
 class ClusterError(Exception):
     """The API server refused a request or failed.
 
-    Args:
-        message: the request and the response.
-        status: HTTP status; 0 without a response.
-        retry_after_seconds: delay that the server asks for.
+    `message`: the request and the response. `status`: HTTP status; 0 without a response. `retry_after_seconds`: delay
+    that the server asks for.
     """
 
     def __init__(self, message: str, status: int = 0, retry_after_seconds: float = 0.0) -> None:

@@ -70,8 +70,7 @@ class Recordings:
 def training_speakers(recordings: Recordings) -> tuple[str, ...]:
     """Speakers that the shipped weights are trained on: all but the last.
 
-    Raises:
-        ValueError: there are fewer than two speakers.
+    Raises ValueError if there are fewer than two speakers.
     """
     speakers = recordings.present
     if len(speakers) < 2:
@@ -96,9 +95,7 @@ def held_out_speakers(recordings: Recordings, trained: Collection[str]) -> tuple
 def load_recordings(path: Path) -> Recordings:
     """Read a file of recordings, or the one in a folder.
 
-    Raises:
-        FileNotFoundError: the file is missing.
-        ValueError: the file lacks an array.
+    Raises FileNotFoundError if the file is missing. Raises ValueError if the file lacks an array.
     """
     file = path / FILE if path.is_dir() else path
     if not file.is_file():
@@ -138,11 +135,8 @@ class Items:
 class ItemSource:
     """Generator of items, deterministic in split, seed, recordings and index.
 
-    Args:
-        split: of handwriting and voices.
-        seed: of the draws.
-        recordings: clips that replace the synthesised voices, already restricted to the split's speakers.
-        part: (index, count) of the disjoint parts of the split's handwriting.
+    `split`: of handwriting and voices. `seed`: of the draws. `recordings`: clips that replace the synthesised voices,
+    already restricted to the split's speakers. `part`: (index, count) of the disjoint parts of the split's handwriting.
     """
 
     def __init__(

@@ -113,8 +113,7 @@ def voice(number: int) -> Voice:
 def synthesize_word(word: int, speaker: Voice, random: np.random.Generator) -> Floats:
     """Synthesise one utterance of a digit, or of a sign: 10 plus, 11 minus, 12 times; `random` varies tempo and pitch.
 
-    Returns:
-        0.15 to 0.9 s at 8 kHz, peak 1.
+    Returns: 0.15 to 0.9 s at 8 kHz, peak 1.
     """
     names = ("hush", *_WORDS[word], "hush")
     phones = [(_PHONES | _SIGN_PHONES)[name] for name in names]

@@ -1,7 +1,4 @@
-"""Identity, version, owner and timestamps of Kubernetes objects.
-
-Timestamps are RFC 3339 in UTC.
-"""
+"""Identity, version, owner and timestamps of Kubernetes objects. Timestamps are RFC 3339 in UTC."""
 
 import hashlib
 import json

@@ -15,22 +15,21 @@ def planned(planner, pipeline, load_rps):
     return planner(pipeline, profiles_of(pipeline), PlanningInputs(forecast, 1000.0))
 
 
-def test_fa2_scales_and_never_switches():
+@pytest.mark.parametrize(
+    ("planner", "fixed", "values"),
+    [
+        (fa2({"stage-0": "middle", "stage-1": "light"}), "variant", ["middle", "light"]),
+        (rim({"stage-0": 2, "stage-1": 2}), "replicas", [2, 2]),
+    ],
+    ids=["FA2 never switches", "RIM never scales"],
+)
+def test_baseline_adapts_in_one_way(planner, fixed, values):
     pipeline = a_ladder(budget={"cores": "64"}, objective=WEIGHTED)
-    planner = fa2({"stage-0": "middle", "stage-1": "light"})
     calm, busy = (planned(planner, pipeline, load) for load in (5.0, 400.0))
 
-    assert [[s.variant for s in plan.spec.stages] for plan in (calm, busy)] == [["middle", "light"]] * 2
-    assert expected(busy).cores > expected(calm).cores
-
-
-def test_rim_switches_and_never_scales():
-    pipeline = a_ladder(budget={"cores": "64"}, objective=WEIGHTED)
-    planner = rim({"stage-0": 2, "stage-1": 2})
-    calm, busy = (planned(planner, pipeline, load) for load in (5.0, 400.0))
-
-    assert [[s.replicas for s in plan.spec.stages] for plan in (calm, busy)] == [[2, 2]] * 2
-    assert expected(calm).accuracy > expected(busy).accuracy
+    assert [[getattr(s, fixed) for s in plan.spec.stages] for plan in (calm, busy)] == [values] * 2
+    assert (expected(busy).cores > expected(calm).cores) == (fixed == "variant")
+    assert (expected(calm).accuracy > expected(busy).accuracy) == (fixed == "replicas")
 
 
 def test_the_best_forms_are_the_cheapest_and_the_truly_heaviest():

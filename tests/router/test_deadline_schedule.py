@@ -39,17 +39,10 @@ def test_small_queues_equal_brute_force_with_fine_cells(seed, start):
     assert exact(jobs, start)[1] == pytest.approx(brute_force(jobs, start))
 
 
-@pytest.mark.parametrize("load", [0.7, 1.5])
-def test_queues_of_jobs_are_within_a_thousandth_on_average(load):
+@pytest.mark.parametrize("load", [0.7, 1.5, None], ids=["jobs, calm", "jobs, overload", "batches"])
+def test_queues_are_within_a_thousandth_on_average(load):
     rng = np.random.default_rng(3)
-    queues = [a_queue(rng, 8, SIZES, load) for _ in range(12)]
-
-    assert np.mean([1 - kept(jobs, solve(jobs, 0.0)) / exact(jobs)[1] for jobs in queues]) < 1e-3
-
-
-def test_queues_of_batches_are_within_a_thousandth_on_average():
-    rng = np.random.default_rng(3)
-    queues = [a_queue_of_batches(rng, 12) for _ in range(12)]
+    queues = [a_queue_of_batches(rng, 12) if load is None else a_queue(rng, 8, SIZES, load) for _ in range(12)]
 
     assert np.mean([1 - kept(jobs, solve(jobs, 0.0)) / exact(jobs)[1] for jobs in queues]) < 1e-3
 

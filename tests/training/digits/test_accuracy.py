@@ -3,6 +3,7 @@
 import math
 from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -26,7 +27,9 @@ from trimtab_training.digits.page_generator import EvaluationPages, PageSource
 FOLDER = Path(__file__).parents[3] / "pipelines" / "digits"
 WEIGHTS = FOLDER / "weights"
 PAGES = 150
-STATED = {variant.name: variant for stage in load_pipeline(FOLDER).spec.stages for variant in stage.variants}
+STATED: dict[str, Any] = {
+    variant.name: variant for stage in load_pipeline(FOLDER).spec.stages for variant in stage.variants
+}
 
 
 @pytest.fixture(scope="module")
@@ -105,7 +108,7 @@ def test_evaluation_pages_give_escalations_of_both_stages(networks):
     pipeline = load_pipeline(FOLDER)
     samples = LabelledPayloads(pipeline, f"{EvaluationPages.__module__}:{EvaluationPages.__name__}")
     payloads = [samples.payload(number) for number in range(PAGES)]
-    answers = {}
+    answers: dict[Any, Any] = {}
     for (locate, _), (read, _) in choices(pipeline):
         answers[((locate, "default"), (read, "default"))] = [
             _answer(networks[locate], networks[read], samples, payload) for payload in payloads

@@ -1,6 +1,7 @@
 """Confidence calibrated by temperatures, and escalation of rows of a token-merging point."""
 
 from pathlib import Path
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -33,7 +34,7 @@ def test_each_point_and_task_gets_its_own_temperature(monkeypatch) -> None:
     images = {task: LabelledImages(torch.zeros(ROWS), labels) for task, (_, labels) in logits.items()}
     monkeypatch.setattr(points, "TASKS", {task: lambda *_, task=task: images[task] for task in images})
     monkeypatch.setattr(points, "task_logits", lambda _checkpoint, _point, task, _pixels: logits[task][0])
-    temperatures = points.fit_temperatures(None, [FULL], lambda _: None)
+    temperatures = points.fit_temperatures(cast("Any", None), [FULL], lambda _: None)
 
     assert temperatures["plain"] == {"one": pytest.approx(3.0, rel=0.1), "other": pytest.approx(0.4, rel=0.1)}
 
@@ -55,7 +56,7 @@ def test_storing_temperatures_changes_nothing_else(tmp_path: Path) -> None:
     [("vit-small", train.WEIGHTS), (train_finer_patches.VARIANT, train_finer_patches.WEIGHTS)],
 )
 def test_shipped_confidences_are_calibrated(variant: str, weights: str) -> None:
-    stated = load_pipeline(FOLDER).spec.stages[0].variant(variant).operating_points
+    stated: Any = load_pipeline(FOLDER).spec.stages[0].variant(variant).operating_points
     for point in stated:
         assert all(abs(one.mean_confidence - one.value) < 0.04 for one in point.accuracy_by_task.values())
         assert point.measured_accuracy().mean_confidence is None, "the mix of tasks is unknown"

@@ -1,6 +1,7 @@
 """The small vision transformer: pipeline, report, data and training."""
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -35,7 +36,7 @@ def model():
     [("vit-small", POINTS), (train_finer_patches.VARIANT, train_finer_patches.POINTS)],
 )
 def test_pipeline_states_measured_accuracies_by_task(variant, served_points):
-    points = load_pipeline(FOLDER).spec.stages[0].variant(variant).operating_points
+    points: Any = load_pipeline(FOLDER).spec.stages[0].variant(variant).operating_points
 
     assert [(point.name, point.merging, point.prompts) for point in points] == [
         (point.name, point.merging, point.prompts) for point in served_points

@@ -5,10 +5,10 @@ and adds them. PAS' is divided by the number of stages here, so that both lie be
 """
 
 import math
-from collections.abc import Callable, Iterable, Sequence
-from functools import cache
+from collections.abc import Iterable, Sequence
 
 import numpy as np
+from numpy.typing import NDArray
 
 from trimtab_pipelines.spec import Objective
 from trimtab_pipelines.stages import Stage
@@ -34,11 +34,11 @@ def normalised_ranks(accuracies: Sequence[float]) -> dict[float, float]:
     return {accuracy: rank / (len(distinct) - 1) for rank, accuracy in enumerate(distinct)}
 
 
-def accuracy_values(stage: Stage, objective: Objective) -> Callable[[float], float]:
-    """Map a stage's accuracy to the value that the metric combines; ranks are interpolated between points."""
+def accuracy_values(stage: Stage, objective: Objective, accuracies: NDArray[np.float64]) -> NDArray[np.float64]:
+    """A stage's accuracies as the values that the metric combines; ranks are interpolated between points."""
     if objective.accuracy_metric == "Product":
-        return float
+        return accuracies
     points = (point for variant in stage.variants for point in variant.points)
     ranks = normalised_ranks([point.accuracy_on(objective.accuracy_basis) for point in points])
     known, values = np.array(sorted(ranks.items())).T
-    return cache(lambda accuracy: float(np.interp(accuracy, known, values)))
+    return np.asarray(np.interp(accuracies, known, values))

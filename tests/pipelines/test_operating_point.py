@@ -3,6 +3,7 @@
 import math
 from typing import Any
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -207,6 +208,7 @@ def test_each_operating_point_has_its_own_value():
     points = [{"name": "full", "accuracy": 0.9}, {"name": "merged", "tokenDelta": -8, "accuracy": 0.8}]
     stage = a_pipeline([a_stage(variants=[a_variant(operatingPoints=points)])]).spec.stages[0]
 
-    assert [*map(accuracy_values(stage, Objective()), (0.9, 0.8))] == [0.9, 0.8]
-    ranked = accuracy_values(stage, Objective(accuracy_metric="NormalizedRanks"))
-    assert [*map(ranked, (0.9, 0.85, 0.8))] == pytest.approx([1.0, 0.5, 0.0])
+    accuracies = np.array([0.9, 0.85, 0.8])
+    assert [*accuracy_values(stage, Objective(), accuracies)] == [0.9, 0.85, 0.8]
+    ranked = accuracy_values(stage, Objective(accuracy_metric="NormalizedRanks"), accuracies)
+    assert ranked == pytest.approx([1.0, 0.5, 0.0])

@@ -1,7 +1,7 @@
 """`Candidate`: an operating point of a variant, with or without an escalation, and its speed."""
 
 from collections.abc import Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from math import ceil, inf
 from typing import NamedTuple
 
@@ -63,6 +63,9 @@ class _Cascade:
         """Rows per second of one replica; escalated rows are gathered into full batches."""
         return 1.0 / (1.0 / self.first.replica_rps(batch_size) + self.share / self.second.replica_rps(batch_size))
 
+    def generates_in_time(self, batch_size: int, slo: ServiceLevel) -> bool:
+        return self.first.generates_in_time(batch_size, slo)
+
     def seconds(self, batch_size: int, quantile: float) -> float:
         """Service time of a full batch and of its low-confidence rows after it."""
         return self.first.seconds(batch_size, quantile) + self.second.seconds(ceil(self.share * batch_size), quantile)
@@ -79,14 +82,14 @@ class Candidate:
     point: OperatingPoint
     speed: _PointSpeed | _Cascade
     allowed_speeds: tuple[_PointSpeed, ...]
-    """Its own first."""
     switchable: frozenset[str]
     """Variants whose points may serve batches beside it."""
     point_accuracy: float
+    rates: dict[int, float]
+    """What `max_rps` found, shared by the candidates with the same allowed points."""
     escalation: EscalationPlan | None = None
     other_group_escalations: tuple[EscalationPlan, ...] = ()
     """Escalations of the point to variants of other replica groups."""
-    _max_rps: dict[int, float] = field(default_factory=dict)
 
     @property
     def accuracy(self) -> float:
@@ -95,10 +98,10 @@ class Candidate:
 
     def max_rps(self, batch_size: int) -> float:
         """Rows per second of one replica at the fastest operating point that may run such batches."""
-        if batch_size not in self._max_rps:
-            rates = (speed.replica_rps(batch_size) for speed in self.allowed_speeds if speed.max_rows >= batch_size)
-            self._max_rps[batch_size] = max(rates)
-        return self._max_rps[batch_size]
+        if batch_size not in self.rates:
+            each = (speed.replica_rps(batch_size) for speed in self.allowed_speeds if speed.max_rows >= batch_size)
+            self.rates[batch_size] = max(each)
+        return self.rates[batch_size]
 
     def matches(self, plan: StagePlan) -> bool:
         return (self.variant.name, self.point.name, self.escalation) == (
@@ -109,7 +112,7 @@ class Candidate:
 
     def sized(self, batch_size: int, slo: ServiceLevel) -> "SizedCandidate | None":
         """The candidate with batches of this size; None if they are too large or too slow."""
-        if batch_size > self.speed.max_rows or not self.allowed_speeds[0].generates_in_time(batch_size, slo):
+        if batch_size > self.speed.max_rows or not self.speed.generates_in_time(batch_size, slo):
             return None
         speed = self.speed
         rates = speed.replica_rps(batch_size), self.max_rps(batch_size)
@@ -161,27 +164,28 @@ def candidates(problem: PlanningProblem, stage: Stage, pin: Pin) -> Iterator[Can
     }
     basis, least_accuracy = problem.spec.objective.accuracy_basis, _carrying_accuracy(problem, stage)
     accuracies = {(variant.name, point.name): point.accuracy_on(basis) for variant, point, _ in profiled}
+    fastest: dict[frozenset[tuple[str, str]], dict[int, float]] = {}
+    switchable = _switchable(problem.spec, stage)
     for variant, point, _ in profiled:
         if pin.variant in {None, variant.name} and pin.operating_point in {None, point.name}:
             key = variant.name, point.name
-            speed, hosted = speeds[key], switchable_variants(problem.spec, stage, variant)
-            others = {other: speeds[other] for other in speeds if other[0] in hosted and other != key}
-            carrying = (
-                other_speed
-                for other, other_speed in others.items()
-                if other[0] == variant.name or accuracies[other] >= least_accuracy
+            speed, hosted = speeds[key], switchable[variant.name]
+            carrying = frozenset(
+                other
+                for other in speeds
+                if other == key
+                or (other[0] in hosted and (other[0] == variant.name or accuracies[other] >= least_accuracy))
             )
             planned = point.planned_escalations(basis) if problem.spec.policy_traits.escalates else ()
             escalations = [escalation for escalation in planned if escalation.share > 0]
             elsewhere = tuple(e for e in escalations if e.target(variant.name)[0] not in hosted)
-            base = Candidate(
-                variant, point, speed, (speed, *carrying), hosted, accuracies[key], other_group_escalations=elsewhere
-            )
+            rates, allowed = fastest.setdefault(carrying, {}), tuple(speeds[other] for other in carrying)
+            base = Candidate(variant, point, speed, allowed, hosted, accuracies[key], rates, None, elsewhere)
             yield base
             for escalation in escalations:
-                target = others.get(escalation.target(variant.name))
-                if target is not None:
-                    cascade = _Cascade(speed, target, escalation.share)
+                target = escalation.target(variant.name)
+                if target[0] in hosted and target != key and target in speeds:
+                    cascade = _Cascade(speed, speeds[target], escalation.share)
                     yield replace(base, speed=cascade, escalation=escalation)
 
 
@@ -195,6 +199,16 @@ def switchable_variants(spec: InferencePipelineSpec, stage: Stage, variant: Vari
     if stage.pin.variant is not None:
         return frozenset({variant.name})
     return frozenset(other.name for other in stage.hosted_with(variant.name))
+
+
+def _switchable(spec: InferencePipelineSpec, stage: Stage) -> dict[str, frozenset[str]]:
+    """`switchable_variants` of each variant, found once for those that are hosted together."""
+    found: dict[str, frozenset[str]] = {}
+    for variant in stage.variants:
+        if variant.name not in found:
+            names = switchable_variants(spec, stage, variant)
+            found |= dict.fromkeys(names or {variant.name}, names)
+    return found
 
 
 def _carrying_accuracy(problem: PlanningProblem, stage: Stage) -> float:

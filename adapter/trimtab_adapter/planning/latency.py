@@ -8,7 +8,7 @@ routers hold a batch until it is full, hence its other term, (b−1)/λ in place
 
 import math
 from statistics import NormalDist
-from typing import TypeVar
+from typing import TypeVar, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -26,7 +26,7 @@ def busy_wait_seconds(service_seconds: Figure, replicas: Figure, quantile: float
     return service_seconds * idle
 
 
-def backlog_seconds(load_rps: float, throughput_rps: float, quantile: float, rows_together: float = 1.0) -> float:
+def backlog_seconds(load_rps: float, throughput_rps: Figure, quantile: float, rows_together: float = 1.0) -> Figure:
     """The wait caused by rows that did not fit into the next batch, at a quantile.
 
     When a replica takes up to b rows, arrivals have brought ρ·b on average. In heavy traffic the remaining rows are
@@ -34,14 +34,11 @@ def backlog_seconds(load_rps: float, throughput_rps: float, quantile: float, row
     They leave at the stage's throughput. A request also waits for the rest of its own r rows and of those of the
     request before it.
     """
-    return math.inf if load_rps >= throughput_rps else served_backlog(load_rps, throughput_rps, quantile, rows_together)
-
-
-def served_backlog(load_rps: float, throughput_rps: Figure, quantile: float, rows_together: float) -> Figure:
-    """`backlog_seconds` of stages that carry the load."""
-    utilisation = load_rps / throughput_rps
-    left_over = -math.log(1.0 - quantile) * rows_together * utilisation / (2.0 * (1.0 - utilisation))
-    return (left_over + 2.0 * max(0.0, rows_together - 1.0)) / throughput_rps
+    with np.errstate(divide="ignore", invalid="ignore"):
+        utilisation = np.divide(load_rps, throughput_rps)
+        left_over = -math.log(1.0 - quantile) * rows_together * utilisation / (2.0 * (1.0 - utilisation))
+    seconds = (left_over + 2.0 * max(0.0, rows_together - 1.0)) / throughput_rps
+    return cast("Figure", np.where(utilisation < 1.0, seconds, math.inf)[()])
 
 
 def planned_seconds(service_seconds: Figure, replicas: Figure, backlog: Figure, quantile: float) -> Figure:
@@ -73,7 +70,8 @@ def _normal_maximum(count: float) -> float:
     return NormalDist().inv_cdf(max((count - 0.375) / (count + 0.25), 0.5))
 
 
-def required_replicas(load_rps: float, replica_rps: float, utilisation: float) -> int:
+def required_replicas(load_rps: float, replica_rps: Figure, utilisation: float) -> Figure:
     """The fewest replicas that carry the load, ⌈λ/(ρ·h)⌉, at least one (IPA, eq. 8, with a margin ρ)."""
     # The margin prevents n + 1 replicas for a load that needs exactly n, up to rounding.
-    return max(1, math.ceil(load_rps / (utilisation * replica_rps) - 1e-9))
+    replicas: Figure = np.maximum(1.0, np.ceil(load_rps / (utilisation * replica_rps) - 1e-9))
+    return replicas

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from operator import attrgetter
 from typing import Literal, Self
 
 import numpy as np
@@ -10,6 +11,7 @@ from numpy.typing import NDArray
 from trimtab_adapter.solvers.dominance import undominated
 from trimtab_adapter.solvers.program import COST, TOLERANCE, Program
 
+_FIGURES = attrgetter("latency_seconds", "value", "batch_size", "penalty", "cores", "gpus", "cost")
 Floats = NDArray[np.float64]
 Resource = Literal["second", "floor"] | int
 """A constraint: the SLO, the accuracy floor, or the index of a limit in `ProgramArrays`."""
@@ -97,8 +99,10 @@ class _StageFigures:
     @classmethod
     def of(cls, program: Program, k: int) -> Self:
         weights, options, limits = program.weights, program.stages[k].options, program.limits
-        figures = [(o.latency_seconds, o.value, o.batch_size, o.penalty, *program.uses(o)) for o in options]
-        seconds, value, batch, penalty, *uses = np.array(figures, dtype=np.float64).reshape(-1, 4 + len(limits)).T
+        figures = np.array([*map(_FIGURES, options)], dtype=np.float64).reshape(-1, 7)
+        flavors = np.array([[o.flavors.get(name, 0.0) for o in options] for name, _ in program.flavors])
+        seconds, value, batch, penalty = figures.T[:4]
+        uses = [*figures.T[4:], *flavors]
         fits = seconds <= program.slo_seconds + TOLERANCE
         for used, limit in zip(uses, limits, strict=True):
             fits &= used <= limit + TOLERANCE

@@ -1,0 +1,104 @@
+"""`CandidateArrays` and `OptionArrays`: what candidates and options of one stage are and use, as arrays."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, fields, replace
+from typing import Self
+
+import numpy as np
+from numpy.typing import NDArray
+
+from trimtab_adapter.planning.candidate import SizedCandidate
+from trimtab_pipelines.row_shares import AnsweredBy, mixed_rows
+
+Floats = NDArray[np.float64]
+Indices = NDArray[np.intp]
+
+
+@dataclass(frozen=True, slots=True)
+class CandidateArrays:
+    """Candidates of one stage at all batch sizes; arrays of shape [candidates]."""
+
+    sized: Sequence[SizedCandidate]
+    batch_size: Floats
+    rps: Floats
+    """Rows per second of one replica."""
+    max_rps: Floats
+    """The same at the fastest operating point that may run such batches."""
+    seconds: Floats
+    accuracy: Floats
+    hosted: Indices
+    """Number of the variants that the replica hosts; −1 if other points may serve no rows."""
+
+    @classmethod
+    def of(cls, sized: Sequence[SizedCandidate], cascades: Sequence[SizedCandidate]) -> Self:
+        """Of candidates, and of cascades over two replica groups, which are part of no mix."""
+        hosted: dict[frozenset[str], int] = {frozenset(): -1}
+        numbers = [hosted.setdefault(each.candidate.switchable, len(hosted)) for each in sized]
+        both = [*sized, *cascades]
+        figures = [(*each[1:], each.candidate.accuracy) for each in both]
+        size, rps, max_rps, seconds, accuracy = np.array(figures, dtype=np.float64).reshape(-1, 5).T
+        hosts = np.array([*numbers, *[-1] * len(cascades)], dtype=np.intp)
+        return cls(both, size, rps, max_rps, seconds, accuracy, hosts)
+
+
+@dataclass(frozen=True, slots=True)
+class OptionArrays:
+    """Options of one stage; arrays of shape [options], with the indices of their candidates."""
+
+    own: Indices
+    """The candidate, the heavier half of a mix, or a cascade."""
+    other: Indices
+    """The lighter half of a mix, the second point of a cascade over two groups, or `own`."""
+    share: Floats
+    """Share of a mix's rows that its heavier half serves; else 1."""
+    replicas: Floats
+    other_replicas: Floats
+    """Replicas of the other candidate's group; 0 if one replica hosts both."""
+
+    @classmethod
+    def join(cls, parts: Iterable[Self]) -> Self:
+        each = [[getattr(part, field.name) for field in fields(cls)] for part in parts]
+        return cls(*map(np.concatenate, zip(*each, strict=True)))
+
+    def take(self, which: NDArray[np.bool_] | Indices) -> Self:
+        return type(self)(*(getattr(self, field.name)[which] for field in fields(self)))
+
+    def with_replicas(self, replicas: float, others: float) -> Self:
+        return replace(self, replicas=np.full(self.own.size, replicas), other_replicas=np.full(self.own.size, others))
+
+    @property
+    def mixed(self) -> NDArray[np.bool_]:
+        """Whether a part of the rows is served by a lighter point."""
+        return np.asarray(self.share < 1.0)
+
+    @property
+    def least_replicas(self) -> Floats:
+        """Replicas of the smaller group."""
+        both = np.minimum(self.replicas, self.other_replicas)
+        return np.where(self.other_replicas > 0, both, self.replicas)
+
+    def accuracy(self, candidates: CandidateArrays) -> Floats:
+        lighter, heavier = candidates.accuracy[self.other], candidates.accuracy[self.own]
+        return np.where(self.mixed, lighter + self.share * (heavier - lighter), heavier)
+
+    def seconds(self, candidates: CandidateArrays) -> Floats:
+        """Service time of a full batch; of a mix, of its slower half."""
+        own, other = candidates.seconds[self.own], candidates.seconds[self.other]
+        return np.where(self.mixed, np.maximum(own, other), own)
+
+    def throughput_rps(self, candidates: CandidateArrays) -> Floats:
+        """Rows per second of all replicas at the fastest points of their groups; of a cascade, of all first passes."""
+        own, other = candidates.max_rps[self.own], candidates.max_rps[self.other]
+        hosted = self.replicas * np.where(self.mixed, np.maximum(own, other), own)
+        grouped = self.mixed & (self.other_replicas > 0)
+        return np.where(grouped, self.replicas * own + self.other_replicas * other, hosted)
+
+    def carried_rps(self, candidates: CandidateArrays) -> Floats:
+        """Rows per second that the planned points carry; a mix or cascade over groups turns lighter under a backlog."""
+        planned = self.replicas * candidates.rps[self.own]
+        return np.where(self.own == self.other, planned, self.throughput_rps(candidates))
+
+
+def answered_rows(own: SizedCandidate, other: SizedCandidate, share: float) -> Mapping[AnsweredBy, float]:
+    """Shares of the rows by the point that answers them."""
+    return mixed_rows(other.rows, own.rows, share) if share < 1.0 else own.rows

@@ -1,0 +1,289 @@
+"""Options of one stage: every candidate, mix and cascade with the replicas that carry the load.
+
+Figures are computed as arrays over all options, since a stage has hundreds of them and more mixes of two groups.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from types import MappingProxyType
+from typing import Self
+
+import numpy as np
+from numpy.typing import NDArray
+
+from trimtab_adapter.planning.candidate import candidates
+from trimtab_adapter.planning.group_mixes import group_mixes, split_cascades
+from trimtab_adapter.planning.latency import backlog_seconds, planned_seconds, required_replicas
+from trimtab_adapter.planning.mixes import Hulls, mixes, needed_replicas
+from trimtab_adapter.planning.option_arrays import CandidateArrays, Floats, Indices, OptionArrays, answered_rows
+from trimtab_adapter.planning.planning_problem import PlanningError, PlanningProblem
+from trimtab_adapter.solvers.dominance import undominated
+from trimtab_adapter.solvers.program import Option, objective_weights
+from trimtab_pipelines.accuracy import accuracy_values
+from trimtab_pipelines.errors import UserError
+from trimtab_pipelines.plan import ReplicaGroupPlan, StagePlan
+from trimtab_pipelines.replica_groups import ReplicaGroup, replica_groups
+from trimtab_pipelines.spec import InferencePipelineSpec
+from trimtab_pipelines.stages import Pin, Stage
+from trimtab_pipelines.variants import Variant
+
+_NO_FLAVORS: Mapping[str, float] = MappingProxyType({})
+
+
+@dataclass(frozen=True, slots=True)
+class _Figures:
+    """Figures of options; arrays of shape [options]."""
+
+    amounts: Floats
+    """Of each limit; of shape [limits, options]."""
+    accuracy: Floats
+    latency_seconds: Floats
+    throughput_rps: Floats
+
+
+@dataclass(frozen=True, slots=True)
+class StageBuilder:
+    """What the options of one stage have in common."""
+
+    problem: PlanningProblem
+    stage: Stage
+    pin: Pin
+    running: StagePlan | None
+    load_rps: float
+    sustained_rps: float
+    extra_seconds: float | None
+    """Seconds beside queueing and service; None if rows wait for no batch."""
+    candidates: CandidateArrays
+    second_points: Indices
+    """Of the cascades over two replica groups, which are the last candidates."""
+    amounts: Floats
+    """What one replica of each candidate requests, in the order of `Program.limits`; of shape [limits, candidates]."""
+
+    @classmethod
+    def of(cls, problem: PlanningProblem, stage: Stage, pin: Pin, sizes: Sequence[int], fraction: float) -> Self:
+        """Raise PlanningError if the stage has no profile that any of its variants can use."""
+        spec, listed = problem.spec, [*candidates(problem, stage, pin)]
+        waits = not stage.generates or problem.latency_target[0] != "slo.timeToFirstToken"
+        found = [sized for size in sizes for each in listed if (sized := each.sized(size, spec.slo)) is not None]
+        cascades = split_cascades(found, spec.slo.quantile)
+        arrays = CandidateArrays.of(found, [cascade for cascade, _ in cascades])
+        amounts = {name: _amounts(spec, group) for group in replica_groups(stage) for name in group.names}
+        limits = len(next(iter(amounts.values())))
+        return cls(
+            problem,
+            stage,
+            pin,
+            problem.running(stage.name),
+            problem.stage_rps(stage.name) * fraction,
+            problem.sustained_stage_rps(stage.name) * fraction,
+            (stage.embedding_transfer_seconds if stage.encodes else 0.0) if waits else None,
+            arrays,
+            np.array([second for _, second in cascades], dtype=np.intp),
+            np.array([amounts[each.candidate.variant.name] for each in arrays.sized]).reshape(-1, limits).T,
+        )
+
+    def options(self) -> Iterator[Option]:
+        """Yield the options, ascending by batch size."""
+        traits, parts, grouped = self.problem.spec.policy_traits, [self._singles()], 0
+        if traits.escalates and self.sustained_rps > 0:
+            hulls = Hulls.of(self.candidates)
+            needed = needed_replicas(self.problem.spec, self.sustained_rps, self.candidates.rps)
+            parts.append(self._mixes(hulls, needed))
+            if traits.shares_queues and self.pin.replicas is None and not self.stage.serves_one_variant:
+                parts += [self._split_cascades(needed), self._group_mixes(hulls, needed)]
+                grouped = parts[-1].own.size
+        found = OptionArrays.join(parts)
+        figures, sizes = self._figures(found), self.candidates.batch_size[found.own]
+        kept = np.ones(found.own.size, dtype=np.bool_)
+        if grouped:
+            kept[-grouped:] = self._current(found)[-grouped:]
+            kept[self._undominated(figures, sizes)] = True
+        order = np.nonzero(kept)[0]
+        yield from self._options(found, figures, order[np.argsort(sizes[order], kind="stable")])
+        if self.stage.name in self.problem.spec.encoders.values():
+            yield _idle_option(self.problem, self.stage)
+
+    def _singles(self) -> OptionArrays:
+        """Each candidate with its fewest replicas, and with the current number.
+
+        The fastest allowed operating point must carry the busiest second and the planned one the sustained load. Most
+        requests then get the planned accuracy, and no replica is needed for a short peak alone.
+        """
+        own, running = np.arange(len(self.candidates.sized) - self.second_points.size), self.running
+        fewest = self._fewest(own)
+        replicas = fewest if self.pin.replicas is None else np.full(own.size, float(self.pin.replicas))
+        if running is not None and self.pin.replicas is None:
+            now = [n for n in own.tolist() if self._runs(n) and replicas[n] != running.replicas]
+            own, replicas = (
+                np.append(own, now).astype(np.intp),
+                np.append(replicas, [float(running.replicas)] * len(now)),
+            )
+        most = np.array([self.stage.max_replicas_of(self.candidates.sized[n].candidate.variant) for n in own.tolist()])
+        found = OptionArrays(own, own, np.ones(own.size), replicas, np.zeros(own.size))
+        return found.take((fewest[own] <= replicas) & (replicas <= most))
+
+    def _mixes(self, hulls: Hulls, needed: Floats) -> OptionArrays:
+        """Mixes with fewer replicas than the heavier half alone needs."""
+        found = mixes(hulls, needed, 0 if self.running is None else self.running.replicas)
+        carries = self._required(self.load_rps, found.throughput_rps(self.candidates) / found.replicas)
+        pinned = True if self.pin.replicas is None else found.replicas == self.pin.replicas
+        return found.take(self._in_bounds(found.replicas) & (carries <= found.replicas) & pinned)
+
+    def _split_cascades(self, needed: Floats) -> OptionArrays:
+        """Cascades over two groups, each with its fewest replicas, and with the current numbers."""
+        own = np.arange(len(self.candidates.sized) - self.second_points.size, len(self.candidates.sized))
+        escalations = [self.candidates.sized[n].candidate.escalation for n in own.tolist()]
+        shares = np.array([0.0 if escalation is None else escalation.share for escalation in escalations])
+        others = np.maximum(np.ceil(shares * needed[self.second_points] - 1e-9), 1.0)
+        found = OptionArrays(own, self.second_points, np.ones(own.size), self._fewest(own), others)
+        parts, running = [found], self.running
+        if running is not None and len(running.groups) == 2:
+            first, second = (float(group.replicas) for group in running.groups)
+            same = np.array([escalation == running.planned_escalation for escalation in escalations], dtype=np.bool_)
+            again = found.take(same & (found.replicas <= first) & (others <= second))
+            parts.append(again.with_replicas(first, second))
+        found = OptionArrays.join(parts)
+        return found.take(self._in_bounds(found.replicas + found.other_replicas))
+
+    def _group_mixes(self, hulls: Hulls, needed: Floats) -> OptionArrays:
+        peak_rps = self.load_rps / self.problem.spec.adaptation.target_utilization
+        found = group_mixes(self.candidates, hulls, needed, peak_rps, self.running)
+        carries = found.throughput_rps(self.candidates) > self.sustained_rps
+        return found.take(carries & self._in_bounds(found.replicas + found.other_replicas))
+
+    def _in_bounds(self, replicas: Floats) -> NDArray[np.bool_]:
+        """Whether the stage may have so many replicas."""
+        return (self.stage.min_replicas <= replicas) & (replicas <= self.stage.max_replicas)
+
+    def _fewest(self, own: Indices) -> Floats:
+        """The fewest replicas of candidates: they carry the busiest second at the fastest allowed point."""
+        carrying = self._required(self.load_rps, self.candidates.max_rps[own])
+        sustained = self._required(self.sustained_rps, self.candidates.rps[own])
+        return np.maximum(np.maximum(carrying, sustained), self.stage.min_replicas)
+
+    def _required(self, load_rps: float, replica_rps: Floats) -> Floats:
+        return required_replicas(load_rps, replica_rps, self.problem.spec.adaptation.target_utilization)
+
+    def _runs(self, index: int) -> bool:
+        """Whether a candidate runs now."""
+        sized, running = self.candidates.sized[index], self.running
+        return running is not None and sized.batch_size == running.batch_size and sized.candidate.matches(running)
+
+    def _current(self, found: OptionArrays) -> NDArray[np.bool_]:
+        """Whether options are of the two variants that run now: they cost no change."""
+        if self.running is None or not self.running.other_groups:
+            return np.zeros(found.own.size, dtype=np.bool_)
+        names = np.array([sized.candidate.variant.name for sized in self.candidates.sized])
+        now = self.running.variant, self.running.other_groups[0].variant
+        return np.asarray((names[found.own] == now[0]) & (names[found.other] == now[1]))
+
+    def _figures(self, found: OptionArrays) -> _Figures:
+        arrays, own, others = self.candidates, self.amounts[:, found.own], self.amounts[:, found.other]
+        requested = own * found.replicas + others * found.other_replicas
+        seconds, quantile = found.seconds(arrays), self.problem.spec.slo.quantile
+        rows = self.problem.rows(self.stage.name)
+        latency = backlog_seconds(self.sustained_rps, found.carried_rps(arrays), quantile, rows)
+        if self.extra_seconds is None:
+            latency = seconds + latency
+        else:
+            latency = planned_seconds(seconds, found.least_replicas, latency, quantile) + self.extra_seconds
+        return _Figures(requested, found.accuracy(arrays), latency, found.throughput_rps(arrays))
+
+    def _undominated(self, figures: _Figures, sizes: Floats) -> Indices:
+        """Options that no other of their batch size beats in resources, latency and accuracy."""
+        criteria = np.vstack((figures.amounts, figures.latency_seconds, -figures.accuracy))
+        groups = (np.nonzero(sizes == size)[0] for size in np.unique(sizes))
+        return np.concatenate([group[undominated([*criteria[:, group]])] for group in groups])
+
+    def _options(self, found: OptionArrays, figures: _Figures, kept: Indices) -> Iterator[Option]:
+        values = accuracy_values(self.stage, self.problem.spec.objective, figures.accuracy)
+        columns = (
+            *(found.own, found.other, found.share, found.replicas, found.other_replicas, figures.accuracy, values),
+            *(figures.latency_seconds, figures.throughput_rps, *figures.amounts[:3], figures.amounts[3:].T),
+        )
+        flavors = tuple(self.problem.spec.flavor_limits)
+        for own, other, share, replicas, others, accuracy, value, seconds, rps, cores, gpus, cost, used in zip(
+            *(column[kept].tolist() for column in columns), strict=True
+        ):
+            first, second = self.candidates.sized[own], self.candidates.sized[other]
+            candidate, count = first.candidate, int(others)
+            option = Option(
+                variant=candidate.variant.name,
+                operating_point=candidate.point.name,
+                batch_size=first.batch_size,
+                replicas=int(replicas),
+                cores=cores,
+                gpus=int(gpus),
+                cost=cost,
+                accuracy=accuracy,
+                value=value,
+                latency_seconds=seconds,
+                throughput_rps=rps,
+                planned_escalation=candidate.escalation,
+                other_groups=(_group_plan(second.candidate.variant, count),) if count else (),
+                rows=partial(answered_rows, first, second, share) if count else None,
+                mixed=share < 1.0,
+                least_accuracy=1.0 if own == other else (second if share < 1.0 else first).candidate.point_accuracy,
+                disaggregated=self._disaggregated(candidate.variant),
+                flavors=dict(zip(flavors, used, strict=True)) if flavors else _NO_FLAVORS,
+            )
+            yield option if self.running is None else option._replace(penalty=self._penalty(self.running, option))
+
+    def _disaggregated(self, variant: Variant) -> bool | None:
+        if self.stage.chooses_encoder_placement:
+            return not variant.colocated
+        return self.stage.name in self.problem.spec.encoders.values() or None
+
+    def _penalty(self, running: StagePlan, option: Option) -> float:
+        """Minimum gain required for a change. Fewer replicas of the same model cost at most the worth of one core.
+
+        With MaxAccuracy the cost only breaks ties: a full switching cost would keep the replicas of a peak forever.
+        """
+        objective, others = self.problem.spec.objective, [group.variant for group in option.other_groups]
+        same = (option.variant, option.operating_point, option.planned_escalation, others) == (
+            running.variant,
+            running.operating_point,
+            running.planned_escalation,
+            [group.variant for group in running.other_groups],
+        )
+        counts = [option.replicas, *(group.replicas for group in option.other_groups)]
+        if same and (option.batch_size, counts) == (running.batch_size, [group.replicas for group in running.groups]):
+            return 0.0
+        fewer = same and sum(counts) < running.all_replicas
+        gain_needed = objective_weights(objective).cost / (objective.cost_weight or 1.0) if fewer else 1.0
+        return self.problem.spec.adaptation.switching_cost * gain_needed
+
+
+def _amounts(spec: InferencePipelineSpec, group: ReplicaGroup) -> tuple[float, ...]:
+    """What one replica requests, in the order of `Program.limits`; PlanningError if its flavor is unknown."""
+    try:
+        cost, capacity = group.cost_per_hour(spec), group.capacity
+    except UserError as error:
+        raise PlanningError(str(error)) from error
+    return capacity.cores, capacity.gpus, cost, *(capacity.flavors.get(name, 0.0) for name in spec.flavor_limits)
+
+
+def _group_plan(variant: Variant, replicas: int) -> ReplicaGroupPlan:
+    return ReplicaGroupPlan(variant=variant.name, replicas=replicas, cores=variant.resources.cpu)
+
+
+def _idle_option(problem: PlanningProblem, stage: Stage) -> Option:
+    """The option without replicas, for an encoder whose generation stage has a colocated encoder."""
+    running = problem.running(stage.name)
+    variant = stage.variant(running.variant if running is not None else stage.pin.variant or stage.variants[0].name)
+    return Option(
+        variant=variant.name,
+        operating_point=variant.points[0].name,
+        batch_size=1,
+        replicas=0,
+        cores=0.0,
+        gpus=0,
+        cost=0.0,
+        accuracy=1.0,
+        value=1.0,
+        latency_seconds=0.0,
+        throughput_rps=0.0,
+        penalty=0.0 if running is None or not running.replicas else problem.spec.adaptation.switching_cost,
+        disaggregated=False,
+    )

@@ -13,7 +13,7 @@ command_of() { # NAME: prints its command line, one word a line; every one names
       --tls-cert-file="$pki/apiserver.crt" --tls-private-key-file="$pki/apiserver.key" --client-ca-file="$pki/ca.crt" \
       --service-account-issuer=https://kubernetes.default.svc --service-account-key-file="$pki/accounts.pub" \
       --service-account-signing-key-file="$pki/accounts.key" --service-cluster-ip-range=$services_cidr \
-      --authorization-mode=Node,RBAC --enable-admission-plugins=NodeRestriction --anonymous-auth=false --profiling=false \
+      --authorization-mode=Node,RBAC --feature-gates=ResourceHealthStatus=true --enable-admission-plugins=NodeRestriction --anonymous-auth=false --profiling=false \
       --kubelet-preferred-address-types=InternalIP --kubelet-certificate-authority="$pki/ca.crt" \
       --kubelet-client-certificate="$pki/apiserver-kubelet.crt" --kubelet-client-key="$pki/apiserver-kubelet.key" ;;
     kube-controller-manager) printf '%s\n' kube-controller-manager --kubeconfig="$state/run/controller-manager.kubeconfig" \

@@ -54,7 +54,7 @@ class Reconciliation:
     scale: tuple[Object, ...] = ()
     """Replica numbers of objects that the pipeline no longer describes."""
     delete: tuple[Ref, ...] = ()
-    """Objects that are no longer wanted, or must be deleted before they can be created again."""
+    """Objects that are no longer wanted, or must be deleted before they can be created again; pods to replace."""
     pipeline_status: Object | None = None
     plan_status: Object | None = None
     events: tuple[Object, ...] = ()
@@ -89,7 +89,8 @@ def reconcile(observed: ObservedState, settings: Settings, now: float) -> Reconc
         scale=replicas.scaled,
         delete=tuple(
             sorted({*_without_terminating(observed, replaced), *_prunable(observed, wanted, replicas.kept, selection)})
-        ),
+        )
+        + tuple(Ref("Pod", name) for name in site.unhealthy),
         pipeline_status=pipeline_status(facts),
         plan_status=plan_status(facts),
         events=events_of(facts),

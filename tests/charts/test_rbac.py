@@ -33,7 +33,7 @@ OPERATOR: Rights = {
     "/services": OWN,
     "/configmaps": OWN,
     "/serviceaccounts": OWN,
-    "/pods": FOLLOW,
+    "/pods": FOLLOW | {"delete"},
     "networking.k8s.io/networkpolicies": OWN,
     "policy/poddisruptionbudgets": OWN,
     "batch/jobs": OWN,

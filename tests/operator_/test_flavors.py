@@ -8,8 +8,10 @@ import pytest
 from tests.builders import a_pipeline, a_pipeline_document, a_plan, a_stage, a_variant
 from tests.operator_.conftest import SETTINGS, Site, owned
 from trimtab_kubernetes import Cluster
+from trimtab_operator.manifests.objects import Ref
 from trimtab_operator.manifests.routers import pipeline_hash, router_pipeline
-from trimtab_operator.reconciliation.observed_state import PodState, Problem, pod_states
+from trimtab_operator.reconcile import reconcile
+from trimtab_operator.reconciliation.observed_state import ObservedState, PodState, Problem, pod_states
 from trimtab_operator.reconciliation.plan_history import PlanHistory, rollout_targets
 from trimtab_operator.reconciliation.plan_selection import select_plan
 from trimtab_operator.reconciliation.replica_rollout import ClusterSite, decide_replicas
@@ -17,6 +19,7 @@ from trimtab_pipelines.flavors import ResourceFlavor
 from trimtab_pipelines.rollout import Capacity
 from trimtab_pipelines.spec import InferencePipeline
 
+CREATED = "2026-01-01T00:00:00Z"
 TAINT = {"key": "gpu", "operator": "Exists"}
 FLAVOR = {
     "name": "mig",
@@ -51,7 +54,7 @@ def test_replica_requests_its_flavors_nodes_and_devices() -> None:
     assert pod["spec"]["nodeSelector"] == {"gpu": "h100", "zone": "a"}
     assert pod["spec"]["tolerations"] == [TAINT]
     assert requested["requests"]["nvidia.com/mig-1g.10gb"] == requested["limits"]["nvidia.com/mig-1g.10gb"] == "1"
-    pod = {**pod, "metadata": pod["metadata"] | {"name": "p", "creationTimestamp": "2026-01-01T00:00:00Z"}}
+    pod = {**pod, "metadata": pod["metadata"] | {"name": "p", "creationTimestamp": CREATED}}
     assert pod_states([pod])[0].requests == Capacity(1.0, 1, {"mig": 1})
 
 
@@ -75,6 +78,25 @@ def test_pod_waits_as_long_as_its_node_takes(startup: str, *, given_up: bool) ->
     selection = select_plan(ClusterSite(pipeline, {}, (pod,), SETTINGS), PlanHistory(a_plan(pipeline)), 60.0)
 
     assert (selection.schedulable is not None) is given_up
+
+
+@pytest.mark.parametrize(("health", "terminating"), [("Unhealthy", False), ("Unhealthy", True), ("Healthy", False)])
+def test_replica_with_an_unhealthy_device_is_replaced(health: str, *, terminating: bool) -> None:
+    pipeline = a_flavored_pipeline()
+    times = {"deletionTimestamp": CREATED} if terminating else {}
+    template = deployment_of(pipeline)["spec"]["template"]
+    device = {"name": FLAVOR["device"], "resources": [{"resourceID": "mig-0", "health": health}]}
+    pod = {
+        "metadata": template["metadata"] | {"name": "p", "creationTimestamp": CREATED, **times},
+        "spec": template["spec"],
+        "status": {"containerStatuses": [{"name": "own", "allocatedResourcesStatus": [device]}]},
+    }
+    document = pipeline.model_dump(mode="json", by_alias=True, exclude_none=True)
+    decided = reconcile(ObservedState(document, pods=[pod]), SETTINGS, 0.0)
+    replaced = health == "Unhealthy" and not terminating
+
+    assert decided.delete == ((Ref("Pod", "p"),) if replaced else ())
+    assert [event["reason"] for event in decided.events].count("DeviceUnhealthy") == int(replaced)
 
 
 def test_prices_do_not_restart_routers() -> None:

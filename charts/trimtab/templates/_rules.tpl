@@ -24,10 +24,10 @@ create pipelines chooses the Secrets that their pods mount, as a user who may cr
 - apiGroups: [""]
   resources: [serviceaccounts]
   verbs: [get, list, watch, create, patch, delete]
-# Why a replica is not ready: image, crash, no node.
+# Why a replica is not ready: image, crash, no node. delete: replicas with an unhealthy device.
 - apiGroups: [""]
   resources: [pods]
-  verbs: [list, watch]
+  verbs: [list, watch, delete]
 # Isolation of pipelines.
 - apiGroups: [networking.k8s.io]
   resources: [networkpolicies]

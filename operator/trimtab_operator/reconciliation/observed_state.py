@@ -48,6 +48,8 @@ class PodState:
     problem: Problem | None
     deployment: str = ""
     """Name of its Deployment; empty if unknown."""
+    has_unhealthy_device: bool = False
+    """Whether the kubelet reports so, which requires its feature gate ResourceHealthStatus."""
 
     @property
     def group_key(self) -> tuple[str, str]:
@@ -83,7 +85,14 @@ def _state(pod: Mapping[str, Any]) -> PodState:
         requests=_requests(pod),
         problem=_problem(status, condition_of(pod, "PodScheduled")),
         deployment=_deployment(metadata),
+        has_unhealthy_device=_has_unhealthy_device(status),
     )
+
+
+def _has_unhealthy_device(status: Mapping[str, Any]) -> bool:
+    containers = status.get("containerStatuses", [])
+    allocated = [each for container in containers for each in container.get("allocatedResourcesStatus", [])]
+    return any(device.get("health") == "Unhealthy" for each in allocated for device in each.get("resources", []))
 
 
 def _deployment(metadata: Mapping[str, Any]) -> str:

@@ -44,6 +44,11 @@ class ClusterSite:
         return next((self.pipeline.spec.flavor(each.variants[0]).node_startup_seconds for each in own), 0.0)
 
     @property
+    def unhealthy(self) -> list[str]:
+        """Pods to replace because of a device."""
+        return [pod.name for pod in self.pods if pod.has_unhealthy_device and not pod.terminating]
+
+    @property
     def live(self) -> dict[str, Object]:
         return live_sets(self.owned, self.pipeline.spec.deployer)
 

@@ -132,6 +132,10 @@ def events(inputs: StatusInputs) -> tuple[Object, ...]:
         created += [
             _event(inputs, "InvalidSpec", message, message, found) for found, message in inputs.invalid_profiles
         ]
+    created += [
+        _event(inputs, "DeviceUnhealthy", f"pod {name} is replaced: a device of it is unhealthy", name)
+        for name in inputs.site.unhealthy
+    ]
     return tuple(created)
 
 
@@ -150,6 +154,7 @@ _WARNING_REASONS = (
     "NotOwned",
     "FieldNotApplied",
     "WriteRejected",
+    "DeviceUnhealthy",
 )
 _EVENT_REASONS = (*_WARNING_REASONS, "Profiling")
 

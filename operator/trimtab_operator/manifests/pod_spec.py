@@ -17,6 +17,7 @@ from trimtab_pipelines.spec import ServiceLevel
 from trimtab_pipelines.variants import Variant
 
 USER = 65532
+ZONE = "topology.kubernetes.io/zone"
 STOP_DELAY_SECONDS = 5
 """Time for which a terminating pod continues to serve until its endpoints are updated; routers wait as long themselves.
 """
@@ -72,6 +73,20 @@ def node_placement(variant: Variant, flavor: ResourceFlavor) -> Object:
     if variant.runtime_class_name:
         fields["runtimeClassName"] = variant.runtime_class_name
     return fields
+
+
+def spread(selected: Mapping[str, str], *topologies: str) -> Object:
+    """Spread pods evenly over zones or nodes, if there is room."""
+    rules = [
+        {
+            "maxSkew": 1,
+            "topologyKey": key,
+            "whenUnsatisfiable": "ScheduleAnyway",
+            "labelSelector": {"matchLabels": dict(selected)},
+        }
+        for key in topologies
+    ]
+    return {"topologySpreadConstraints": rules}
 
 
 def environment_variables(values: Mapping[str, str]) -> list[Object]:

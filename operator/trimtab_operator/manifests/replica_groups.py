@@ -21,6 +21,7 @@ from trimtab_operator.manifests.mutual_tls import (
 )
 from trimtab_operator.manifests.objects import MODEL_SERVER, TEMPLATE_HASH, owned, pipeline_labels
 from trimtab_operator.manifests.pod_spec import (
+    ZONE,
     credentials,
     environment_variables,
     image_pull_secrets,
@@ -32,6 +33,7 @@ from trimtab_operator.manifests.pod_spec import (
     scratch,
     security_of_container,
     security_of_pod,
+    spread,
     termination_grace,
 )
 from trimtab_operator.settings import Settings
@@ -163,7 +165,10 @@ def variant_labels(group: ReplicaGroup) -> dict[str, str]:
 def template(pipeline: InferencePipeline, stage: Stage, group: ReplicaGroup, settings: Settings) -> Object:
     first = group.variants[0]
     account = {"serviceAccountName": a} if (a := pipeline.spec.service_account_name) else {}
+    # Not over nodes: an autoscaler would add one for each replica.
+    of_stage = {PIPELINE_LABEL: pipeline.name, COMPONENT: MODEL_SERVER, STAGE_LABEL: stage.name}
     shared = {
+        **spread(of_stage, ZONE),
         **node_placement(first, pipeline.spec.flavor(first)),
         **image_pull_secrets(settings),
         **account,

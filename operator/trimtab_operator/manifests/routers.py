@@ -11,6 +11,7 @@ from trimtab_kubernetes.objects import Object, fingerprint
 from trimtab_operator.manifests.mutual_tls import identity_mounts, identity_volumes, tls_sidecar_files
 from trimtab_operator.manifests.objects import ROUTER, owned, pipeline_labels, uid_of
 from trimtab_operator.manifests.pod_spec import (
+    ZONE,
     environment_variables,
     image_pull_secrets,
     pod,
@@ -19,6 +20,7 @@ from trimtab_operator.manifests.pod_spec import (
     scratch,
     security_of_container,
     security_of_pod,
+    spread,
     termination_grace,
 )
 from trimtab_operator.manifests.replica_groups import disruption_budget
@@ -241,14 +243,7 @@ def _deployment(pipeline: InferencePipeline, routers: int, settings: Settings) -
             *identity_volumes(settings),
             {"name": "admin-keys", "secret": {"secretName": ADMIN_KEYS_SECRET, "optional": True}},
         ],
-        topologySpreadConstraints=[
-            {
-                "maxSkew": 1,
-                "topologyKey": "kubernetes.io/hostname",
-                "whenUnsatisfiable": "ScheduleAnyway",
-                "labelSelector": {"matchLabels": _selector(pipeline)},
-            }
-        ],
+        **spread(_selector(pipeline), ZONE, "kubernetes.io/hostname"),
         **image_pull_secrets(settings),
         **termination_grace(pipeline.spec.slo),
     )

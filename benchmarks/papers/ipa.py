@@ -19,9 +19,10 @@ from benchmarks.harness import charts
 from benchmarks.harness.grid import Cell, Evaluation, interval, run_cells
 from benchmarks.harness.options import find_trace, paper_parser
 from benchmarks.harness.report import Page, Report, print_table
-from benchmarks.papers import ipa_data
+from benchmarks.papers import ipa_data, ipa_measured
 from benchmarks.papers.ipa_cells import (
     BASELINES,
+    LATENCY_QUANTILES,
     METHODS,
     ORACLE,
     OURS,
@@ -36,6 +37,7 @@ from benchmarks.papers.ipa_cells import (
 )
 from benchmarks.papers.ipa_data import RecordedRun
 from trimtab.options import console
+from trimtab_pipelines.documents import load_pipeline
 from trimtab_profiler.profile import write_profiles
 
 SEEDS, QUICK_SECONDS, QUICK_WORKLOADS = 3, 240, ("bursty", "steady_low")
@@ -140,6 +142,7 @@ FRONT_NOTE = (
     "Mean cores against mean PAS, over all seeds; crosses are the paper's recorded runs, on its own machines and with "
     "its batch sizes. A request late or dropped counts 0 in the served PAS shown here."
 )
+LATENCY_NOTE = "Quantiles of the responses' latency, averaged over loads and seeds; the paper's figure 15."
 TABLE_NOTE = (
     "± is the half width of the 95 % interval over seeds. Served PAS: a request late or dropped counts 0. "
     "Standing: ours against the front of the baselines, by served PAS and cores."
@@ -185,7 +188,9 @@ def _table_row(
     )
 
 
-def build_page(evaluation: Evaluation[PlannerRow], recorded: RecordedRuns, report: Report, lead: str) -> Page:
+def build_page(
+    evaluation: Evaluation[PlannerRow], recorded: RecordedRuns, report: Report, source: Source, lead: str
+) -> Page:
     cases = evaluation.cases
     pipelines = list(dict.fromkeys(pipeline for pipeline, _ in cases))
     page = Page("IPA's evaluation", "simulated", lead)
@@ -193,6 +198,8 @@ def build_page(evaluation: Evaluation[PlannerRow], recorded: RecordedRuns, repor
     for name in pipelines:
         front = _front(evaluation, recorded, [case for case in cases if case[0] == name])
         page.add_chart(f"{name}: accuracy against cores", FRONT_NOTE, front)
+    slos = {name: read_pipeline(source, name)[0].spec.slo.latency_seconds for name in pipelines}
+    page.add_chart("Latency distributions", LATENCY_NOTE, _latencies(evaluation, slos))
     page.add_table("All figures", TABLE_NOTE, COLUMNS, table_rows(evaluation, recorded), range(3, 10))
     return page
 
@@ -217,6 +224,19 @@ def _front(evaluation: Evaluation[PlannerRow], recorded: RecordedRuns, cases: Se
     return charts.panels(columns, x="cores", y="PAS × 100", from_zero=False).update_xaxes(type="log")
 
 
+def _latencies(evaluation: Evaluation[PlannerRow], slos: Mapping[str, float]) -> go.Figure:
+    """Return the share of requests answered within a share of the SLO, one panel a pipeline, all loads together."""
+    columns = []
+    for name, slo_seconds in slos.items():
+        lines = []
+        for method in METHODS:
+            rows = [row for case in evaluation.cases if case[0] == name for row in evaluation.rows(case, method)]
+            seconds = np.nanmean([row.latency_seconds for row in rows], axis=0) / slo_seconds
+            lines.append(charts.line(method, seconds, LATENCY_QUANTILES, COLOURS[method], bold=method == OURS))
+        columns.append((f"{name}, SLO {slo_seconds:.1f} s", lines))
+    return charts.panels(columns, x="latency / SLO", y="share of requests")
+
+
 def _dots(name: str, x: Iterable[float], y: Iterable[float], **marker: Any) -> go.Scatter:
     return go.Scatter(x=list(x), y=list(y), name=name, mode="markers", marker=marker)
 
@@ -237,8 +257,12 @@ def main() -> int:
         published=options.published_excerpts,
         seconds=QUICK_SECONDS if options.quick else None,
         mixes=options.mixes,
+        measured=None if options.profiles == "reconstructed" else options.measure or ipa_measured.SHIPPED,
     )
     names = options.only or list(PIPELINES)
+    if options.measure is not None:
+        pipelines = [load_pipeline(source.manifests / name) for name in names]
+        ipa_measured.measure(pipelines, options.measure, options.out / "checkpoints")
     if options.profiles_only:
         for name in names:
             console.print(f"written: {write_profiles(read_pipeline(source, name)[1], options.out / name)}")
@@ -253,10 +277,11 @@ def _evaluate(options: argparse.Namespace, source: Source, wanted: Sequence[Cell
     recorded = ipa_data.read_recorded_runs(options.data)
     excerpts = "the paper's own" if source.published else "look-alikes from the training part"
     lead = f"{len(evaluation.all_rows)} simulations, {options.seeds} seeds each · excerpts: {excerpts}"
+    lead += f" · profiles: {options.profiles}"
     rows = table_rows(evaluation, recorded)
     print_table(COLUMNS, rows)
     report = judge(evaluation, time.perf_counter() - began, mixes=source.mixes)
-    build_page(evaluation, recorded, report, lead).write(options.out / "ipa.html")
+    build_page(evaluation, recorded, report, source, lead).write(options.out / "ipa.html")
     return report.finish()
 
 
@@ -267,6 +292,9 @@ def _parse() -> argparse.Namespace:
     parser.add_argument("--published-excerpts", action="store_true", help="the paper's own seconds of the recording")
     parser.add_argument("--only", action="append", choices=PIPELINES, help="this pipeline; repeatable")
     parser.add_argument("--profiles-only", action="store_true", help="only write OUT/PIPELINE/profile.yaml")
+    profiles = ("reconstructed", "measured")
+    parser.add_argument("--profiles", choices=profiles, default=profiles[0], help="the paper's, or of full-size models")
+    parser.add_argument("--measure", type=Path, metavar="CSV", help="measure the profiles that this file lacks")
     parser.add_argument("--mixes", action="store_true", help="let our planner mix variants of a stage")
     parser.add_argument("--seeds", type=int, default=SEEDS)
     parser.add_argument("--quick", action="store_true", help="two workloads, four minutes each")

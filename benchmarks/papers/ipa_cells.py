@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from benchmarks.harness.grid import Cell, grid
 from benchmarks.papers import ipa_data
 from benchmarks.papers.ipa_data import Workload
+from benchmarks.papers.ipa_measured import read_measured
 from benchmarks.papers.planners import fa2, fa2_heaviest, fa2_lightest, plan_for_peak, rim, rim_sized_for
 from trimtab_adapter.controller import Controller
 from trimtab_adapter.planning.decide import Planner, PlanningInputs, decide
@@ -34,6 +35,8 @@ BASELINES = ("FA2-low", "FA2-low, best", "FA2-high", "FA2-high, best", "RIM", "R
 METHODS = (OURS, REACTIVE, ORACLE, *BASELINES)
 FORECASTERS = {REACTIVE: "Reactive", ORACLE: "Oracle"}
 FIRST_PEAK_SECONDS = 20
+YOLO = ("yolov5n", "yolov5s", "yolov5m", "yolov5l", "yolov5x")
+LATENCY_QUANTILES = (0.01, 0.05, 0.1, 0.25, 0.5, 0.75, 0.9, 0.95, 0.99, 0.999)
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,6 +54,8 @@ class Source:
     """Maximum length of each workload; None for all of it."""
     mixes: bool = False
     """Whether our planner may mix variants of a stage."""
+    measured: Path | None = None
+    """Profiles measured on a machine; None for the reconstructed ones."""
 
 
 @cache
@@ -64,8 +69,11 @@ def read_workloads(source: Source) -> dict[str, Workload]:
 @cache
 def read_pipeline(source: Source, name: str) -> tuple[InferencePipeline, dict[str, ModelProfile]]:
     """Read a pipeline and its profiles, once a process."""
-    pipeline = load_pipeline(PAPER_VIDEO if name == "video" else source.manifests / name)
-    return pipeline, ipa_data.read_profiles(source.folder, pipeline)
+    is_paper_video = name == "video" and source.measured is None
+    pipeline = load_pipeline(PAPER_VIDEO if is_paper_video else source.manifests / name)
+    if source.measured is None:
+        return pipeline, ipa_data.read_profiles(source.folder, pipeline)
+    return read_measured(pipeline, source.measured, ipa_data.read_baseline_settings(source.folder, pipeline))
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,7 +88,12 @@ class PlannerRow:
     late: float
     dropped: float
     objective: float
-    p99_seconds: float
+    latency_seconds: tuple[float, ...]
+    """At LATENCY_QUANTILES."""
+
+    @property
+    def p99_seconds(self) -> float:
+        return self.latency_seconds[LATENCY_QUANTILES.index(0.99)]
 
     @property
     def violations(self) -> float:
@@ -145,14 +158,23 @@ def _planner(
 ) -> Planner:
     settings = ipa_data.read_baseline_settings(source.folder, pipeline)
     planners: Mapping[str, Callable[[], Planner]] = {
-        "FA2-low": lambda: fa2({name: stage["fa2_low"] for name, stage in settings.items()}),
+        "FA2-low": lambda: fa2(_variants(pipeline, settings, "fa2_low")),
         "FA2-low, best": lambda: fa2_lightest(pipeline, profiles),
-        "FA2-high": lambda: fa2({name: stage["fa2_high"] for name, stage in settings.items()}),
+        "FA2-high": lambda: fa2(_variants(pipeline, settings, "fa2_high")),
         "FA2-high, best": lambda: fa2_heaviest(pipeline, profiles),
         "RIM": lambda: rim({name: int(stage["rim_replicas_high_load"]) for name, stage in settings.items()}),
         "RIM, best": lambda: rim_sized_for(pipeline, profiles, peak_rps),
     }
     return planners.get(method, lambda: decide)()
+
+
+def _variants(pipeline: InferencePipeline, settings: Mapping[str, Mapping[str, str]], method: str) -> dict[str, str]:
+    """A baseline's variants by stage: the paper's, of another detector the one of the same place by size."""
+    chosen = {}
+    for stage in pipeline.spec.stages:
+        name, own = settings[stage.name][method], [variant.name for variant in stage.variants]
+        chosen[stage.name] = name if name in own else own[YOLO.index(name)]
+    return chosen
 
 
 def _row(cell: Cell, pipeline: InferencePipeline, result: SimulationResult) -> PlannerRow:
@@ -168,5 +190,5 @@ def _row(cell: Cell, pipeline: InferencePipeline, result: SimulationResult) -> P
         late=late,
         dropped=result.violations - late,
         objective=objective.accuracy_weight * result.mean_accuracy - objective.cost_weight * result.mean_cores,
-        p99_seconds=result.latency(0.99),
+        latency_seconds=tuple(map(result.latency, LATENCY_QUANTILES)),
     )

@@ -4,7 +4,7 @@ import csv
 import gzip
 import io
 from collections import defaultdict
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -81,23 +81,31 @@ def _workload(
 
 def read_profiles(folder: Path, pipeline: InferencePipeline) -> dict[str, ModelProfile]:
     """Read a pipeline's profiles: the complete grid, one point for each variant with its base cores."""
-    rows = [row for row in _rows(folder / PROFILES) if (row["pipeline"], row["origin"]) == (pipeline.name, "grid")]
+    rows = [row for row in read_rows(folder / PROFILES) if (row["pipeline"], row["origin"]) == (pipeline.name, "grid")]
     hardware = Hardware(processor="Intel Xeon Gold 6126, reconstructed", node_cores=96)
+    points = {
+        stage.name: [read_point(variant, variant.resources.cpu, rows) for variant in stage.variants]
+        for stage in pipeline.spec.stages
+    }
+    return profiles_of(pipeline, points, hardware)
+
+
+def profiles_of(
+    pipeline: InferencePipeline, points: Mapping[str, Sequence[PointProfile]], hardware: Hardware
+) -> dict[str, ModelProfile]:
     profiles = {}
-    for stage in pipeline.spec.stages:
-        points = tuple(_point(pipeline.name, variant, rows) for variant in stage.variants)
-        spec = ModelProfileSpec(pipeline=pipeline.name, stage=stage.name, hardware=hardware, points=points)
-        profiles[stage.name] = ModelProfile(metadata=Metadata(name=f"{pipeline.name}-{stage.name}"), spec=spec)
+    for stage, measured in points.items():
+        spec = ModelProfileSpec(pipeline=pipeline.name, stage=stage, hardware=hardware, points=tuple(measured))
+        profiles[stage] = ModelProfile(metadata=Metadata(name=f"{pipeline.name}-{stage}"), spec=spec)
     return profiles
 
 
-def _point(pipeline: str, variant: Variant, rows: list[dict[str, str]]) -> PointProfile:
-    cores = variant.resources.cpu
-    measurements = tuple(
-        _measurement(row) for row in rows if row["variant"] == variant.name and float(row["cores"]) == cores
-    )
-    if not measurements:
-        raise ValueError(f"{PROFILES} has no grid rows of {pipeline}, {variant.name} with {cores:g} cores")
+def read_point(variant: Variant, cores: float, rows: Iterable[Mapping[str, str]]) -> PointProfile:
+    """The measurements of a variant with so many cores; ValueError if there are none."""
+    own = [row for row in rows if row["variant"] == variant.name and float(row["cores"]) == cores]
+    if not own:
+        raise ValueError(f"there are no profiles of {variant.name} with {cores:g} cores")
+    measurements = tuple(map(_measurement, own))
     fit = fit_latency([m.batch_size for m in measurements], [m.latency_seconds_mean for m in measurements])
     return PointProfile(variant=variant.name, cores=cores, measurements=measurements, fit=fit)
 
@@ -116,7 +124,8 @@ def _measurement(row: Mapping[str, str]) -> Measurement:
 
 def read_baseline_settings(folder: Path, pipeline: InferencePipeline) -> dict[str, dict[str, str]]:
     """Read what the paper's baselines ran, by stage; the file's stages are in the pipeline's order."""
-    rows = sorted((r for r in _rows(folder / STAGES) if r["pipeline"] == pipeline.name), key=lambda r: int(r["stage"]))
+    own = [row for row in read_rows(folder / STAGES) if row["pipeline"] == pipeline.name]
+    rows = sorted(own, key=lambda row: int(row["stage"]))
     return dict(zip((stage.name for stage in pipeline.spec.ordered_stages), rows, strict=True))
 
 
@@ -131,7 +140,7 @@ class RecordedRun:
 def read_recorded_runs(folder: Path) -> dict[tuple[str, ...], RecordedRun]:
     """Read the paper's published runs by (pipeline, workload, method)."""
     steps: dict[tuple[str, ...], list[tuple[float, float]]] = defaultdict(list)
-    for row in _rows(folder / TIMELINES):
+    for row in read_rows(folder / TIMELINES):
         if row["run_set"] == "revision_product":
             key = (row["pipeline"], row["workload"], row["method"])
             steps[key].append((float(row["cost_cores"]), float(row["pas"])))
@@ -139,7 +148,7 @@ def read_recorded_runs(folder: Path) -> dict[tuple[str, ...], RecordedRun]:
     return {key: RecordedRun(float(cores), float(accuracy) / 100.0) for key, (cores, accuracy) in means.items()}
 
 
-def _rows(path: Path) -> Iterator[dict[str, str]]:
+def read_rows(path: Path) -> Iterator[dict[str, str]]:
     raw = path.read_bytes()
     text = (gzip.decompress(raw) if path.suffix == ".gz" else raw).decode()
     yield from csv.DictReader(io.StringIO(text))

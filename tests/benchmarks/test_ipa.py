@@ -3,16 +3,24 @@
 from math import nan
 
 import pytest
+import torch
 
 from benchmarks.harness.grid import Cell, Evaluation
 from benchmarks.papers.ipa import judge, place
-from benchmarks.papers.ipa_cells import ORACLE, OURS, REACTIVE, PlannerRow
+from benchmarks.papers.ipa_cells import LATENCY_QUANTILES, ORACLE, OURS, REACTIVE, PlannerRow
+from benchmarks.papers.ipa_checkpoints import network, sizes
+from benchmarks.papers.ipa_measured import COLUMNS, CORES, read_measured
+from tests.builders import a_variant, an_echo_pipeline
+from tests.ipa import BESIDE_THE_TABLES, VARIANTS
 
 CASE = ("nlp", "bursty")
+RT_DETR = {"rtdetr-r18": 20.0, "rtdetr-r34": 31.0, "rtdetr-r50": 42.5, "rtdetr-r101": 76.0}
 
 
 def a_row(method, cores=4.0, served=0.8, violations=0.0, seed=1):
-    return PlannerRow(Cell(CASE, method, seed=seed), 100, served, served, cores, violations, 0.0, 0.0, 0.1)
+    return PlannerRow(
+        Cell(CASE, method, seed=seed), 100, served, served, cores, violations, 0.0, 0.0, (0.1,) * len(LATENCY_QUANTILES)
+    )
 
 
 def rows(method, cores, served):
@@ -56,3 +64,31 @@ def test_unavoidable_or_unknown_violations_do_not_hold(ours, oracle, holds):
     assert judge(evaluation, 1.0).holds is holds
     assert not judge(evaluation, 1.0, mixes=True).holds
     assert not judge(Evaluation([]), 1.0).holds
+
+
+@pytest.mark.parametrize("variant", sizes())
+def test_full_size_checkpoint_has_the_published_parameters(variant):
+    published = {name: row.millions for name, row in (VARIANTS | BESIDE_THE_TABLES).items()} | RT_DETR
+    with torch.device("meta"):
+        counts = [parameter.numel() for parameter in network(variant).parameters()]
+
+    assert sum(counts) / 1e6 == pytest.approx(published[variant], rel=0.016)
+
+
+@pytest.mark.parametrize(("slower", "cores"), [(1.0, 1.0), (4.0, 2.0), (40.0, 2.0)])
+def test_measured_variant_has_the_cores_of_equation_1(tmp_path, slower, cores):
+    pipeline = an_echo_pipeline([a_variant("light"), a_variant("heavy")])
+    rows = [
+        (pipeline.name, "first", name, str(c), str(batch), str(seconds), str(seconds), str(batch / seconds))
+        for name, factor in (("light", 1.0), ("heavy", slower))
+        for c in CORES
+        for batch in (1, 4)
+        for seconds in [factor * 0.1 * batch / c]
+    ]
+    (tmp_path / "measured.csv").write_text("\n".join(map(",".join, [COLUMNS, *rows])))
+
+    planned, profiles = read_measured(pipeline, tmp_path / "measured.csv", {"first": {"threshold_rps_paper": "4"}})
+
+    assert [variant.resources.cpu for variant in planned.spec.ordered_stages[0].variants] == [1.0, cores]
+    assert [point.cores for point in profiles["first"].spec.points] == [1.0, cores]
+    assert planned.spec.slo.latency_seconds == pytest.approx(5 * 0.1 * (1 + slower) / 2)

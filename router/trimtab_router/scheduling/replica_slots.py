@@ -204,6 +204,8 @@ class ReplicaSlots:
     """Batches that wait for images. They use no capacity."""
     prefilling: dict[Batch, float] = field(default_factory=dict)
     """Without a first token; their prompt tokens."""
+    held_prefixes: dict[int, None] = field(default_factory=dict)
+    """Hashes of leading messages that were sent to it, the latest last."""
 
     def accepts_prefetch(self, now: float) -> bool:
         """Return whether another batch may be sent while it computes one."""

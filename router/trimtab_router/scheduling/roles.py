@@ -1,6 +1,6 @@
 """Schedulers by the role of a stage: predict, encode or generate. The role is decided once, in `scheduler_class`."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from math import inf
 
@@ -9,6 +9,7 @@ from trimtab_protocol.chat.internal_wire import Chunk, LastChunk
 from trimtab_protocol.tensors import Array
 from trimtab_router.scheduling.interfaces import Dispatcher, Feature, StatsSink, Transport
 from trimtab_router.scheduling.policies.interface import Dispatch
+from trimtab_router.scheduling.prefix_routing import PrefixRouting
 from trimtab_router.scheduling.prompt_lengths import PromptFeatures, PromptLengths
 from trimtab_router.scheduling.queue import DeadlineQueue
 from trimtab_router.scheduling.queue_admission import StageStatus
@@ -123,7 +124,9 @@ class GenerationScheduler(StageScheduler):
     def set_up_role(self) -> None:
         self.prompt_lengths = PromptLengths()
         self._early_prefill = EarlyPrefill(self._transport, self._stats)
-        self.features.append(self._early_prefill)
+        self._prefix_routing = PrefixRouting()
+        self.choose_replica = self._prefix_replica
+        self.features += [self._early_prefill, self._prefix_routing]
         self._batches: dict[StageRequest, set[Batch]] = {}
         self._with_first_token: set[Batch] = set()
         self._images_complete_at: dict[Batch, float] = {}
@@ -138,6 +141,13 @@ class GenerationScheduler(StageScheduler):
         super().refresh_replicas()
         limits = [replica.max_prompt_tokens.get(self.variant, inf) for replica in self.replicas]
         self.latency_model.max_prompt_tokens = max(limits, default=inf)
+
+    def _prefix_replica(self, candidates: Iterable[ReplicaSlots], variant: str) -> ReplicaSlots | None:
+        candidates = list(candidates)
+        least_loaded, head = self.replica_selection.free_replica(candidates, variant), self.queue.head()
+        if least_loaded is None or head is None:
+            return least_loaded
+        return self._prefix_routing.preferred(candidates, least_loaded, head.request)
 
     def status(self) -> StageStatus:
         return super().status()._replace(concurrent_prefills=self.concurrent_prefills())

@@ -5,7 +5,7 @@ that is prefetched. The scheduler uses neither an event loop nor a network: cloc
 injected. The router and the simulator share it, so that both decide alike.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import NamedTuple
@@ -47,6 +47,7 @@ from trimtab_router.scheduling.shadow_evaluation import ShadowEvaluation
 from trimtab_router.scheduling.stage_request import RowSlice, StageRequest
 
 ARRIVAL_WINDOW_SECONDS = 0.5
+ReplicaChoice = Callable[[Iterable[ReplicaSlots], str], ReplicaSlots | None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,6 +129,7 @@ class StageScheduler:
         self.ready_replicas = 0
         self.had_replica = False  # whether a replica was ever ready
         self.replica_selection = ReplicaSelection(stage, plan.variant)
+        self.choose_replica: ReplicaChoice = self.replica_selection.free_replica  # for the head of the queue
         self.accuracy_monitor = AccuracyMonitor(stage)
         self.completion = BatchCompletion(
             stage,
@@ -328,7 +330,7 @@ class StageScheduler:
             candidates = self._candidates()
             if waiting:
                 candidates = [replica for replica in candidates if replica not in waiting]
-            replica = self.replica_selection.free_replica(candidates, variant)
+            replica = self.choose_replica(candidates, variant)
             if replica is None:
                 break
             if not self._dispatch_next(replica, now):

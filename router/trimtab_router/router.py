@@ -179,12 +179,6 @@ class Router:
         return any(stage.stage.variant(stage.variant).forwards_chats for stage in self.schedulers.values())
 
     @property
-    def mixes_engines(self) -> bool:
-        """Whether Trimtab's own engine may serve the chats of a third-party engine after a change of plan."""
-        variants = [variant for stage in self.pipeline.spec.stages if stage.generates for variant in stage.variants]
-        return len({variant.forwards_chats for variant in variants}) > 1
-
-    @property
     def forwards_routes(self) -> bool:
         """Whether an engine also gets requests that are no chats: it reads the client's messages themselves."""
         return self.forwards_chats and self._executor.streaming_stage in self._executor.prompt_sources

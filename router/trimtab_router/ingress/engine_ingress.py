@@ -11,7 +11,7 @@ from trimtab_pipelines.chat_settings import ChatSettings
 from trimtab_pipelines.request_outcome import ErrorCode
 from trimtab_protocol import InferRequest, PendingRequest, Tensor
 from trimtab_protocol.chat.engine_responses import ForwardedChunkWriter, whole_response
-from trimtab_protocol.chat.engine_routes import EngineRoute, parse_engine_request
+from trimtab_protocol.chat.engine_routes import ROUTES, EngineRoute, parse_engine_request
 from trimtab_protocol.chat.internal_wire import MESSAGES, OPTIONS, bytes_tensor
 from trimtab_router.admission.memory_budget import Reservation
 from trimtab_router.admission.request_parsing import parse_request
@@ -42,6 +42,10 @@ class EngineIngress(Ingress):
         if refusal.retry_after_seconds is None and refusal.code in _NOT_RETRYABLE:
             response.headers["x-should-retry"] = "false"
         return response
+
+    @property
+    def served_routes(self) -> str:
+        return ", ".join((CHAT, *ROUTES)) if self._router.forwards_routes else CHAT
 
     async def forward(self, request: web.BaseRequest, route: EngineRoute) -> web.StreamResponse:
         router, arrived_at = self._router, time.monotonic()

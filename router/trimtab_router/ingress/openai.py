@@ -62,6 +62,9 @@ class OpenAiIngress(EngineIngress):
     def __init__(self, router: Router) -> None:
         super().__init__(router)
         self._created = int(time.time())
+        stages = [stage for stage in router.pipeline.spec.stages if stage.generates]
+        # Trimtab's own engine may serve the chats of a third-party engine after a change of plan.
+        self._mixes_engines = len({variant.forwards_chats for stage in stages for variant in stage.variants}) > 1
         self._fetcher = ImageFetcher(self._settings.images) if self._settings is not None else None
 
     async def route(self, request: web.BaseRequest) -> web.StreamResponse:
@@ -78,7 +81,7 @@ class OpenAiIngress(EngineIngress):
             return json_response(model)
         if path.startswith(f"{_MODELS}/"):
             raise unknown_model(path.rpartition("/")[2], name)
-        refusal = Refusal("NotFound", f"unknown path {printable(path, 100)}; try {CHAT}")
+        refusal = Refusal("NotFound", f"unknown path {printable(path, 100)}; try {self.served_routes}")
         raise self._router.accounting.count_rejection(refusal)
 
     async def _chat(self, request: web.BaseRequest) -> web.StreamResponse:
@@ -129,7 +132,7 @@ class OpenAiIngress(EngineIngress):
     def _parse(self, body: Buffer, bounds: ImageLimits) -> ParsedChat:
         """Parse a chat, as written if a third-party engine alone can serve it. Raises InvalidChat."""
         parse, router = partial(parse_chat, body, self._router.limits.json_bytes, bounds), self._router
-        if router.forwards_chats and not router.mixes_engines:
+        if router.forwards_chats and not self._mixes_engines:
             return parse(forwarded=True)
         try:
             return parse()

@@ -16,7 +16,7 @@ from trimtab_router.transport.http_transport import HttpTransport
 from trimtab_router.transport.stream_client import CLIENT_ERROR_STATUSES, error_message
 
 Counts = TypeVar("Counts")
-_COUNT = re.compile(rb'"count"\s*:\s*([0-9]{1,9})\b')
+_ENGINE_COUNT = re.compile(rb'"count"\s*:\s*([0-9]{1,9})\b')
 
 
 async def fetch_token_counts(
@@ -63,8 +63,7 @@ async def _fetch(
     if status in CLIENT_ERROR_STATUSES:
         raise invalid(f"stage {stage.name}: {error_message(body)}")
     try:
-        answer = body if status == 200 else b""
-        return parse(_engine_counts(answer) if client.chats else answer)
+        return parse(body if status == 200 else b"")
     except ValueError as error:
         message = f"stage {stage.name}: its replica did not count the tokens; try again later"
         raise Refusal("NotCounted", message, stage=stage.name) from error
@@ -80,17 +79,11 @@ def _blank_images(body: bytes) -> Array:
 
 
 def _usage(body: bytes) -> Usage:
+    """Read the count of a replica, or of an engine, whose tokens may be cut off. Raises ValueError without one."""
+    if found := _ENGINE_COUNT.search(body):
+        return Usage(prompt=int(found[1]), text=int(found[1]))
     counted = ChatTokenCounts.model_validate_json(body)
     return Usage(prompt=counted.prompt_tokens, image=sum(counted.image_tokens), text=counted.text_tokens)
-
-
-def _engine_counts(body: bytes) -> bytes:
-    """An engine's count in our own form; the tokens that follow it may be cut off. Raises ValueError without one."""
-    found = _COUNT.search(body)
-    if found is None:
-        raise ValueError("no count")
-    count = int(found[1])
-    return ChatTokenCounts(prompt_tokens=count, text_tokens=count, image_tokens=()).model_dump_json().encode()
 
 
 def _no_replica() -> Refusal:

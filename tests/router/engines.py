@@ -51,6 +51,7 @@ class Engine(ChatReplica):
     forms: list[bytes] = field(default_factory=list)
     asked: list[dict[str, Any]] = field(default_factory=list)
     ids: list[str] = field(default_factory=list)
+    headers: dict[str, str] = field(default_factory=dict)
     paths: set[str] = field(default_factory=set)
 
     def endpoint(self, **changes: Any) -> Endpoint:
@@ -76,6 +77,7 @@ class Engine(ChatReplica):
     async def _answer(self, request: web.BaseRequest, reply: Any) -> web.StreamResponse:
         body = await request.read()
         self.ids.append(request.headers["x-request-id"])
+        self.headers = {name.lower(): value for name, value in request.headers.items()}
         if request.content_type == "multipart/form-data":
             self.forms.append(body)
             return web.Response(text=reply)

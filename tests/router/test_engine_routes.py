@@ -1,6 +1,7 @@
 """Routes beside chats through the router to a third-party engine."""
 
 import json
+import tracemalloc
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from typing import Any
@@ -12,6 +13,7 @@ from tests.router.chats import ChatReplica, a_chat, a_chat_pipeline, data_url
 from tests.router.engines import MODEL, Engine, an_engine_pipeline
 from tests.router.fakes import Rig, a_rig
 from tests.router.test_chats import CHAT, ask
+from trimtab_protocol.chat.engine_responses import WholeParser
 
 USAGE = {"prompt_tokens": 5, "total_tokens": 8, "completion_tokens": 3}
 
@@ -161,6 +163,75 @@ async def test_own_engine_refuses_other_routes():
         status, body = await post(rig, "/v1/completions", {"prompt": "a"})
 
         assert (status, body["error"]["code"], CHAT in body["error"]["message"]) == (404, "RouteNotServed", True)
+
+
+SCHEMA: dict[str, Any] = {"type": "object", "properties": {"a": {"type": "string"}}}
+FIELDS: dict[str, Any] = {
+    "tools": [{"type": "function", "function": {"name": "f", "parameters": SCHEMA}}],
+    "tool_choice": {"type": "function", "function": {"name": "f"}},
+    "response_format": {"type": "json_schema", "json_schema": {"name": "a", "schema": SCHEMA}},
+    "logit_bias": {"5": 1},
+    "top_logprobs": 2,
+    "guided_json": SCHEMA,
+    "guided_regex": "a+",
+    "structured_outputs": {"json": SCHEMA},
+    "chat_template_kwargs": {"enable_thinking": False},
+    "reasoning_effort": "high",
+    "messages": [
+        {"role": "assistant", "tool_calls": [{"id": "a", "type": "function", "function": {"name": "f"}}]},
+        {"role": "tool", "tool_call_id": "a", "content": "one"},
+    ],
+}
+PATHS: dict[str, Any] = {
+    "/v1/completions": _completions("one"),
+    "/v1/embeddings": EMBEDDINGS,
+    "/v1/responses": RESPONSE,
+    "/v1/rerank": {"results": []},
+    "/v1/score": {"data": []},
+    "/tokenize": {"count": 3},
+    "/detokenize": {"prompt": "a"},
+}
+ROWS = [
+    *((CHAT, a_chat("one") | {name: value}, name) for name, value in FIELDS.items()),
+    *((path, {"input": "a", "prompt": "a", "query": "a"}, path) for path in PATHS),
+    (CHAT, a_chat("one", dry_run=True), ""),
+]
+
+
+@pytest.mark.parametrize(("path", "body", "name"), ROWS, ids=[name or "dry_run" for *_, name in ROWS])
+async def test_what_an_engine_serves_ours_refuses_by_name(path: str, body: dict[str, Any], name: str):
+    theirs, ours = (
+        Engine(kind="vllm", routes=PATHS),
+        ChatReplica(counts={"prompt_tokens": 3, "text_tokens": 3, "image_tokens": []}),
+    )
+    async with a_rig(an_engine_pipeline(), {"text": [theirs]}) as rig:
+        status, reply = await post(rig, path, body)
+    assert status == 200, reply
+    assert path != CHAT or not name or theirs.asked[0][name] == body[name]
+    async with a_rig(a_chat_pipeline(), {"text": [ours]}) as rig:
+        status, reply = await post(rig, path, body)
+    assert (
+        (status, name in reply["error"]["message"]) == (404 if path != CHAT else 400, True) if name else status == 200
+    )
+    assert ours.written == []
+
+
+async def test_unknown_path_names_the_routes_served():
+    async with engine({}) as (_, rig):
+        status, body = await post(rig, "/v1/images", {})
+        assert (status, "/v1/rerank" in body["error"]["message"]) == (404, True)
+
+
+def test_hostile_response_takes_memory_of_its_size():
+    body = b'{"usage": {"' + b"a" * 2**20
+    parser = WholeParser()
+    assert not list(parser.feed(body))
+    tracemalloc.start()
+    try:
+        parser.end()
+        assert tracemalloc.get_traced_memory()[1] < 8 * len(body)
+    finally:
+        tracemalloc.stop()
 
 
 LINK = {"type": "input_image", "image_url": "http://10.0.0.1/a.png"}

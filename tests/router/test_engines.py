@@ -192,7 +192,15 @@ async def test_chats_go_to_the_engine_with_less_load(busy: str):
         assert rig.value("trimtab_engine_preemptions", stage="text") == 4
 
 
-@pytest.mark.parametrize("text", ["", "vllm:num_requests_running 1\n", "vllm:num_requests_waiting NaN\n", "\0" * 99])
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "vllm:num_requests_running 1\n",
+        "\0" * 99,
+        *(f"vllm:num_requests_waiting {n}\n" for n in ("NaN", "1.2.3", "9e999")),
+    ],
+)
 def test_unreadable_load_is_no_load(text: str):
     metrics = ENGINES["vllm"].load
     assert metrics is not None
@@ -415,6 +423,41 @@ async def test_engine_gets_only_fields_that_its_kind_knows(kind: str, salted, bo
 
         (asked,) = theirs.asked
         assert ("cache_salt" in asked, {"max_tokens", "max_completion_tokens"} & asked.keys()) == (salted, {bound})
+
+
+async def test_stalled_response_harms_no_other_caller():
+    theirs, limits = Engine(kind="vllm"), Limits(hang_seconds=0.3)
+    async with a_rig(an_engine_pipeline(), {"text": [theirs]}, batchSize=4, limits=limits) as rig:
+        assert (await ask(rig, a_chat("one")))[0] == 200
+        theirs.stepped = True
+        stalled = asyncio.create_task(ask(rig, a_chat("late")))
+        await rig.until(lambda: theirs.running == 1)
+        theirs.stepped = False
+        assert (await ask(rig, a_chat("one")))[0] == 200
+
+        assert (await stalled)[1]["choices"][0]["message"]["content"] == "late"  # by its second attempt
+        assert [chat.ended for chat in theirs.written if chat.messages[-1]["content"] == "late"] == ["left", "whole"]
+
+
+async def test_headers_of_a_client_stay_at_the_router():
+    hostile = {"Authorization": "Bearer stolen", "Cookie": "a=b", "X-Forwarded-For": "10.0.0.1", "X-Session-Id": "a"}
+    async with engine() as (theirs, rig):
+        status, body, _ = await ask(rig, a_chat("one"), **hostile, **{"x-request-id": "a" * 4000})
+
+        assert status in {200, 400}, body
+        assert not theirs.headers.keys() & {name.lower() for name in hostile}
+        assert len(theirs.headers.get("x-request-id", "")) <= 256
+
+
+@pytest.mark.parametrize(("depth", "status"), [(50, 200), (5_000, 400)])
+async def test_depth_of_a_schema_is_bounded(depth: int, status: int):
+    schema = '{"items":' * depth + "{}" + "}" * depth
+    chat = json.dumps(a_chat("one"))[:-1] + f', "guided_json": {schema}}}'
+    async with engine() as (theirs, rig):
+        headers = {"Content-Type": "application/json"}
+        async with rig.session.post(rig.url + CHAT, data=chat, headers=headers) as answer:
+            assert (answer.status, len(theirs.asked)) == (status, int(status == 200))
+            assert "\n" not in (await answer.json()).get("error", {}).get("message", "")
 
 
 async def test_huge_tools_are_refused_in_one_line():

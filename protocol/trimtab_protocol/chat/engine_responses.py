@@ -18,8 +18,9 @@ from trimtab_protocol.errors import ProtocolError
 from trimtab_protocol.rest import JSON_CONTENT_TYPE
 from trimtab_protocol.sse import SseParser, sse_event
 
-_USAGE = re.compile(rb'(?<!\\)"usage"\s*:\s*(\{(?:[^{}]|\{[^{}]*\})*\})')
-_MODEL = re.compile(r'(?<!\\)"model"\s*:\s*"(?:[^"\\]|\\.)*"')
+# Possessive: otherwise a long match takes a hundred times its bytes.
+_USAGE = re.compile(rb'(?<!\\)"usage"\s*:\s*(\{(?:[^{}]++|\{[^{}]*+\})*+\})')
+_MODEL = re.compile(r'(?<!\\)"model"\s*:\s*"(?:[^"\\]++|\\.)*+"')
 _COUNTED = frozenset({"prompt_tokens", "input_tokens"})
 _FINAL = frozenset({"response.completed", "response.incomplete"})
 _FAILED = frozenset({"error", "response.failed"})

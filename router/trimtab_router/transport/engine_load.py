@@ -6,6 +6,8 @@ from functools import lru_cache
 from trimtab_pipelines.engines import LoadMetrics
 from trimtab_router.scheduling.replica_slots import EngineLoad
 
+_NUMBER = r"([0-9]{1,18}(?:\.[0-9]{0,18})?(?:e[+-]?[0-9]{1,2})?)"
+
 
 def parse_engine_load(text: bytes, metrics: LoadMetrics) -> EngineLoad | None:
     """Sum each metric over its labels, of the usage the highest; None if the server does not report its queue."""
@@ -22,7 +24,7 @@ def parse_engine_load(text: bytes, metrics: LoadMetrics) -> EngineLoad | None:
 
 @lru_cache(16)
 def _pattern(metrics: LoadMetrics) -> re.Pattern[bytes]:
-    """Samples of the metrics, with or without labels; NaN and infinities are skipped."""
+    """Samples of the metrics, with or without labels; others than finite positive numbers are skipped."""
     names = filter(None, (metrics.waiting, metrics.running, metrics.cache_usage, metrics.preemptions))
     either = "|".join(map(re.escape, names))
-    return re.compile(rf"^({either})(?:\{{[^}}\n]*\}})?[ \t]+([0-9][0-9.e+-]*)".encode(), re.MULTILINE)
+    return re.compile(rf"^({either})(?:\{{[^}}\n]*\}})?[ \t]+{_NUMBER}(?=\s|$)".encode(), re.MULTILINE)

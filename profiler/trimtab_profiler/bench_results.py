@@ -1,4 +1,4 @@
-"""Profile of an engine from results of `vllm bench serve --save-result`, one file for each `--max-concurrency`."""
+"""Profile of an engine from results of `vllm bench serve --save-result`, AIPerf, GuideLLM or AIConfigurator."""
 
 from collections.abc import Iterable
 from pathlib import Path
@@ -9,9 +9,13 @@ from trimtab_pipelines.documents import DocumentError
 from trimtab_pipelines.profile import ChatProfile, Measurement, ModelProfile, ModelProfileSpec
 from trimtab_pipelines.resource import Metadata
 from trimtab_pipelines.spec import InferencePipeline
+from trimtab_profiler.bench_formats import ESTIMATE_MARGIN, is_estimate, read_records
 from trimtab_profiler.identity import this_machine
 from trimtab_profiler.measurement_grid import GridPoint
 from trimtab_profiler.profile import curve, point_profile
+
+ESTIMATED = "trimtab.dev/estimated"
+"""Annotation of a profile that is not measured: its source and margin."""
 
 
 class BenchResult(BaseModel):
@@ -63,26 +67,33 @@ class BenchResult(BaseModel):
 def read_results(files: Iterable[Path]) -> list[BenchResult]:
     """Results by concurrency; raises DocumentError for a file that is none, or has failed requests."""
     results: dict[int, BenchResult] = {}
-    for file in files:
-        try:
-            result = BenchResult.model_validate_json(file.read_bytes())
-        except OSError as error:
-            raise DocumentError(f"{file}: {error.strerror}") from error
-        except ValidationError as error:
-            first = error.errors()[0]
-            field = ".".join(map(str, first["loc"]))
-            message = f"{file}: {field}: {first['msg']}; give results of vllm bench serve with --max-concurrency"
-            raise DocumentError(message) from error
+    for file, result in [(path, read) for path in files for read in _read_file(path)]:
         if result.failed:
             raise DocumentError(f"{file}: {result.failed} requests failed; measure again")
         if result.max_concurrency in results:
-            raise DocumentError(f"{file}: another file has max_concurrency {result.max_concurrency} too")
+            raise DocumentError(f"{file}: another result has max_concurrency {result.max_concurrency} too")
         results[result.max_concurrency] = result
     return [results[concurrency] for concurrency in sorted(results)]
 
 
+def _read_file(file: Path) -> list[BenchResult]:
+    try:
+        return [BenchResult.model_validate(record) for record in read_records(file.read_text())]
+    except OSError as error:
+        raise DocumentError(f"{file}: {error.strerror}") from error
+    except ValidationError as error:
+        first = error.errors()[0]
+        field = ".".join(map(str, first["loc"]))
+        message = f"{file}: {field}: {first['msg']}; give results of vllm bench serve with --max-concurrency"
+        raise DocumentError(message) from error
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        message = f"{file}: no result of vllm bench serve, AIPerf, GuideLLM or AIConfigurator is read ({error})"
+        raise DocumentError(message) from error
+
+
 def bench_profiles(pipeline: InferencePipeline, files: Iterable[Path]) -> dict[str, ModelProfile]:
     """Profile of a pipeline's only engine; raises DocumentError. Chats with images count like those without."""
+    files = list(files)
     engines = [(stage, v) for stage in pipeline.spec.stages for v in stage.variants if v.forwards_chats]
     if len(engines) != 1:
         raise DocumentError(f"{pipeline.name} has {len(engines)} variants with an engine; results are those of one")
@@ -105,6 +116,7 @@ def bench_profiles(pipeline: InferencePipeline, files: Iterable[Path]) -> dict[s
         hardware=this_machine(),
         points=(point.model_copy(update={"chats": chats}),),
     )
-    return {
-        stage.name: ModelProfile(metadata=Metadata(name=f"{pipeline.name}-{stage.name}"[:63].rstrip("-")), spec=spec)
-    }
+    estimated = any(is_estimate(file.read_text()) for file in files)
+    annotations = {ESTIMATED: f"AIConfigurator, times {ESTIMATE_MARGIN:g}"} if estimated else {}
+    metadata = Metadata(name=f"{pipeline.name}-{stage.name}"[:63].rstrip("-"), annotations=annotations)
+    return {stage.name: ModelProfile(metadata=metadata, spec=spec)}

@@ -1,4 +1,4 @@
-"""Profiles from results of `vllm bench serve`."""
+"""Profiles from results of `vllm bench serve` and other load generators."""
 
 import json
 from pathlib import Path
@@ -50,6 +50,83 @@ def test_results_become_measurements_by_concurrency(tmp_path: Path) -> None:
     assert (point.chats.tokens, point.chats.text_prompt_tokens) == (21.0, 100.0)
 
 
+def _spread(mean: float) -> dict[str, Any]:
+    return {"unit": "ms", "avg": mean, "p50": mean, "p99": 2 * mean}
+
+
+AIPERF: dict[str, Any] = {
+    "input_config": {"endpoint": {"streaming": True}, "loadgen": {"concurrency": 4}},
+    "request_count": {"unit": "requests", "avg": 40.0},
+    "error_request_count": None,
+    "request_throughput": {"unit": "requests/sec", "avg": 5.0},
+    "input_sequence_length": {"avg": 100.0},
+    "output_sequence_length": {"avg": 21.0},
+    "time_to_first_token": _spread(100.0),
+    "inter_token_latency": _spread(10.0),
+    "request_latency": _spread(300.0),
+}
+
+
+def _successful(mean: float) -> dict[str, Any]:
+    return {"successful": {"mean": mean, "median": mean, "percentiles": {"p99": 2 * mean}}}
+
+
+GUIDELLM: dict[str, Any] = {
+    "benchmarks": [
+        {
+            "config": {"strategy": {"type_": "concurrent", "streams": 4}},
+            "metrics": {
+                "request_totals": {"successful": 40, "errored": 0},
+                "requests_per_second": _successful(5.0),
+                "prompt_token_count": _successful(100.0),
+                "output_token_count": _successful(21.0),
+                "time_to_first_token_ms": _successful(100.0),
+                "inter_token_latency_ms": _successful(10.0),
+                "request_latency": _successful(0.3),
+            },
+        }
+    ]
+}
+
+
+@pytest.mark.parametrize("result", [AIPERF, GUIDELLM], ids=["AIPerf", "GuideLLM"])
+def test_results_of_other_generators_are_read(tmp_path: Path, result: dict[str, Any]) -> None:
+    file = tmp_path / "result.json"
+    file.write_text(json.dumps(result))
+    (point,) = bench_profiles(an_engine_pipeline(), [file])["text"].spec.points
+
+    (measured,) = point.measurements
+    assert (measured.batch_size, measured.throughput_rps, measured.batches) == (4, 5.0, 10)
+    assert measured.latency_seconds_mean == pytest.approx(0.3)
+    assert measured.latency_seconds_p99 == pytest.approx(0.6)
+    assert point.chats is not None
+    assert point.chats.time_to_first_token.measurements[0].latency_seconds_mean == pytest.approx(0.1)
+    assert (point.chats.tokens, point.chats.text_prompt_tokens) == (21.0, 100.0)
+
+
+def test_estimates_are_marked_and_have_a_margin(tmp_path: Path) -> None:
+    file = tmp_path / "best_config_topn.csv"
+    rows = ["m,100,21,4,100.0,10.0,tp1", "m,100,21,8,150.0,15.0,tp1", "m,100,21,16,10.0,1.0,tp4"]
+    file.write_text("\n".join(["model,isl,osl,concurrency,ttft,tpot,parallel", *rows]))
+    profile = bench_profiles(an_engine_pipeline(), [file])["text"]
+
+    assert profile.metadata.annotations == {"trimtab.dev/estimated": "AIConfigurator, times 1.2"}
+    four, eight = profile.spec.points[0].measurements
+    assert (four.batch_size, eight.batch_size) == (4, 8)
+    assert four.latency_seconds_mean == pytest.approx(0.36)
+    assert four.throughput_rps == pytest.approx(4 / 0.36)
+
+
+@pytest.mark.parametrize("text", ["{", "7", '{"benchmarks": [{}]}', "model,isl\nm,1\n"])
+def test_unknown_result_is_one_line(tmp_path: Path, text: str) -> None:
+    file = tmp_path / "result.json"
+    file.write_text(text)
+    with pytest.raises(
+        DocumentError, match=r"^[^\n]*no result of vllm bench serve, AIPerf, GuideLLM or AIConfigurator"
+    ):
+        bench_profiles(an_engine_pipeline(), [file])
+
+
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
@@ -64,7 +141,7 @@ def test_unusable_result_is_one_line(tmp_path: Path, changes: dict[str, Any], me
 
 
 def test_equal_concurrencies_are_refused(tmp_path: Path) -> None:
-    with pytest.raises(DocumentError, match="another file has max_concurrency 4"):
+    with pytest.raises(DocumentError, match="another result has max_concurrency 4"):
         bench_profiles(an_engine_pipeline(), [a_result(tmp_path), a_result(tmp_path)])
 
 

@@ -40,7 +40,9 @@ def command(
     ] = None,
     bench: Annotated[
         list[Path] | None,
-        typer.Option(metavar="FILE", help="Instead, read a result of `vllm bench serve`; once for each concurrency"),
+        typer.Option(
+            metavar="FILE", help="Instead, read a result of `vllm bench serve`, AIPerf, GuideLLM or AIConfigurator"
+        ),
     ] = None,
     *,
     quick: Annotated[bool, typer.Option(help="Measure only what planning needs, in a few seconds")] = False,

@@ -1,0 +1,114 @@
+"""A real engine, vLLM, behind the router and alone, with a small model that is made for the test.
+
+It runs if `vllm` is on the PATH. One core computes, so that engine, router and client do not compete for it.
+"""
+
+import json
+import os
+import subprocess
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import median
+
+import pytest
+
+from tests.conformance.installed import run_script, system_program
+from tests.conformance.target import Target
+from tests.figures import Figures
+from tests.tiny_llama import engine_up, write_model
+
+pytestmark = pytest.mark.e2e
+
+MODEL = "sample"
+CONCURRENCY, REQUESTS, ROUNDS = 16, 200, 3
+VLLM_ENVIRONMENT = {
+    "VLLM_CPU_KVCACHE_SPACE": "1",
+    "VLLM_CPU_OMP_THREADS_BIND": "0",
+    "VLLM_NO_USAGE_STATS": "1",
+    "HF_HUB_OFFLINE": "1",
+}
+OPTIONS = f"--max-model-len 1024 --max-num-seqs {CONCURRENCY} --enforce-eager --enable-request-id-headers"
+OPTIONS += " --enable-auto-tool-choice --tool-call-parser hermes"
+BENCH = "bench serve --backend openai-chat --endpoint /v1/chat/completions --dataset-name random --ignore-eos"
+BENCH += f" --random-input-len 128 --random-output-len 32 --num-prompts {REQUESTS} --max-concurrency {CONCURRENCY}"
+BENCH += " --percentile-metrics ttft,tpot --metric-percentiles 99 --save-result --disable-tqdm"
+
+
+@dataclass(frozen=True)
+class Served:
+    """Addresses of an engine, and of the router in front of it."""
+
+    vllm: str
+    model: Path
+    engine: str
+    router: str
+
+
+@pytest.fixture(scope="module")
+def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
+    vllm, folder = system_program("vllm"), tmp_path_factory.mktemp("engines")
+    model = folder / "model"
+    write_model(model)
+    container = {
+        "engine": "vllm",
+        "modelName": MODEL,
+        "command": [vllm, "serve", str(model)],
+        "args": [*OPTIONS.split(), "--host", "127.0.0.1", "--port", "$(PORT)", "--served-model-name", MODEL],
+        "env": VLLM_ENVIRONMENT,
+    }
+    with engine_up(folder, CONCURRENCY, container) as (local, engine):
+        yield Served(vllm, model, engine, f"http://127.0.0.1:{local.rest_port}")
+
+
+def bench(served: Served, url: str, file: Path) -> dict[str, float]:
+    """Results of `vllm bench serve`; times in milliseconds."""
+    command = [served.vllm, *BENCH.split(), "--base-url", url, "--model", MODEL, "--tokenizer", str(served.model)]
+    command += ["--result-dir", str(file.parent), "--result-filename", file.name]
+    environment = os.environ | VLLM_ENVIRONMENT
+    done = subprocess.run(command, capture_output=True, text=True, check=False, env=environment, timeout=300)
+    assert done.returncode == 0, done.stderr[-3000:]
+    results: dict[str, float] = json.loads(file.read_bytes())
+    return results
+
+
+def test_openai_client_gets_what_the_engine_has(served: Served) -> None:
+    results = {
+        url: run_script("engine_client.py", "openai", Target(url.removeprefix("http://"), "", MODEL))
+        for url in (served.engine, served.router)
+    }
+    response = results[served.router]
+
+    assert response == results[served.engine]
+    assert response["text"] == response["streamed_text"]
+    assert (response["streamed_tokens"], response["likely"], response["completions"]) == ([8], [2] * 8, 2)
+    assert json.loads(response["object"])["sign"] in {"plus", "minus"}
+    assert any(response["tool"])
+
+
+def test_router_costs_an_engine_little(served: Served, figures: Figures, tmp_path: Path) -> None:
+    """Both in turns, in one run."""
+    runs: dict[str, list[dict[str, float]]] = {served.engine: [], served.router: []}
+    for number in range(2 * ROUNDS):
+        url = (served.engine, served.router)[number % 2]
+        runs[url].append(bench(served, url, tmp_path / f"{number}.json"))
+
+    def middle(url: str, figure: str) -> float:
+        return median(result[figure] for result in runs[url])
+
+    for figure in ("request_throughput", "median_ttft_ms", "p99_ttft_ms", "median_tpot_ms"):
+        figures.add(**{f"alone_{figure}": middle(served.engine, figure), figure: middle(served.router, figure)})
+    failed = sum(REQUESTS - result["completed"] for results in runs.values() for result in results)
+    figures.require("failed", failed, "==", 0)
+
+    def ratio(figure: str) -> float:
+        return middle(served.router, figure) / middle(served.engine, figure)
+
+    def more(figure: str) -> float:
+        return middle(served.router, figure) - middle(served.engine, figure)
+
+    require = figures.require
+    require("throughput ratio", ratio("request_throughput"), ">=", 0.97, depends_on_load=True)
+    require("more ms to first token, p50", more("median_ttft_ms"), "<=", 3.0, depends_on_load=True)
+    require("more ms to first token, p99", more("p99_ttft_ms"), "<=", 10.0, depends_on_load=True)
+    require("time per output token ratio", ratio("median_tpot_ms"), "<=", 1.03, depends_on_load=True)

@@ -1,0 +1,55 @@
+"""Small Llama with random weights, made on the spot, and `trimtab up` with an engine that serves it."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from tests.builders import a_plan
+from tests.local_run import Up, up
+from tests.router.chats import a_chat_pipeline, a_writer
+from tests.router.engines import a_served
+from trimtab_pipelines.documents import dump_yaml, write_json
+from trimtab_pipelines.endpoints import Endpoints
+
+TEMPLATE = (
+    "{% for message in messages %}<s>{{ message['role'] }}: {{ message['content'] }}</s>{% endfor %}"
+    "{% if add_generation_prompt %}<s>assistant: {% endif %}"
+)
+
+
+def write_model(folder: Path) -> None:
+    """Write a Llama with random weights, and a tokenizer trained on the documentation."""
+    import torch  # noqa: PLC0415 - only where the test runs
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers  # noqa: PLC0415
+    from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast  # noqa: PLC0415
+
+    docs = [str(path) for path in (Path(__file__).parents[1] / "docs").rglob("*.md")]
+    bytewise, special = pre_tokenizers.ByteLevel(add_prefix_space=False), ["<s>", "</s>", "<pad>"]
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer, tokenizer.decoder = bytewise, decoders.ByteLevel()
+    alphabet = pre_tokenizers.ByteLevel.alphabet()
+    tokenizer.train(docs, trainers.BpeTrainer(vocab_size=4096, special_tokens=special, initial_alphabet=alphabet))
+    names = dict(zip(("bos_token", "eos_token", "pad_token"), special, strict=True))
+    fast = PreTrainedTokenizerFast(tokenizer_object=tokenizer, **names)
+    fast.chat_template = TEMPLATE
+    fast.save_pretrained(folder)
+    torch.manual_seed(0)
+    sizes: dict[str, Any] = {"hidden_size": 256, "intermediate_size": 512, "num_hidden_layers": 4}
+    config = LlamaConfig(
+        vocab_size=len(fast), num_attention_heads=4, num_key_value_heads=4, bos_token_id=0, eos_token_id=1, **sizes
+    )
+    LlamaForCausalLM(config).bfloat16().save_pretrained(folder)
+
+
+@contextmanager
+def engine_up(folder: Path, batch_size: int, container: dict[str, Any]) -> Iterator[tuple[Up, str]]:
+    """Serve a pipeline of one engine, which `trimtab up` starts; yields it, and the engine's own URL."""
+    stage = a_writer(variants=[a_served(image="", **container)], batchSizes=[batch_size])
+    pipeline = a_chat_pipeline([stage], slo={"latency": "60s"}, budget={"cores": "2"})
+    (folder / "pipeline.yaml").write_text(dump_yaml(pipeline))
+    write_json(folder / "plan.json", a_plan(pipeline, batchSize=batch_size))
+    with up(folder, "--plan", str(folder / "plan.json"), pipeline=folder / "pipeline.yaml") as local:
+        endpoints = Endpoints.model_validate_json((local.folder / "endpoints.json").read_bytes())
+        (engine,) = endpoints.stages["text"]
+        yield local, f"http://{engine.address}"

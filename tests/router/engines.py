@@ -85,6 +85,12 @@ class Engine(ChatReplica):
         self.asked.append(asked)
         if asked["model"] != MODEL:
             return web.json_response({"error": {"message": f"no model {asked['model']}", "code": 404}}, status=404)
+        salt = str(asked.get("cache_salt", ""))
+        if len(salt) > 128 or set(salt) & {"@", "/", "\\", "\0"}:
+            message = (
+                "Parameter 'cache_salt' must be at most 128 characters and must not contain '@', '/', '\\\\', or NUL"
+            )
+            return web.json_response({"error": {"message": message, "code": 400}}, status=400)
         if self.answers:
             status, once = self.answers.pop(0)
             return web.json_response(once, status=status)

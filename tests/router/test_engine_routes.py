@@ -14,6 +14,7 @@ from tests.router.engines import MODEL, Engine, an_engine_pipeline
 from tests.router.fakes import Rig, a_rig
 from tests.router.test_chats import CHAT, ask
 from trimtab_protocol.chat.engine_responses import WholeParser
+from trimtab_protocol.chat.openai_backend import prefix_salt
 
 USAGE = {"prompt_tokens": 5, "total_tokens": 8, "completion_tokens": 3}
 
@@ -91,7 +92,7 @@ async def test_whole_completion_is_merged_from_its_stream():
         assert (body["choices"], body["usage"], body["model"]) == ([choice], USAGE, "sample")
         (asked,) = theirs.asked
         assert (asked["stream"], asked["stream_options"]) == (True, {"include_usage": True})
-        assert json.loads(asked["cache_salt"]) == ["127.0.0.1", "x"]
+        assert asked["cache_salt"] == prefix_salt("127.0.0.1", "x")
 
 
 @pytest.mark.parametrize("usage", [False, True])

@@ -18,6 +18,7 @@ from tests.router.test_chats import CHAT, ask, tell
 from trimtab_pipelines.engines import ENGINES
 from trimtab_protocol import InferRequest, Tensor
 from trimtab_protocol.chat.internal_wire import MAX_PROMPT_TOKENS
+from trimtab_protocol.chat.openai_backend import prefix_salt
 from trimtab_router.limits import Limits
 from trimtab_router.transport.engine_load import parse_engine_load
 
@@ -47,7 +48,7 @@ async def test_complete_response_and_its_engine_request():
         assert theirs.asked == [
             {
                 "model": MODEL,
-                "cache_salt": "127.0.0.1",
+                "cache_salt": prefix_salt("127.0.0.1", ""),
                 "messages": [{"role": "user", "content": [{"type": "text", "text": "one two"}, image]}],
                 "max_tokens": 1,
                 "temperature": 0.5,
@@ -61,13 +62,17 @@ async def test_complete_response_and_its_engine_request():
         assert await rig.outcomes() == {"ok": 1}
 
 
+CLIENTS = ("one", "https://issuer.example/users@a")
+"""As Envoy names clients: by key, by the issuer and subject of a token."""
+
+
 async def test_prefixes_are_salted_by_client_without_options():
     theirs, messages = Engine(), {"name": "messages", "from": "request.inputs.messages"}
     async with a_rig(a_chat_pipeline([a_writer(messages, variants=[a_served()])]), {"text": [theirs]}) as rig:
-        for client in ("one", "other"):
+        for client in CLIENTS:
             assert (await ask(rig, a_chat(), **{"x-trimtab-client": client}))[0] == 200
 
-    assert [asked["cache_salt"] for asked in theirs.asked] == ["one", "other"]
+    assert [asked["cache_salt"] for asked in theirs.asked] == [prefix_salt(client, "") for client in CLIENTS]
 
 
 async def test_engine_chunks_are_streamed():

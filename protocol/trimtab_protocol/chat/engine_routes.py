@@ -14,6 +14,7 @@ from trimtab_pipelines.chat_settings import ImageLimits
 from trimtab_protocol import Buffer
 from trimtab_protocol.chat.chat_parser import SOURCES, require_allowed_urls
 from trimtab_protocol.chat.data_urls import extract_data_urls, restore_data_urls
+from trimtab_protocol.chat.openai_backend import prefix_salt
 from trimtab_protocol.chat.openai_requests import MAX_CHOICES, require_few_values, require_forwardable
 from trimtab_protocol.errors import InvalidChat, not_supported
 from trimtab_protocol.rest import JSON_CONTENT_TYPE
@@ -85,7 +86,7 @@ class ForwardedRequest:
             return f'--{boundary}\r\nContent-Disposition: form-data; name="model"\r\n\r\n{model}\r\n'.encode() + written
         fields: dict[str, Any] = {"model": model}
         if self.route.streams and (tenant or self.cache_salt):
-            fields["cache_salt"] = to_json([tenant, self.cache_salt]).decode() if self.cache_salt else tenant
+            fields["cache_salt"] = prefix_salt(tenant, self.cache_salt)
         return to_json(fields)[:-1] + b"," * (written != b"{}") + written[1:]
 
 

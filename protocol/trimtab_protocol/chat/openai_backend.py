@@ -8,6 +8,8 @@ prefix cache.
 import json
 from base64 import b64encode
 from collections.abc import Iterator, Mapping, Sequence
+from hashlib import sha256
+from types import MappingProxyType
 from typing import Any
 
 from pydantic_core import from_json
@@ -42,11 +44,17 @@ _MAX_TOKENS = 2**31
 
 
 def completion_request(
-    model: str, inputs: Mapping[str, Array], *, cache_salt: str, kind: EngineKind = UNKNOWN_ENGINE
+    model: str,
+    inputs: Mapping[str, Array],
+    *,
+    cache_salt: str,
+    kind: EngineKind = UNKNOWN_ENGINE,
+    processor_kwargs: Mapping[str, Any] = MappingProxyType({}),
 ) -> bytes:
     """Body of a streamed chat completion with usage, for an engine that names its model `model`.
 
-    Chats of equal `cache_salt` share prefixes in the engine's cache.
+    Chats of equal `cache_salt` share prefixes in the engine's cache. `processor_kwargs` are those of the operating
+    point, which the client's own override.
     ``messages`` is [1], ``options`` [1] and ``images`` [1, images]; the last two are optional. Raises ProtocolError if
     the tensors are invalid.
     """
@@ -61,14 +69,19 @@ def completion_request(
         request.pop("top_k", None)  # 0 means all tokens, which engines express in different ways
     if "max_tokens" in request:
         request[kind.max_tokens] = request.pop("max_tokens")
-    if salt := request.get("cache_salt"):
-        cache_salt = json.dumps([cache_salt, salt])
-    if kind.salts_prefixes or salt:
-        request["cache_salt"] = cache_salt
+    if kind.salts_prefixes or request.get("cache_salt"):
+        request["cache_salt"] = prefix_salt(cache_salt, request.get("cache_salt") or "")
+    if processor_kwargs and files:
+        request["mm_processor_kwargs"] = {**processor_kwargs, **(request.get("mm_processor_kwargs") or {})}
     stream_options = {**(request.get("stream_options") or {}), "include_usage": True}
     request |= {"model": model, "stream": True, "stream_options": stream_options}
     # Images are joined once at the end, since json.dumps would copy them several times.
     return b"".join([_json_bytes(request)[:-1], b',"messages":', *_messages_json(messages, files), b"}"])
+
+
+def prefix_salt(tenant: str, own: str) -> str:
+    """Salt of a client's prefixes, `own` being its own; hashed, since engines refuse some characters and long ones."""
+    return sha256(json.dumps([tenant, own]).encode()).hexdigest()
 
 
 def tokenize_request(model: str, inputs: Mapping[str, Array]) -> bytes:

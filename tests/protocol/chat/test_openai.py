@@ -21,7 +21,7 @@ from trimtab_protocol.chat.internal_wire import (
     options_per_choice,
     parse_event,
 )
-from trimtab_protocol.chat.openai_backend import ChunkParser, completion_request
+from trimtab_protocol.chat.openai_backend import ChunkParser, completion_request, prefix_salt
 from trimtab_protocol.chat.openai_requests import MAX_VALUES, parse_chat_request
 from trimtab_protocol.chat.openai_responses import ChunkWriter, ResponseHeader
 from trimtab_protocol.errors import InvalidChat
@@ -377,9 +377,9 @@ def test_prefix_cache_is_salted_by_tenant() -> None:
 
     known = {"model", "messages", "stream", "stream_options", "cache_salt"}
     own = request_body(tenant="b", deadline_seconds=1.0, top_k=0)
-    assert (own["cache_salt"], set(own)) == ("a", known)
+    assert (own["cache_salt"], set(own)) == (prefix_salt("a", ""), known)
     salted = request_body(cache_salt="c", unknown=1)
-    assert (salted["cache_salt"], salted["unknown"]) == ('["a", "c"]', 1)
+    assert (salted["cache_salt"], salted["unknown"]) == (prefix_salt("a", "c"), 1)
 
 
 STREAM = (

@@ -28,6 +28,8 @@ class EngineKind:
     salts_prefixes: bool = True
     """Whether it accepts `cache_salt`; a server with a closed list of fields rejects it."""
     max_tokens: Literal["max_tokens", "max_completion_tokens"] = "max_tokens"
+    processor_kwargs: bool = False
+    """Whether it accepts `mm_processor_kwargs`: options of its image processor."""
     load: LoadMetrics | None = None
     drain_option: str = ""
     """Option without which the server cuts running responses when it is terminated; empty if it finishes them."""
@@ -38,6 +40,7 @@ class EngineKind:
 UNKNOWN_ENGINE: Final = EngineKind()
 ENGINES: Final[Mapping[str, EngineKind]] = {
     "vllm": EngineKind(
+        processor_kwargs=True,
         load=LoadMetrics(
             "vllm:num_requests_waiting",
             "vllm:num_requests_running",

@@ -98,6 +98,10 @@ class OperatingPoint(Model):
     compiled: Name | None = None
     """Compiled form to run, by its name in the family."""
     input_size: InputSize | None = None
+    mm_processor_kwargs: dict[str, bool | int | float | str] = Field(
+        default_factory=dict, max_length=16, exclude_if=is_empty
+    )
+    """Options of a third-party engine's image processor for the chats of this point, such as max_pixels."""
     accuracy: Fraction
     accuracy_evidence: AccuracyEvidence | None = None
     """Evidence for the accuracy. Without it the accuracy is only declared."""
@@ -138,6 +142,8 @@ class OperatingPoint(Model):
             "precision": self.precision,
             "compiled": self.compiled,
             "inputSize": self.input_size,
+            "mmProcessorKwargs": ", ".join(f"{name} {value}" for name, value in self.mm_processor_kwargs.items())
+            or None,
         }
         return {name: str(value) for name, value in values.items() if value is not None}
 

@@ -5,6 +5,7 @@ from typing import Annotated, Literal, Self
 
 from pydantic import Field, model_validator
 
+from trimtab_pipelines.engines import ENGINES, UNKNOWN_ENGINE
 from trimtab_pipelines.escalation import Escalation
 from trimtab_pipelines.operating_point import OperatingPoint
 from trimtab_pipelines.quantity import Seconds
@@ -273,11 +274,18 @@ class Stage(Model):
                 f"{IMAGES_INPUT}, from the request, and {EMBEDDINGS_INPUT}, from an encoder stage"
             )
 
+    @property
+    def processor_kwargs(self) -> dict[tuple[str, str], dict[str, bool | int | float | str]]:
+        """Options of third-party engines' image processors, by variant and operating point."""
+        points = ((variant.name, point) for variant in self.variants for point in variant.points)
+        return {(name, point.name): point.mm_processor_kwargs for name, point in points}
+
     def _require_openai_containers(self) -> None:
-        """Require what a container of protocol OpenAI needs: whole chats and one operating point."""
+        """Require what a container of protocol OpenAI needs: whole chats, and points that its requests can express."""
         pulls = any(read.name == EMBEDDINGS_INPUT for read in self.inputs)
         for variant in self.variants:
             if not variant.forwards_chats:
+                self._require_no_processor_kwargs(variant)
                 continue
             where = f"stage {self.name}: variant {variant.name} has a container of protocol OpenAI"
             if not self.generates or (pulls and not variant.colocated):
@@ -286,8 +294,21 @@ class Stage(Model):
                 )
             if MESSAGES_INPUT not in {read.name for read in self.inputs}:
                 raise ValueError(f"{where}, which requires an input {MESSAGES_INPUT}")
-            if len(variant.operating_points) > 1:
+            engine = ENGINES.get((variant.container and variant.container.engine) or "", UNKNOWN_ENGINE)
+            known = {"mmProcessorKwargs"} if engine.processor_kwargs else set[str]()
+            for point in variant.operating_points:
+                if unknown := sorted(point.knobs.keys() - known):
+                    settings = ", ".join(sorted(known)) or "none"
+                    raise ValueError(
+                        f"{where}, whose operating point {point.name} sets {unknown[0]}; supported are: {settings}"
+                    )
+            if len(variant.operating_points) > 1 and not known:
                 raise ValueError(f"{where}, which has one operating point; remove operatingPoints")
+
+    def _require_no_processor_kwargs(self, variant: Variant) -> None:
+        if point := next((point for point in variant.points if point.mm_processor_kwargs), None):
+            where = f"stage {self.name}: operating point {point.name} of variant {variant.name}"
+            raise ValueError(f"{where} sets mmProcessorKwargs, which only a container with engine: vllm reads")
 
     def _require_modalities(self) -> None:
         inputs = {tensor.name for tensor in self.inputs}

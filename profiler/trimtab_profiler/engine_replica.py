@@ -42,6 +42,7 @@ class EngineReplica(Replica):
         self._url = url
         self._model = container.model_name
         self._kind = ENGINES.get(container.engine or "", UNKNOWN_ENGINE)
+        self._processor_kwargs = stage.processor_kwargs
         self._datatypes = {output.name: output.datatype for output in stage.outputs}
 
     async def infer(
@@ -49,8 +50,9 @@ class EngineReplica(Replica):
     ) -> InferResponse:
         """Serve concurrent chats; raise BatchRejected for an invalid one, ProfileError if the engine fails."""
         rows = [{t.name: t.array[row : row + 1] for t in inputs} for row in range(len(inputs[0].array))]
+        point = variant, operating_point
         try:
-            parts = await asyncio.gather(*(self._generate(variant, row, tenant) for row in rows))
+            parts = await asyncio.gather(*(self._generate(point, row, tenant) for row in rows))
         except (aiohttp.ClientError, OSError, TimeoutError, ProtocolError) as error:
             raise ProfileError(f"variant {variant}, operating point {operating_point}: {error!r}") from error
         outputs = [
@@ -59,8 +61,10 @@ class EngineReplica(Replica):
         ]
         return InferResponse(model_name=variant, outputs=tuple(outputs))
 
-    async def _generate(self, variant: str, row: Mapping[str, Array], tenant: str) -> Mapping[str, Array]:
-        body = completion_request(self._model or variant, row, cache_salt=tenant or "profile", kind=self._kind)
+    async def _generate(self, point: tuple[str, str], row: Mapping[str, Array], tenant: str) -> Mapping[str, Array]:
+        variant, options = point[0], self._processor_kwargs.get(point, {})
+        model, salt = self._model or variant, tenant or "profile"
+        body = completion_request(model, row, cache_salt=salt, kind=self._kind, processor_kwargs=options)
         headers = {"Content-Type": JSON_CONTENT_TYPE, "x-request-id": secrets.token_hex(8)}
         async with self._session.post(self._url + COMPLETIONS, data=body, headers=headers) as response:
             if response.status != 200:

@@ -1,9 +1,10 @@
 """Requests and responses of batches: tensors as binary or JSON, and outputs split by row slice."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import accumulate
 from math import prod
+from typing import Any
 
 import numpy as np
 
@@ -32,6 +33,8 @@ class BatchRequest:
     """Bound on the size of a valid response."""
     forwarded: ForwardedRequest | None = None
     """Set if `messages` is the body of a request to a third-party engine."""
+    processor_kwargs: Mapping[str, Any] = field(default_factory=dict)
+    """Options of a third-party engine's image processor."""
 
 
 def encode_binary(batch: BatchRequest) -> tuple[list[Buffer], dict[str, str]]:

@@ -126,6 +126,7 @@ class HttpTransport:
         self._datatypes = {**datatypes, CHAT_IMAGE_INDEX: "INT64"} if stage.encodes else datatypes
         self._accepts_tasks = accepts_task_names(stage)
         self._excluded_inputs = {variant.name: stage.excluded_input(variant.name) for variant in stage.variants}
+        self._processor_kwargs = stage.processor_kwargs
         self._hang_seconds = hang_seconds
         self._tls = tls
         self._id_prefix = secrets.token_hex(4)
@@ -400,6 +401,7 @@ class HttpTransport:
             + (_image_wait_seconds(batch) if batch.early_prefill else 0.0),
             max_response_bytes=self._bound_response(batch.rows),
             forwarded=slices[0].request.owner.forwarded if self._generates else None,
+            processor_kwargs=self._processor_kwargs.get((batch.variant, point.name), {}),
         )
 
     def _rows(self, batch: Batch, row_slice: RowSlice, name: str) -> Array:

@@ -90,7 +90,7 @@ def openai_stream_request(kind: EngineKind, model: str, tenant: str, batch: Batc
     forwarded = batch.forwarded
     if forwarded is None:
         parser = ChunkParser(images=IMAGES in row)
-        body = completion_request(model, row, cache_salt=tenant, kind=kind)
+        body = completion_request(model, row, cache_salt=tenant, kind=kind, processor_kwargs=batch.processor_kwargs)
         return StreamRequest(COMPLETIONS, body, headers, parser.read, parser.end, _RETRY_LATER)
     feed, read, end = response_parser(forwarded)
     body = forwarded.body(model, tenant if kind.salts_prefixes else "", bytes(row[MESSAGES][0]))

@@ -202,7 +202,7 @@ class StageBuilder:
             *(found.own, found.other, found.share, found.replicas, found.other_replicas, figures.accuracy, values),
             *(figures.latency_seconds, figures.throughput_rps, *figures.amounts[:3], figures.amounts[3:].T),
         )
-        flavors = tuple(self.problem.spec.flavor_limits)
+        flavors, placements = tuple(self.problem.spec.flavor_limits), self._placements()
         for own, other, share, replicas, others, accuracy, value, seconds, rps, cores, gpus, cost, used in zip(
             *(column[kept].tolist() for column in columns), strict=True
         ):
@@ -225,15 +225,17 @@ class StageBuilder:
                 rows=partial(answered_rows, first, second, share) if count else None,
                 mixed=share < 1.0,
                 least_accuracy=1.0 if own == other else (second if share < 1.0 else first).candidate.point_accuracy,
-                disaggregated=self._disaggregated(candidate.variant),
+                disaggregated=placements[candidate.variant.name],
                 flavors=dict(zip(flavors, used, strict=True)) if flavors else _NO_FLAVORS,
             )
             yield option if self.running is None else option._replace(penalty=self._penalty(self.running, option))
 
-    def _disaggregated(self, variant: Variant) -> bool | None:
+    def _placements(self) -> dict[str, bool | None]:
+        """Whether each variant requires disaggregated encoders."""
         if self.stage.chooses_encoder_placement:
-            return not variant.colocated
-        return self.stage.name in self.problem.spec.encoders.values() or None
+            return {variant.name: not variant.colocated for variant in self.stage.variants}
+        is_encoder = self.stage.name in self.problem.spec.encoders.values()
+        return dict.fromkeys((variant.name for variant in self.stage.variants), is_encoder or None)
 
     def _penalty(self, running: StagePlan, option: Option) -> float:
         """Minimum gain required for a change. Fewer replicas of the same model cost at most the worth of one core.

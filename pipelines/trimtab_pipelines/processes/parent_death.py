@@ -35,6 +35,8 @@ def main() -> None:
         return  # the parent ended before prctl
     if module == EXEC:
         _run_command(arguments)
+    if not sys.flags.safe_path:
+        sys.path[0] = os.getcwd()  # noqa: PTH109 - as `python -m` has it; a launcher imports little
     sys.argv = [module, *arguments]
     runpy.run_module(module, run_name="__main__", alter_sys=True)
 

@@ -35,7 +35,10 @@ def command(
     ] = False,
     namespace: NamespaceOption = None,
 ) -> int:
-    """Serve the live page of a run: load, plans, drops, accuracy and every stage. Ctrl-C ends it."""
+    """Serve the live page of a run: load, plans, drops, accuracy and every stage.
+
+    Ctrl-C ends it.
+    """
     if address is not None and in_cluster:
         raise LoadError("give --address or --in-cluster, not both")
     if in_cluster:

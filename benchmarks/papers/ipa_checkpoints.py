@@ -3,6 +3,7 @@
 Tokenizers and processors are those of miniatures. Generated texts have the mean length of published data sets.
 """
 
+import json
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -43,4 +44,9 @@ def write_checkpoint(variant: Variant, folder: Path) -> None:
         model.generation_config.update(min_new_tokens=tokens, max_new_tokens=tokens, num_beams=beams)
     if "backbone_config" in sizes()[variant.name]:
         HF.RTDetrImageProcessor().save_pretrained(folder)
+    vocabulary = folder / "vocab.json"
+    if vocabulary.exists():  # every token that is generated has a text
+        known = json.loads(vocabulary.read_text())
+        further = range(len(known), model.config.vocab_size)
+        vocabulary.write_text(json.dumps(known | {f"\u2581{number}": number for number in further}))
     model.save_pretrained(folder)

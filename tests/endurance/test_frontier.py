@@ -16,8 +16,10 @@ import yaml
 
 from benchmarks.harness.serving import cached_profiles, serve, write_pipeline
 from tests.figures import Figures
-from trimtab_adapter.planning import program_builder
+from trimtab_adapter.planning import stage_options
 from trimtab_adapter.planning.decide import PlanningInputs, decide
+from trimtab_adapter.planning.mixes import mixes
+from trimtab_adapter.planning.option_arrays import OptionArrays
 from trimtab_loadtester.load_spec import LoadSpec
 from trimtab_loadtester.payloads.interface import Payload
 from trimtab_loadtester.payloads.sources import DigitPayloads
@@ -87,6 +89,10 @@ def only_cascade(stage: StagePlan) -> StagePlan:
     return stage.model_copy(update={**kept, "escalations": () if planned is None else (planned,)})
 
 
+def no_mixes(*given: Any) -> OptionArrays:
+    return mixes(*given).take(np.arange(0))
+
+
 @dataclass(frozen=True, slots=True)
 class Bench:
     """What all plans share."""
@@ -115,7 +121,7 @@ class Bench:
                 pipeline = write(method, self.folder / f"{method}-{replicas}", replicas)
                 with pytest.MonkeyPatch.context() as patch:
                     if method == CASCADE:
-                        patch.setattr(program_builder, "mixes", lambda *_: ())
+                        patch.setattr(stage_options, "mixes", no_mixes)
                     plan = decide(pipeline, profiles, inputs)
                 if plan.spec.feasible and plan.spec.stages not in known:
                     known.append(plan.spec.stages)

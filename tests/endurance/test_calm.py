@@ -56,10 +56,10 @@ async def share_every_other_phase(_: Supervisor) -> None:
                 await asyncio.sleep(PHASE_SECONDS)
 
 
-async def serve(folder: Path, load: str, minutes: int, neighbor: FaultInjector, profiles: Path) -> RunStats:
+def serve(folder: Path, load: str, minutes: int, neighbor: FaultInjector, profiles: Path) -> RunStats:
     options = LoadOptions(load, duration_seconds=60.0 * minutes)
     run = LocalRun("calm", Setup(PIPELINE, folder, profiles), options, fault_injector=neighbor)
-    return run_stats(await run.run())
+    return run_stats(asyncio.run(run.run()))
 
 
 def report(stats: RunStats, figures: Figures) -> None:
@@ -67,25 +67,25 @@ def report(stats: RunStats, figures: Figures) -> None:
     figures.require("failed requests", stats.outcomes["failed"], "==", 0)
 
 
-async def test_steady_load_keeps_its_plan_while_the_speed_drifts(tmp_path: Path, figures: Figures) -> None:
+def test_steady_load_keeps_its_plan_while_the_speed_drifts(tmp_path: Path, figures: Figures) -> None:
     """No fixed plan has more than all requests within the SLO, so 98 % are within two points of the best."""
     pipeline = load_pipeline(PIPELINE)
     profiles = choose_profiles(PIPELINE, pipeline, None)
     rps = STEADY_SHARE * changing_load(pipeline, load_profiles(profiles)).high_rps
 
-    stats = await serve(tmp_path, f"{rps:.3g}", STEADY_MINUTES, share_every_other_phase, profiles)
+    stats = serve(tmp_path, f"{rps:.3g}", STEADY_MINUTES, share_every_other_phase, profiles)
 
     report(stats, figures)
     figures.require("changes of the plan", stats.plan_changes, "<=", STEADY_MINUTES)
     figures.require("share within SLO", stats.slo_fraction, ">=", 0.98)
 
 
-async def test_changing_load_beside_busy_neighbors(tmp_path: Path, figures: Figures) -> None:
+def test_changing_load_beside_busy_neighbors(tmp_path: Path, figures: Figures) -> None:
     pipeline = load_pipeline(PIPELINE)
     profiles = choose_profiles(PIPELINE, pipeline, None)
     load = changing_load(pipeline, load_profiles(profiles)).spec()
 
-    stats = await serve(tmp_path, load, CHANGING_MINUTES, share_always, profiles)
+    stats = serve(tmp_path, load, CHANGING_MINUTES, share_always, profiles)
 
     report(stats, figures)
     figures.require("changes of the plan", stats.plan_changes, "<=", MAX_CHANGES)

@@ -4,6 +4,7 @@ import asyncio
 import json
 import os
 import socket
+import sys
 import tempfile
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
@@ -20,6 +21,7 @@ from trimtab_model_servers.server.settings import write_model_folder
 from trimtab_pipelines.endpoints import Endpoints
 from trimtab_pipelines.plan import PipelinePlan
 from trimtab_pipelines.processes.child_process import ChildProcess, ReplicaPorts, RouterPorts
+from trimtab_pipelines.processes.parent_death import EXEC
 from trimtab_pipelines.spec import InferencePipeline
 
 STAGES = ("first", "second")
@@ -170,14 +172,16 @@ def endpoints_of(data_ports: Sequence[int]) -> Endpoints:
 @asynccontextmanager
 async def _starting(tree: Path = ROOT) -> AsyncIterator[tuple[Path, Callable[..., Awaitable[ChildProcess]]]]:
     """Yield a folder, and a function that starts a checkout's modules on the servers' core; both end with the block."""
-    environment = {**ENVIRONMENT, "PYTHONPATH": _search_path(tree)}
+    # The launcher is today's, also for a checkout that has none.
+    python = ("env", f"PYTHONPATH={_search_path(tree)}", sys.executable, "-m")
     async with AsyncExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="trimtab-")))
 
         async def start(module: str, *arguments: str, is_read: bool = True) -> ChildProcess:
             log = folder / "log" if is_read else Path(os.devnull)
             pin(SERVER_CORE)
-            process = await ChildProcess.start(module, arguments, log, module, environment=environment, is_read=is_read)
+            command = (*python, module, *arguments)
+            process = await ChildProcess.start(EXEC, command, log, module, environment=ENVIRONMENT, is_read=is_read)
             pin(CLIENT_CORE)
             stack.push_async_callback(process.stop, STOP_SECONDS)
             return process

@@ -1,6 +1,6 @@
 """Launcher of a module that ends with its parent process.
 
-Usage: `python parent_death.py PARENT MODULE …`, or `PARENT --exec COMMAND …`.
+Usage: `python -m trimtab_pipelines.processes.parent_death PARENT MODULE …`, or `PARENT --exec COMMAND …`.
 
 The kernel kills it when its parent ends, so that even `kill -9` of `trimtab up` leaves no process behind.
 """
@@ -24,7 +24,7 @@ def die_with_parent() -> None:
 
 def command_tied_to_parent(module: str, *arguments: str) -> list[str]:
     """Command that runs `python -m MODULE …` and ends with this process."""
-    return [sys.executable, __file__, str(os.getpid()), module, *arguments]
+    return [sys.executable, "-m", "trimtab_pipelines.processes.parent_death", str(os.getpid()), module, *arguments]
 
 
 def main() -> None:
@@ -35,8 +35,6 @@ def main() -> None:
         return  # the parent ended before prctl
     if module == EXEC:
         _run_command(arguments)
-    if not sys.flags.safe_path:
-        sys.path[0] = os.getcwd()  # noqa: PTH109 - as `python -m` has it; a launcher imports little
     sys.argv = [module, *arguments]
     runpy.run_module(module, run_name="__main__", alter_sys=True)
 

@@ -150,11 +150,9 @@ class Reservation(AbstractContextManager["Reservation"]):
                 self._budget.on_large_end()
 
     def _release(self) -> None:
-        budget, size_bytes = self._budget, self.size_bytes
-        budget.held_bytes -= size_bytes
-        self.usage.held_bytes -= size_bytes
-        budget.requested_bytes -= self._requested_bytes
-        self.size_bytes = self._requested_bytes = 0
+        self.record(-self.size_bytes)
+        self._budget.requested_bytes -= self._requested_bytes
+        self._requested_bytes = 0
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None

@@ -113,10 +113,7 @@ class RestIngress(V2Ingress):
         return buffers, headers
 
     def whole(self, buffers: Sequence[Buffer], headers: dict[str, str]) -> web.StreamResponse:
-        fields = ""
-        for name, value in headers.items():
-            fields += f"{name}: {value}\r\n"
-        return WholeResponse(buffers, fields)
+        return WholeResponse(buffers, "".join([f"{name}: {value}\r\n" for name, value in headers.items()]))
 
     async def send(
         self, request: web.BaseRequest, buffers: Sequence[Buffer], headers: dict[str, str]

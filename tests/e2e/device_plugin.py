@@ -1,4 +1,4 @@
-"""Kubelet device plugin that offers devices which do not exist, and tells their health (API v1beta1).
+"""Kubelet device plugin that offers devices which do not exist, and reports their health (API v1beta1).
 
 Messages are declared in a descriptor pool of their own.
 """

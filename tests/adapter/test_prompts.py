@@ -1,6 +1,8 @@
 """Prompts of many tokens: planned for as they come, and simulated by the router's own code."""
 
 from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -11,6 +13,7 @@ from tests.adapter.test_simulation import EXACT
 from tests.builders import a_profile
 from tests.router.disaggregated import WHOLE, laid_out
 from trimtab_adapter.planning.decide import PlanningInputs, decide
+from trimtab_adapter.planning.planning_problem import point_profile
 from trimtab_adapter.simulation.simulator import Scenario, simulate
 from trimtab_pipelines.plan import ForecastRecord, PipelinePlan
 from trimtab_pipelines.request_outcome import LATE, OK
@@ -66,6 +69,24 @@ def test_no_more_tokens_than_profiled_keep_the_plan(tokens):
         (s.replicas, s.batch_size, s.service_seconds) for s in before.stages
     ]
     assert before.stage("text").prefill_seconds == {}
+
+
+def test_points_differ_in_tokens_as_profiled():
+    (full,) = (point for point in READ["text"].spec.points if point.variant == WHOLE)
+    few = full.model_copy(
+        update={"operating_point": "few", "chats": full.chats.model_copy(update={"prompt_tokens": 24.0})}
+    )
+    spec = READ["text"].spec.model_copy(update={"points": (full, few)})
+    stage: Any = PIPELINE.spec.stage("text")
+    problem: Any = SimpleNamespace(
+        profiles={"text": SimpleNamespace(spec=spec)},
+        prompt_tokens={"text": 56.0},  # at the planned point, whose images have 16 tokens, not 4
+        running=lambda _: SimpleNamespace(variant=WHOLE, operating_point=full.operating_point, cores=full.cores),
+        images=lambda _: 1.0,
+    )
+    point: Any = SimpleNamespace(name="few")
+
+    assert point_profile(problem, stage, stage.variant(WHOLE), point) == few.for_chats(1.0, 44.0)
 
 
 SLOW = {**READ, "text": reading(a_profile("text", [a_chat_profile(WHOLE, 60.0, 12.0)]))}

@@ -117,7 +117,7 @@ def fitted(queue, now=0.0, **changes):
         pytest.param([0.095] * 8 + [0.1] * 8, 0.0, {}, ("half", 8, 0), id="it would delay later rows"),
         pytest.param([0.095] * 8 + [0.1] * 8, 0.021, {}, ("half", 8, 0), id="a little later"),
         pytest.param([1.0] * 9, 1.0, {"policy": "Expired"}, ("half", 8, 0), id="late rows"),
-        pytest.param([1.0] * 9, 2.0, {"policy": "Never"}, ("full", 8, 0), id="late rows that are never dropped"),
+        pytest.param([1.0] * 9, 2.0, {"policy": "Never"}, ("half", 8, 0), id="late rows that are never dropped"),
     ],
 )
 def test_best_point_of_the_largest_batch_runs(deadlines, now, changes, result):

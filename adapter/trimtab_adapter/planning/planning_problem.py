@@ -118,7 +118,23 @@ def point_profile(
     profile = problem.profiles[stage.name].spec.point(variant.name, point.name, variant.resources.cpu)
     if profile is None or not stage.generates:
         return profile
-    return profile.for_chats(problem.images(stage.name), problem.prompt_tokens.get(stage.name, 0.0))
+    return profile.for_chats(problem.images(stage.name), _prompt_tokens(problem, stage, profile))
+
+
+def _prompt_tokens(problem: PlanningProblem, stage: Stage, profile: PointProfile) -> float:
+    """Mean prompt tokens at an operating point; routers report those at the planned one; 0 if unknown.
+
+    Points differ in the tokens of an image as they do in the profile.
+    """
+    tokens, running = problem.prompt_tokens.get(stage.name, 0.0), problem.running(stage.name)
+    if not tokens or running is None:
+        return tokens
+    planned = problem.profiles[stage.name].spec.point(running.variant, running.operating_point, running.cores)
+    images = problem.images(stage.name)
+    own, observed = (
+        0.0 if p is None or p.chats is None else p.chats.mean_prompt_tokens(images) for p in (profile, planned)
+    )
+    return tokens + own - observed if own and observed else tokens
 
 
 def profiled_points(problem: PlanningProblem, stage: Stage) -> list[tuple[Variant, OperatingPoint, PointProfile]]:
@@ -145,7 +161,7 @@ def prefill_profile(
     if found is None or found.chats is None or not found.chats.prefill_seconds:
         return 0.0, {}
     usual = found.chats.mean_prompt_tokens(problem.images(stage.name))
-    return max(usual, problem.prompt_tokens.get(stage.name, 0.0)), found.chats.prefill_seconds
+    return max(usual, _prompt_tokens(problem, stage, found)), found.chats.prefill_seconds
 
 
 def service_ratio(problem: PlanningProblem, stage: Stage, variant: Variant, profile: PointProfile) -> float:

@@ -79,6 +79,8 @@ class LatencyModel:
         self.other_variants = frozenset(point.variant for point in plan.points if point.variant) - {plan.variant}
         for point in plan.points:
             self.service_times.set_profile(point.key(plan.variant), point.service_seconds)
+        if self._concurrent_rows:
+            self.service_times.set_weights()
 
     def set_ready_variants(self, ready_by_replica: Iterable[frozenset[str]]) -> None:
         self._ready = frozenset().union(*ready_by_replica)
@@ -280,11 +282,9 @@ class LatencyModel:
     def _normalize_to_usual_prompt(self, batch: Batch, seconds: float) -> float:
         """Return what a batch would have taken with a prompt of the planned length."""
         beyond = self._profiled_beyond(batch.tokens)
-        rows = max(batch.rows, min(batch.rows + batch.concurrent_prefills, self.plan.batch_size))
-        profiled = self.service_times.profiled(batch.key, rows) if beyond else ()
-        if not profiled:
+        usual = self.service_times.profiled_beside(batch.key, batch.rows, batch.concurrent_prefills) if beyond else 0.0
+        if not usual:
             return seconds
-        usual = profiled[-1]
         return seconds * usual / (usual + max(beyond, -0.9 * usual))
 
     def typical_seconds(self) -> float:

@@ -1,8 +1,8 @@
 """Prompt lengths in tokens, predicted from the usage of completed chats.
 
 Replicas tokenize; the router knows the bytes of a chat's text and its images. It learns tokens per byte of text, and
-how many tokens an image adds to the prompt: all of its embeddings in a decoder-only model, almost none in a model with
-cross-attention. Before the first response there is no prediction.
+how many tokens an image adds to the prompt, by operating point: all of its embeddings in a decoder-only model, almost
+none in a model with cross-attention. Before the first response there is no prediction.
 """
 
 from collections.abc import Mapping
@@ -14,6 +14,7 @@ from trimtab_protocol.chat.embedding_refs import parse_refs
 from trimtab_protocol.chat.internal_wire import Usage
 from trimtab_protocol.errors import ProtocolError
 from trimtab_protocol.tensors import Array
+from trimtab_router.scheduling.service_time import Key
 from trimtab_router.scheduling.winsorizer import Winsorizer
 
 WEIGHT = 0.05  # of the newest response; the effect grows with its length: long prompts are predicted best
@@ -88,8 +89,9 @@ class PromptLengths:
     """Predicted prompt lengths of one stage."""
 
     def __init__(self) -> None:
+        self.point: Key = ("", "")  # the planned one, for which lengths are predicted
         self._tokens_per_byte = _Rate()
-        self._tokens_per_image = _Rate()
+        self._tokens_per_image: dict[Key, _Rate] = {}
         self._tokens_per_embedding = _Rate()
 
     def tokens(self, features: PromptFeatures | None) -> float:
@@ -98,8 +100,8 @@ class PromptLengths:
             return 0.0
         return self._tokens_per_byte.value * features.text_bytes + self._image_tokens(features)
 
-    def learn(self, features: PromptFeatures | None, usage: Usage) -> None:
-        """Learn from the usage of a response; one without usage is ignored."""
+    def learn(self, features: PromptFeatures | None, usage: Usage, point: Key = ("", "")) -> None:
+        """Learn from the usage of a response at an operating point; one without usage is ignored."""
         if features is None or not usage.prompt:
             return
         if not features.images:
@@ -109,13 +111,15 @@ class PromptLengths:
         image_tokens = max(usage.prompt - text, 0.0)
         if usage.text:
             self._tokens_per_byte.learn(usage.text, features.text_bytes)
-        self._tokens_per_image.learn(image_tokens, features.images)
+        self._tokens_per_image.setdefault(point, _Rate()).learn(image_tokens, features.images)
         self._tokens_per_embedding.learn(image_tokens, usage.image)
 
     def _image_tokens(self, features: PromptFeatures) -> float:
         if features.image_tokens is not None and self._tokens_per_embedding.is_known:
             return self._tokens_per_embedding.value * features.image_tokens
-        return self._tokens_per_image.value * features.images
+        rates = self._tokens_per_image
+        rate = rates.get(self.point) or next(iter(rates.values()), None)
+        return rate.value * features.images if rate else 0.0
 
 
 def _embedding_tokens(inputs: Mapping[str, Array], row: int) -> int | None:

@@ -96,8 +96,10 @@ class Batch:
     """The rule by which low-confidence rows return to the queue; None for none."""
     early_prefill: bool = False
     """Whether it was dispatched before all of its images were encoded."""
+    weight: int = 1
+    """Of its rows among concurrent ones: the seconds that a row adds, in those of the lightest point."""
     concurrent_prefills: int = 0
-    """Prompts that its replica prefilled at dispatch; 0 outside generation stages."""
+    """Weights of the prompts that its replica prefilled at dispatch; 0 outside generation stages."""
     joined_rows: list[RowSlice] = field(default_factory=list)
     """Of the same content as its own, as they joined."""
     key: Key = field(init=False)
@@ -218,8 +220,8 @@ class ReplicaSlots:
 
     @property
     def concurrent_prefills(self) -> int:
-        """Number of prompts in prefill; 0 outside generation stages."""
-        return len(self.prefilling) - len(self.awaiting_images)
+        """Weights of the prompts in prefill; 0 outside generation stages."""
+        return sum([batch.weight for batch in self.prefilling if batch not in self.awaiting_images])
 
     @property
     def has_engine_queue(self) -> bool:

@@ -139,6 +139,7 @@ class GenerationScheduler(StageScheduler):
         for replica in self.replicas:
             replica.set_capacity(self.plan.batch_size)
         super().refresh_replicas()
+        self.prompt_lengths.point = self.latency_model.key(self.variant)
         limits = [replica.max_prompt_tokens.get(self.variant, inf) for replica in self.replicas]
         self.latency_model.max_prompt_tokens = max(limits, default=inf)
 
@@ -215,7 +216,7 @@ class GenerationScheduler(StageScheduler):
                 self.outliers.on_first_token(batch, now)
             self._stats.observe_batch(batch.key, batch.rows, *self._observe_first_token(batch, now))
         if isinstance(chunk, LastChunk) and row.request.prompt_features:
-            self.prompt_lengths.learn(row.request.prompt_features[row.start], chunk.usage)
+            self.prompt_lengths.learn(row.request.prompt_features[row.start], chunk.usage, batch.key)
         if not row.request.closed:
             row.request.variant = batch.variant
             row.request.owner.on_chunk(row.request, row.start, chunk, now)

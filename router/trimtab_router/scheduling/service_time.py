@@ -22,6 +22,7 @@ MIN_WAIT_SECONDS = 0.001  # shorter waits are jitter, not a batch of another rou
 OUTLIER = 4.0  # observations beyond this multiple of the estimate are clipped: one pause must not drop a whole queue
 RECENT_SECONDS = 10.0  # in which a batch loses most of its weight in the recent ratio: two decisions of the adapter
 MIN_OBSERVATIONS = 3  # needed without a profile before rows are dropped in front of an idle replica
+MAX_WEIGHT = 64  # of a row among concurrent ones, in rows of the lightest point
 MAX_IDLE_DROPS = 4  # drops at an idle replica until observations are doubted: some rows are late anyway
 
 
@@ -47,21 +48,33 @@ class _Estimate:
     """Shared by the points of a variant."""
     idle_drops: int = 0
     """Drops in front of an idle replica since the last observation."""
-    cached: dict[int, float] = field(default_factory=dict)
+    weight: int = 1
+    """Seconds that a row adds, in those of the stage's lightest point."""
+    max_rows: float = 0.0
+    """Rows that count: of the largest profiled size, if all others run at the heaviest point."""
+    cached: dict[float, float] = field(default_factory=dict)
 
     @property
     def safe_ratio(self) -> float:
         return self.ratio + self.spread
 
-    def base(self, rows: int) -> float:
+    def base(self, rows: float) -> float:
         cached = self.cached.get(rows)
         if cached is None:
             cached = self.cached[rows] = interpolate(self.sizes, self.seconds, rows)
         return cached
 
-    def counted_rows(self, rows: int, beside: int) -> int:
-        """Return the rows that count if others run concurrently, up to the largest profiled size."""
-        return max(min(rows + beside, self.sizes[-1]), rows) if beside and self.profiled else rows
+    @property
+    def row_seconds(self) -> float:
+        """Profiled seconds that a row adds to a batch; at most 0 if they do not rise with its rows."""
+        if len(self.sizes) == 1:
+            return self.seconds[0] / self.sizes[0]
+        return (self.seconds[-1] - self.seconds[0]) / (self.sizes[-1] - self.sizes[0])
+
+    def base_beside(self, rows: int, concurrent: int) -> float:
+        """Return the seconds of rows beside `concurrent` ones in units of `weight`, up to the largest profiled size."""
+        counted = max(min(rows + concurrent / self.weight, self.max_rows), rows) if concurrent else rows
+        return self.cached.get(counted) or self.base(counted)
 
     def forget(self) -> None:
         self.sizes, self.seconds, self.cached = [], [], {}
@@ -89,7 +102,21 @@ class ServiceTimes:
         estimate.sizes = sorted(seconds_by_rows)
         estimate.seconds = [seconds_by_rows[size] for size in estimate.sizes]
         estimate.profiled = True
+        estimate.max_rows = estimate.sizes[-1]
         estimate.cached = {}
+
+    def set_weights(self) -> None:
+        """Weigh the rows of each point, for stages whose replicas serve rows of several points concurrently."""
+        profiled = [estimate for estimate in self._estimates.values() if estimate.profiled]
+        row_seconds = [estimate.row_seconds for estimate in profiled if estimate.row_seconds > 0]
+        if len(row_seconds) < 2:
+            return
+        unit = max(min(row_seconds), max(row_seconds) / MAX_WEIGHT)
+        for estimate in profiled:
+            estimate.weight = max(round(estimate.row_seconds / unit), 1)
+        heaviest = max(estimate.weight for estimate in profiled)
+        for estimate in profiled:
+            estimate.max_rows = estimate.sizes[-1] * heaviest / estimate.weight
 
     def profiled(self, key: Key, max_rows: int) -> tuple[float, ...]:
         """Return the planned seconds of batches of 1, 2, … rows; empty if there are none."""
@@ -99,14 +126,26 @@ class ServiceTimes:
         return tuple(estimate.base(rows) for rows in range(1, max_rows + 1))
 
     def predict(self, key: Key, rows: int, *, concurrent: int = 0) -> float:
-        """Return a batch's seconds plus their spread, beside `concurrent` rows on its replica; 0 if unknown."""
+        """Return a batch's seconds plus their spread; 0 if unknown.
+
+        `concurrent`: rows that its replica computes before it, each counted as the `row_weight` of its point.
+        """
         estimate = self._estimates.get(key)
         if estimate is None:
             return 0.0
-        if concurrent:
-            rows = estimate.counted_rows(rows, concurrent)
-        base = estimate.cached.get(rows) or estimate.base(rows)
+        cached = None if concurrent else estimate.cached.get(rows)
+        base = cached or estimate.base_beside(rows, concurrent)
         return base * (estimate.ratio + estimate.spread) + self._wait_seconds + self._wait_spread
+
+    def row_weight(self, key: Key) -> int:
+        """Return the seconds that a row adds at a point, in those of the lightest point."""
+        estimate = self._estimates.get(key)
+        return estimate.weight if estimate else 1
+
+    def profiled_beside(self, key: Key, rows: int, concurrent: int) -> float:
+        """Return the profiled seconds of rows beside `concurrent` ones, as in `predict`; 0 if there are none."""
+        estimate = self._estimates.get(key)
+        return estimate.base_beside(rows, concurrent) if estimate and estimate.profiled else 0.0
 
     def expect(self, key: Key, rows: int) -> float:
         estimate = self._estimates.get(key)
@@ -155,9 +194,7 @@ class ServiceTimes:
         estimate.idle_drops = 0
         if not estimate.profiled:
             _learn_size(estimate, rows, seconds)
-        if concurrent:
-            rows = estimate.counted_rows(rows, concurrent)
-        base = estimate.cached.get(rows) or estimate.base(rows)
+        base = estimate.base_beside(rows, concurrent)
         if base <= 0:
             return
         low, high = RATIO_BOUNDS
@@ -198,7 +235,7 @@ def wait_for_others(waited_seconds: float, dispatched_at: float, completed_at: f
     return others if others > MIN_WAIT_SECONDS else 0.0
 
 
-def interpolate(sizes: list[int], seconds: list[float], rows: int) -> float:
+def interpolate(sizes: list[int], seconds: list[float], rows: float) -> float:
     """Seconds of `rows`: linear between sizes, constant below the smallest, proportional above the largest."""
     if not sizes:
         return 0.0

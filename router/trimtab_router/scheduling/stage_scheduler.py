@@ -384,6 +384,7 @@ class StageScheduler:
             reserved_seconds=model.reserved_seconds() if self.queue.special_rows else 0.0,
             ready_replicas=self.ready_replicas if alike is self.replicas else len(alike),
             free_at=partial(_expected_free_times, alike, now),
+            concurrent_rows=self.concurrent_rows,
             mixes_points=self.policy.mixes_points,
             shadow_price=model.shadow_price,
             arrivals_rps=partial(self._arrival_rate.rps, now),
@@ -513,6 +514,7 @@ class StageScheduler:
             found_idle=not replica.inflight and not replica.capacity,
             escalation=dispatch.escalation,
             early_prefill=early,
+            weight=self.latency_model.service_times.row_weight(dispatch.point.key) if self.concurrent_rows else 1,
             concurrent_prefills=replica.concurrent_prefills if self.concurrent_rows else 0,
         )
         self._dispatched_batches += 1

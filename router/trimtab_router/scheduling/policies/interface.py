@@ -105,6 +105,8 @@ class SchedulerView:
     """Predicted service time of the downstream stages."""
     drop_policy: DropPolicy
     ready_replicas: int = 1
+    concurrent_rows: bool = False
+    """Whether replicas serve rows concurrently, so that each is dispatched alone."""
     free_at: Callable[[], Sequence[float]] = tuple
     """Expected time at which each replica is free, ascending."""
     shadow_price: Callable[[], float] = float

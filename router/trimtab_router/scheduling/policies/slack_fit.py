@@ -57,7 +57,10 @@ def _preferred(points: Sequence[Point], task: str) -> Sequence[Point]:
 def _option(view: SchedulerView, head: RowSlice, point: Point) -> _Option:
     candidates = view.candidates(head, point)
     full = min(view.max_batch_rows, candidates.rows)
-    return _Option(point, candidates, full, view.fitting_rows(point, head, full))
+    fitting = view.fitting_rows(point, head, full)
+    if view.drop_policy == "Never" and point.seconds(full) > view.slack_seconds(head):
+        fitting = 0  # a smaller batch would delay rows that are served anyway
+    return _Option(point, candidates, full, fitting)
 
 
 def _best(view: SchedulerView, head: RowSlice, options: list[_Option], fastest: _Option) -> _Option:
@@ -80,7 +83,7 @@ def _delays_no_row(view: SchedulerView, head: RowSlice, option: _Option, fastest
 
     New rows are taken to have as much time in this stage as the most urgent row had on arrival.
     """
-    if option.point is fastest or view.drop_policy == "Never":
+    if option.point is fastest:
         return True
     share = 1.0 / max(view.ready_replicas, 1)
     taken = option.point.seconds(option.fitting) * share

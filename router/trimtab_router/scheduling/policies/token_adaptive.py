@@ -56,7 +56,7 @@ class BatchOptions(GroupOptions):
 
 def decide(view: SchedulerView, *, uses_shadow_price: bool = True, joins_batches: bool = True) -> Dispatch | WaitUntil:
     """Dispatch the first batch. `joins_batches`: its size is chosen with its point, else it is as large as possible."""
-    if view.drop_policy == "Never":
+    if view.drop_policy == "Never" or view.concurrent_rows:  # there is no queue of batches to plan
         return slack_fit.decide(view)
     free_at = view.free_at()
     start = max(view.now, min(free_at, default=view.now))

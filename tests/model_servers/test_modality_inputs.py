@@ -97,6 +97,33 @@ def test_absent_modality_is_not_computed(name, networks, rows):
 
 
 @pytest.mark.parametrize("name", SMALL)
+def test_tensors_are_created_on_the_device_of_the_network(name, networks, rows):
+    """A tensor created without a device is on the meta device here, and cannot be combined with the network's."""
+    network = networks[name]
+    for sent in ({one: rows[name][one]} for one in rows[name]):
+        with torch.inference_mode():
+            expected = network.infer(sent, ALL)
+            with torch.device("meta"):
+                answers = network.infer(sent, ALL)
+        assert all(torch.equal(answer, expected[output]) for output, answer in answers.items())
+    moved = build(name, "random://?seed=0").network
+    moved.move_to(torch.device("meta"))
+    assert {parameter.device.type for parameter in moved.parameters()} == {"meta"}
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+@pytest.mark.parametrize("name", SMALL)
+def test_answers_on_a_gpu_are_those_on_cores(name, networks, rows):
+    moved = build(name, "random://?seed=0").network
+    moved.move_to(torch.device("cuda"))
+    for sent in ({one: rows[name][one]} for one in rows[name]):
+        with torch.inference_mode():
+            expected = networks[name].infer(sent, ALL)
+            answers = moved.infer({one: tensor.to("cuda") for one, tensor in sent.items()}, ALL)
+        assert torch.allclose(answers["confidence"].cpu(), expected["confidence"], atol=0.01)
+
+
+@pytest.mark.parametrize("name", SMALL)
 def test_stored_weights_give_the_same_outputs(name, networks, rows, tmp_path):
     path, original = tmp_path / "weights.safetensors", networks[name]
     save_file(original.state_dict(), path)

@@ -6,6 +6,7 @@ A modality that the operating point or the request leaves out is not computed; i
 from collections.abc import Callable
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 from torch.nn.functional import gelu, scaled_dot_product_attention
 
@@ -27,6 +28,9 @@ class MultimodalModel(nn.Module):
         if not selected:
             raise ValueError(f"the request has none of the inputs {', '.join(allowed)}; send at least one")
         return self.outputs(self(selected))
+
+    def move_to(self, device: torch.device) -> None:
+        self.to(device)
 
     def outputs(self, result: Any) -> dict[str, Tensor]:
         """Map the network's result, by default scores [B, classes], to `label` [B] and `confidence` [B]."""

@@ -67,9 +67,9 @@ class Sequence(nn.Module):
         """Map [B, T, inputs] to [B, outputs]; trailing zeros are padding."""
         states, _ = self.memory(x)
         nonzero = (x != 0).any(dim=2)
-        steps = torch.arange(x.shape[1], device=x.device)
+        rows, steps = (torch.arange(size, device=x.device) for size in x.shape[:2])
         ends = (nonzero * steps).amax(dim=1)
-        features: Tensor = self.last(states[torch.arange(x.shape[0]), ends])
+        features: Tensor = self.last(states[rows, ends])
         return features
 
 

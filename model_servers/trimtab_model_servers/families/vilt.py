@@ -51,9 +51,11 @@ class Vilt(MultimodalModel):
         tokens, masks = [text], [mask]
         if "image" in inputs:
             tokens.append(self._embed_image(inputs["image"]))
-            masks.append(torch.ones(tokens[-1].shape[:2], dtype=mask.dtype))
+            masks.append(mask.new_ones(tokens[-1].shape[:2]))
         absent = torch.cat(masks, dim=1)[:, None, None] == 0
-        bias = torch.zeros(absent.shape).masked_fill(absent, torch.finfo(torch.float32).min) if absent.any() else None
+        bias = (
+            text.new_zeros(absent.shape).masked_fill(absent, torch.finfo(torch.float32).min) if absent.any() else None
+        )
         last = self.model.encoder(torch.cat(tokens, dim=1), attention_mask=bias).last_hidden_state
         scores: Tensor = self.head(self.model.pooler(self.model.layernorm(last)))
         return scores
@@ -61,7 +63,7 @@ class Vilt(MultimodalModel):
     def _embed_text(self, text: Tensor | None, rows: int) -> tuple[Tensor, Tensor]:
         """Tokens [B, L, 768] and their mask; without text only the class token."""
         if text is None:
-            ids = torch.full((rows, 1), CLASS_TOKEN)
+            ids = torch.full((rows, 1), CLASS_TOKEN, device=self.head.weight.device)
             mask = torch.ones_like(ids)
         else:
             ids, mask = model_inputs(text, self.max_tokens, self.config.vocab_size)

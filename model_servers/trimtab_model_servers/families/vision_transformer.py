@@ -7,6 +7,7 @@ timm's.
 
 import logging
 from collections.abc import Mapping, Sequence
+from copy import deepcopy
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Literal
@@ -18,6 +19,7 @@ from torch.nn.functional import pad
 
 from trimtab_model_servers.errors import ModelError
 from trimtab_model_servers.families.interfaces import Built, read_parameters
+from trimtab_model_servers.int8 import quantize_linear_layers
 from trimtab_model_servers.model_protocol import Fact
 from trimtab_model_servers.transformer.checkpoint_import import CheckpointInfo
 from trimtab_model_servers.transformer.checkpoints import Checkpoint, load, random_checkpoint
@@ -27,7 +29,7 @@ from trimtab_model_servers.transformer.config import SHAPES, Normalisation, prep
 from trimtab_model_servers.transformer.merging import RULES
 from trimtab_model_servers.transformer.task_registry import ActiveTasks, TaskRegistry, fingerprint
 from trimtab_model_servers.transformer.tasks import RowGroup, prompt_variant, require_trained
-from trimtab_model_servers.transformer.transformer import ForwardPlan, VisionTransformer, forward_plan, quantize
+from trimtab_model_servers.transformer.transformer import ForwardPlan, VisionTransformer, forward_plan
 from trimtab_model_servers.weights.files import FetchLimits
 from trimtab_model_servers.weights.loading import CPU
 from trimtab_model_servers.weights.source import RandomSeed, find_weights
@@ -175,7 +177,8 @@ def build(spec: ModelSpec) -> Built:
         if point.compiled is not None:
             _load_compiled_form(served, point, folder, spec.max_batch_size)
     if any(prepared.int8 for prepared in points.values()):
-        served.int8_transformer = quantize(stored.transformer)
+        served.int8_transformer = deepcopy(stored.transformer)
+        quantize_linear_layers(served.int8_transformer)
     return Built.of(served, random=folder is None)
 
 

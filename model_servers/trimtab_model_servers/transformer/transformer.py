@@ -5,7 +5,6 @@ ToMe, section 3). Attention is biased by token sizes only after the first merge,
 kernels.
 """
 
-import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -228,14 +227,3 @@ def _merge_inputs(
     if patch_keys.dtype in {torch.bfloat16, torch.float16}:
         patch_keys = patch_keys.float()
     return MergeInputs(patch_keys, importance, progress)
-
-
-def quantize(transformer: VisionTransformer) -> VisionTransformer:
-    """Return an INT8 copy, whose activations are quantized per batch; the transformer does not change."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", DeprecationWarning)  # torchao replaces it
-        warnings.simplefilter("ignore", UserWarning)  # of its tensors
-        quantized: VisionTransformer = torch.ao.quantization.quantize_dynamic(  # type: ignore[no-untyped-call]
-            transformer, {torch.nn.Linear}, dtype=torch.qint8
-        )
-    return quantized

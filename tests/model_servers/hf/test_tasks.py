@@ -22,6 +22,7 @@ from trimtab_model_servers.families.hf import miniatures
 from trimtab_model_servers.families.hf.audio_files import decode_audio
 from trimtab_model_servers.families.hf.checkpoint import DTYPES
 from trimtab_model_servers.families.hf.speech import text_probabilities
+from trimtab_model_servers.int8 import Int8Linear
 from trimtab_model_servers.server.hosted_model import HostedModel, load_model
 from trimtab_pipelines.families import HF_FAMILIES, Medium
 from trimtab_pipelines.model_spec import InputSpec, ModelSpec
@@ -401,7 +402,7 @@ def test_answers_on_a_gpu_are_those_on_cores(folder, task):
             np.testing.assert_allclose(answers, expected[name], rtol=0.01, atol=0.01)
 
 
-@pytest.mark.parametrize("precision", ["BF16", "FP16"])
+@pytest.mark.parametrize("precision", ["BF16", "FP16", "INT8"])
 @pytest.mark.parametrize("task", TASKS)
 def test_task_computes_in_each_precision(folder, task, precision):
     model: Any = a_model(task, folder(task), precision=precision, **PARAMETERS.get(task, {}))
@@ -410,11 +411,34 @@ def test_task_computes_in_each_precision(folder, task, precision):
     assert {parameter.dtype for parameter in model.network.model.parameters()} == {DTYPES[precision]}
 
 
-@pytest.mark.parametrize("parameters", [{"precision": "INT8"}, {"compile": "torch.compile"}])
-def test_unsupported_parameter_is_refused_by_name(folder, parameters):
-    (name,) = parameters
-    with pytest.raises(ModelError, match=rf"parameters\.{name}"):
-        a_model("text-classification", folder("text-classification"), **parameters)
+@pytest.mark.parametrize("task", TASKS)
+def test_int8_answers_are_near_and_independent_of_the_batch(folder, task):
+    path, rows, parameters = folder(task), mixed_rows(task, 24), PARAMETERS.get(task, {})
+    exact = infer(a_model(task, path, **parameters), **rows)
+    model: Any = a_model(task, path, precision="INT8", **parameters)
+    rounded = infer(model, **rows)
+    alone = [infer(model, **{name: values[row : row + 1] for name, values in rows.items()}) for row in range(24)]
+    assert any(isinstance(layer, Int8Linear) for layer in model.network.model.modules())
+    for name in rounded.keys() & {"text", "answer", "score", "embedding"}:
+        same = np.concatenate([answer[name] for answer in alone])
+        if same.dtype.kind == "O":
+            assert np.mean(rounded[name] == same) > 0.9  # noise of convolutions may change how a value is rounded
+        else:
+            np.testing.assert_allclose(rounded[name], same, atol=0.01)
+            assert abs(rounded[name].mean() - exact[name].mean()) < 0.05
+            assert len(rounded[name]) != len(exact[name]) or np.abs(rounded[name] - exact[name]).mean() < 0.05
+
+
+def test_int8_is_refused_on_a_gpu(folder):
+    model: Any = a_model("text-classification", folder("text-classification"), precision="INT8")
+    with pytest.raises(ModelError, match="precision INT8 is computed on cores alone"):
+        model.network.move_to(torch.device("meta"))
+
+
+def test_unsupported_parameter_is_refused_by_name(folder):
+    for name, value in (("precision", "INT4"), ("compile", "torch.compile")):
+        with pytest.raises(ModelError, match=rf"parameters\.{name}"):
+            a_model("text-classification", folder("text-classification"), **{name: value})
 
 
 def pickle_weights(path: Path) -> None:

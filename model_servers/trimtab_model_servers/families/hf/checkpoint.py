@@ -13,12 +13,14 @@ from pydantic import Field
 from trimtab_model_servers.errors import ModelError
 from trimtab_model_servers.families.interfaces import Parameters
 from trimtab_model_servers.families.transformers_package import TRANSFORMERS
+from trimtab_model_servers.int8 import quantize_linear_layers
 from trimtab_model_servers.weights.files import CONFIG_FILE
 from trimtab_model_servers.weights.source import find_folder
 from trimtab_pipelines.model_spec import ModelSpec
 
-Precision = Literal["FP32", "BF16", "FP16"]
-DTYPES = {"FP32": torch.float32, "BF16": torch.bfloat16, "FP16": torch.float16}
+Precision = Literal["FP32", "BF16", "FP16", "INT8"]
+DTYPES = {"FP32": torch.float32, "BF16": torch.bfloat16, "FP16": torch.float16, "INT8": torch.float32}
+"""Of weights; INT8 rounds those of linear layers."""
 _UNBOUNDED_TOKENS = 10**6
 """A tokenizer without a limit states a much larger one."""
 
@@ -26,7 +28,7 @@ _UNBOUNDED_TOKENS = 10**6
 class TaskParameters(Parameters):
     """Settings of every task."""
 
-    precision: Precision = Field(default="FP32", description="Of weights and computation")
+    precision: Precision = Field(default="FP32", description="Of weights and computation; INT8 on cores alone")
 
 
 class TextParameters(TaskParameters):
@@ -82,6 +84,8 @@ class Checkpoint:
                 f"{self.folder}: tensor {name!r} is missing; the checkpoint is of {self._architectures()}, "
                 f"and the family needs {type(model).__name__}"
             )
+        if precision == "INT8" and not quantize_linear_layers(model):
+            raise ModelError(f"parameters.precision INT8: {type(model).__name__} has no linear layers; remove it")
         return model.eval().requires_grad_(requires_grad=False)
 
     def tokenizer(self) -> Any:

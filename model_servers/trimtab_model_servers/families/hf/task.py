@@ -7,8 +7,10 @@ from typing import Any, ClassVar
 import numpy as np
 import torch
 
+from trimtab_model_servers.errors import ModelError
 from trimtab_model_servers.families.hf.checkpoint import Checkpoint, TaskParameters
 from trimtab_model_servers.families.hf.payloads import encode_texts
+from trimtab_model_servers.weights.loading import CPU
 from trimtab_pipelines.families import Medium
 from trimtab_pipelines.synthetic_inputs import default_law
 
@@ -24,6 +26,7 @@ class Task:
 
     def __init__(self, checkpoint: Checkpoint, parameters: Any) -> None:
         self.model = checkpoint.model(self.auto_class, parameters.precision)
+        self._int8 = parameters.precision == "INT8"
 
     def limit(self, name: str) -> float:
         """Tokens or seconds of the longest value of an input."""
@@ -34,6 +37,10 @@ class Task:
         return default_law(self.medium, self.limit(name)).draw_value(np.random.default_rng(0))
 
     def move_to(self, device: torch.device) -> None:
+        if self._int8 and device != CPU:
+            raise ModelError(
+                "parameters.precision INT8 is computed on cores alone; choose another, or remove resources.gpu"
+            )
         self.model.to(device)
 
 

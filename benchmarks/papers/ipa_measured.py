@@ -1,6 +1,7 @@
 """Profiles of IPA's variants measured on this machine, with base allocations and SLOs by equation 1 and section 4.1.
 
-A stage gets payloads of its pipeline; what it reads of an earlier stage is drawn: sentences, and pictures as crops.
+A stage gets one row, as in the paper: of its pipeline's payloads the one of median length. What it reads of an
+earlier stage is a sentence, or a whole picture.
 """
 
 import asyncio
@@ -8,6 +9,8 @@ import csv
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
+
+import numpy as np
 
 from benchmarks.papers import ipa_data
 from benchmarks.papers.ipa_checkpoints import write_checkpoint
@@ -116,11 +119,18 @@ def _with_checkpoints(pipeline: InferencePipeline, folder: Path) -> InferencePip
 
 
 def _measure_stage(pipeline: InferencePipeline, name: str) -> ModelProfile:
-    rows = inputs.request_rows(pipeline, ROWS)
-    if PICTURE in rows:
-        rows["detect.outputs.crop"] = rows[PICTURE]
-    only = {name: [variant.name for variant in pipeline.spec.stage(name).variants]}
+    stage, drawn = pipeline.spec.stage(name), inputs.request_rows(pipeline, ROWS)
+    if PICTURE in drawn:
+        drawn["detect.outputs.crop"] = drawn[PICTURE]
+    by_input = inputs.stage_rows(pipeline, stage, drawn, ROWS)
+    rows = {each.source: _median_row(by_input[each.name]) for each in stage.inputs}
+    only = {name: [variant.name for variant in stage.variants]}
     return asyncio.run(profile(pipeline, Path(), replace(OPTIONS, rows=rows, only=only)))[name]
+
+
+def _median_row(rows: inputs.Array) -> inputs.Array:
+    """The row of median length of byte strings [rows], [1]."""
+    return rows[np.argsort([len(row) for row in rows])[[len(rows) // 2]]]
 
 
 def _append(file: Path, measured: ModelProfile) -> None:

@@ -19,7 +19,6 @@ MEDIA_MARKER = b"image:"
 MIN_DATA_URL_BYTES = 256
 """Shorter data URLs are not extracted."""
 _MARKER = re.compile(rb'(?<=")(%s[0-9a-f]+:[0-9]+)(?=")' % MEDIA_MARKER)
-_END = re.compile(rb'"')
 _ESCAPES = ((b"\\/", b"/"), (b"\\n", b""), (b"\\r", b""))
 """JSON escapes and line breaks within base64."""
 _MAX_HEAD_BYTES = 200
@@ -31,6 +30,8 @@ _BEGIN = re.compile(
     re.ASCII,
 )
 _MAX_BEGIN_BYTES = _MAX_HEAD_BYTES + MIN_DATA_URL_BYTES
+_PIECE_BYTES = 2**16
+"""Bytes that are copied at once to be searched: `bytes.find` is several times as fast as a regular expression."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,12 +90,15 @@ def _end_of_string(view: memoryview, position: int) -> int:
     Deciding whether an escaped quote ends the string would require counting backslashes, which blocks the event loop on
     malicious input; base64 contains neither.
     """
-    quote = _END.search(view, position)
-    if quote is None:
+    for begin in range(position, len(view), _PIECE_BYTES):
+        quote = bytes(view[begin : begin + _PIECE_BYTES]).find(b'"')
+        if quote >= 0:
+            break
+    else:
         raise InvalidChat("the body is not JSON: a string has no end")
-    if view[quote.start() - 1] == ord("\\"):
+    if view[begin + quote - 1] == ord("\\"):
         raise InvalidChat("the body has a data URL with a backslash before a quote; base64 has neither")
-    return quote.start()
+    return begin + quote
 
 
 def data_url_payload(url: Buffer, max_bytes: int, param: str) -> memoryview:

@@ -11,6 +11,8 @@ import secrets
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from pybase64 import b64decode
+
 from trimtab_protocol import Buffer
 from trimtab_protocol.errors import InvalidChat
 
@@ -117,7 +119,7 @@ def decode_data_url(url: Buffer, max_bytes: int, param: str) -> bytes:
     """The bytes of a data URL; InvalidChat if it is empty, not base64, or, before decoding, too large."""
     written = data_url_payload(url, max_bytes, param)
     try:
-        decoded = binascii.a2b_base64(written, strict_mode=True)
+        decoded = b64decode(written, validate=True)
     except binascii.Error:
         decoded = _decode_leniently(bytes(written), param)
     if not decoded:
@@ -129,7 +131,7 @@ def _decode_leniently(written: bytes, param: str) -> bytes:
     for escape, meant in _ESCAPES:
         written = written.replace(escape, meant)
     try:
-        return binascii.a2b_base64(written + b"=" * (-len(written) % 4), strict_mode=True)
+        return b64decode(written + b"=" * (-len(written) % 4), validate=True)
     except binascii.Error as error:
         raise _invalid(f"is not base64: {error}", param) from error
 

@@ -6,12 +6,12 @@ prefix cache.
 """
 
 import json
-from base64 import b64encode
 from collections.abc import Iterator, Mapping, Sequence
 from hashlib import sha256
 from types import MappingProxyType
 from typing import Any
 
+from pybase64 import b64encode
 from pydantic_core import from_json
 
 from trimtab_pipelines.engines import UNKNOWN_ENGINE, EngineKind

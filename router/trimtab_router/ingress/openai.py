@@ -33,6 +33,7 @@ from trimtab_protocol.rest import JSON_CONTENT_TYPE
 from trimtab_protocol.sanitize import printable
 from trimtab_protocol.tensors import Array
 from trimtab_router.admission.memory_budget import Reservation
+from trimtab_router.admission.parsing_turns import ParsingTurns
 from trimtab_router.admission.request_parsing import parse_request
 from trimtab_router.ingress.base import json_response, request_client, request_id
 from trimtab_router.ingress.engine_ingress import CHAT, EngineIngress
@@ -65,6 +66,7 @@ class OpenAiIngress(EngineIngress):
         stages = [stage for stage in router.pipeline.spec.stages if stage.generates]
         # Trimtab's own engine may serve the chats of a third-party engine after a change of plan.
         self._mixes_engines = len({variant.forwards_chats for stage in stages for variant in stage.variants}) > 1
+        self._turns = ParsingTurns()
         self._fetcher = ImageFetcher(self._settings.images) if self._settings is not None else None
 
     async def route(self, request: web.BaseRequest) -> web.StreamResponse:
@@ -115,19 +117,26 @@ class OpenAiIngress(EngineIngress):
         if settings is None:
             raise Refusal("NoChats", f"{router.pipeline.name} serves no chats; use /v2")
         body = await read_body(request, reservation, router.limits.max_payload_bytes, router.admission.uploads)
-        chat = self._parse(body, settings.images)
-        if chat.request.model != router.pipeline.name:
-            raise unknown_model(chat.request.model, router.pipeline.name)
-        if (chat.images or chat.media) and IMAGES not in self._inputs:
-            raise invalid(f"{router.pipeline.name} accepts no images")
-        reservation.grow(chat.image_bytes)
-        files = await self._fetch_files(list(decode_images(chat, settings.images)), reservation)
+        chat, images = await self._turns.run(len(body), partial(self._parse_images, body, settings.images, reservation))
+        files = await self._fetch_files(images, reservation)
         call_id = request_id(request) or token_hex(16)
         chat_request = self._request(chat, files, request_client(request), call_id)
         call = parse_request(router.pipeline.name, router.pipeline.spec, PendingRequest.of(chat_request))
         self.describe(call, request, reservation, arrived_at, call_id)
         header = ResponseHeader(f"chatcmpl-{call_id}", router.pipeline.name, int(time.time()))
         return _Received(chat.request, call, header)
+
+    def _parse_images(
+        self, body: Buffer, bounds: ImageLimits, reservation: Reservation
+    ) -> tuple[ParsedChat, list[bytes | ImageInput]]:
+        """Parse a chat for this pipeline, and decode its images. Raises InvalidChat or Refusal."""
+        chat = self._parse(body, bounds)
+        if chat.request.model != self._router.pipeline.name:
+            raise unknown_model(chat.request.model, self._router.pipeline.name)
+        if (chat.images or chat.media) and IMAGES not in self._inputs:
+            raise invalid(f"{self._router.pipeline.name} accepts no images")
+        reservation.grow(chat.image_bytes)
+        return chat, list(decode_images(chat, bounds))
 
     def _parse(self, body: Buffer, bounds: ImageLimits) -> ParsedChat:
         """Parse a chat, as written if a third-party engine alone can serve it. Raises InvalidChat."""

@@ -50,7 +50,8 @@ lock: venv ## resolve requirements.txt and the lists of each image; UPGRADE=1 up
 	awk '/^[a-z]/ { own = /^gurobipy==/ } own || /^#/' requirements/gurobi.txt >requirements/gurobi.tmp
 	mv requirements/gurobi.tmp requirements/gurobi.txt
 	$(LOCK_TOOL) -o hack/sbom.txt hack/sbom.in
-	for client in kserve openai langchain aiperf; do $(LOCK_TOOL) -o hack/clients/$$client.txt hack/clients/$$client.in; done
+	for client in kserve openai langchain aiperf transformers; do \
+	  $(LOCK_TOOL) --override hack/clients/without-torch.in -o hack/clients/$$client.txt hack/clients/$$client.in; done
 
 LOCK_TOOL = .venv/bin/uv pip compile --quiet $(if $(UPGRADE),--upgrade) --universal --python-version 3.11 --generate-hashes --no-emit-index-url \
   --no-annotate --custom-compile-command "make lock"

@@ -15,7 +15,7 @@ from tests.conformance.target import PATIENCE_SECONDS, Target
 INSTALL = Path(__file__).parents[2] / "hack" / "clients" / "install"
 PROGRAMS = Path(__file__).parent / "programs"
 RUN_SECONDS = 120.0
-Environment = Literal["go", "node", "kserve", "openai", "langchain", "aiperf"]
+Environment = Literal["go", "node", "kserve", "openai", "langchain", "aiperf", "transformers"]
 
 
 @functools.cache

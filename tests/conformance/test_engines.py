@@ -1,7 +1,9 @@
-"""Transformers' server as the engine of a stage, with a small model that is made for the test."""
+"""Transformers' server as the engine of a stage, with a small model that is made for the test.
+
+Not among the tests of every change: it needs accelerate and OpenAI's package, and about a minute of two cores.
+"""
 
 import sys
-from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -14,13 +16,11 @@ from tests.tiny_llama import engine_up, write_model
 pytestmark = pytest.mark.conformance
 
 SERVE = "import sys; sys.path.append({packages!r}); from transformers.cli.transformers import main; main()"
-"""With OpenAI's package, which the server needs, from another environment."""
+"""With packages from another environment that the server needs: OpenAI's and accelerate."""
 
 
 def test_transformers_serve(tmp_path: Path) -> None:
-    if find_spec("accelerate") is None:
-        pytest.skip("transformers serve needs accelerate, which is not installed")
-    packages = next((install("openai") / "lib").glob("python*/site-packages"))
+    packages = next((install("transformers") / "lib").glob("python*/site-packages"))
     write_model(tmp_path / "model")
     container = {
         "engine": "transformers",

@@ -8,13 +8,19 @@ import json
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+import orjson
+
 from trimtab_protocol.errors import ProtocolError
 
 MAX_EVENT_BYTES = 2**20
 
 
 def sse_event(content: Mapping[str, Any]) -> bytes:
-    return b"data: " + json.dumps(content, separators=(",", ":"), ensure_ascii=False).encode() + b"\n\n"
+    try:
+        written = orjson.dumps(content)
+    except orjson.JSONEncodeError:  # integers of more than 64 bits, or too deep
+        written = json.dumps(content, separators=(",", ":"), ensure_ascii=False).encode()
+    return b"data: " + written + b"\n\n"
 
 
 class SseParser:

@@ -72,6 +72,7 @@ FETCH_SECONDS = 0.5  # time limit of asking a replica for a stored embedding bef
 FIRST_BACKOFF_SECONDS = 0.05
 MAX_PROBE_BYTES = 2**20
 MAX_CACHED_PATHS = MAX_CACHED_HEADS = 256
+MAX_INLINE_BYTES = 2**15  # of a chat that is rewritten on the event loop, in less than a millisecond
 JSON_MULTIPLE = 16  # maximum size of a tensor in JSON, as a multiple of its binary size
 BINARY_EXTENSION = "binary_tensor_data"
 _PROBED = ("variants", "model_names", "ready_path")  # endpoint fields that affect the probe
@@ -267,7 +268,9 @@ class ReplicaClient:
         if self.chats:
             (tenant,) = parse_tenants(batch.parameters.get(TENANTS), 1)
             arguments = self._kind, self._model_name(batch), tenant or batch.id, batch
-            return await asyncio.to_thread(openai_stream_request, *arguments)  # megabytes
+            if _content_bytes(batch) <= MAX_INLINE_BYTES:
+                return openai_stream_request(*arguments)
+            return await asyncio.to_thread(openai_stream_request, *arguments)
         if batch.forwarded is not None:
             raise ProtocolError(f"no third-party engine serves {batch.forwarded.route.path} now; send a chat")
         body, headers = encode_binary(batch)
@@ -502,6 +505,13 @@ class ReplicaClient:
 
 
 _TLS: Mapping[str, Tls] = {"Public": lru_cache(1)(ssl.create_default_context), "Off": lambda: None}
+
+
+def _content_bytes(batch: BatchRequest) -> int:
+    """Return the bytes of a row's strings and files."""
+    return sum(
+        [len(element) for (tensor,) in batch.inputs if tensor.array.dtype.kind == "O" for element in tensor.array.flat]
+    )
 
 
 def _authorization(variable: str | None) -> dict[str, str]:

@@ -25,7 +25,7 @@ from trimtab_protocol.chat.openai_backend import ChunkParser, completion_request
 from trimtab_protocol.chat.openai_requests import MAX_VALUES, parse_chat_request
 from trimtab_protocol.chat.openai_responses import ChunkWriter, ResponseHeader
 from trimtab_protocol.errors import InvalidChat
-from trimtab_protocol.sse import SseParser
+from trimtab_protocol.sse import SseParser, sse_event
 
 HELLO = [{"role": "user", "content": "hello"}]
 
@@ -400,3 +400,13 @@ def test_events_do_not_depend_on_chunking(cuts):
 def test_unbounded_event_is_rejected(stream):
     with pytest.raises(ProtocolError, match="more than 1000 bytes"):
         list(SseParser(1000).feed(stream))
+
+
+def test_events_are_written_as_compact_json_of_any_size():
+    for content in (
+        {"text": "é \u2028", "n": [1, 0.5, None, True]},
+        {"seed": 2**70},
+        {"deep": json.loads("[" * 300 + "]" * 300)},
+    ):
+        written = json.dumps(content, separators=(",", ":"), ensure_ascii=False).encode()
+        assert sse_event(content) == b"data: " + written + b"\n\n"

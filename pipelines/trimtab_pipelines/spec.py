@@ -144,6 +144,8 @@ class Adaptation(Model):
     """Capacity planned above the forecast, as a fraction of it."""
     target_utilization: float = Field(default=0.8, ge=0.1, le=1)
     """Fraction of a replica's measured throughput that is planned to be used in the busiest second of the forecast."""
+    peak_wait: float | None = Field(default=None, gt=0, le=0.5, exclude_if=lambda share: share is None)
+    """Share of the latency SLO for which rows of the busiest second may wait. If absent, capacity carries them."""
     switching_cost: float = Field(default=0.05, ge=0)
     """Minimum gain of the objective for each stage that a new plan changes. With goal MaxAccuracy it also applies to
     giving back a core.

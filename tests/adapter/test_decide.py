@@ -55,6 +55,18 @@ def test_replicas_carry_busiest_second_with_headroom(headroom, target, replicas)
     assert [stage.replicas for stage in plan.spec.stages] == [replicas]
 
 
+@pytest.mark.parametrize(("peak_wait", "replicas"), [(None, 4), (0.125, 3)])
+def test_fewer_replicas_if_rows_of_busiest_second_may_wait(peak_wait, replicas):
+    """Three replicas carry 1500 rows a second; the other 10 wait for 7 ms, which is part of the latency."""
+    adaptation = {"headroom": 0, "targetUtilization": 1} | ({"peakWait": peak_wait} if peak_wait else {})
+    stage = a_stage(variants=[a_variant("light")], batchSizes=[1], maxReplicas=9)
+    plan = plan_for(a_pipeline([stage], adaptation=adaptation, objective=CHEAPEST), 1510.0)
+
+    assert plan.spec.feasible
+    assert [stage.replicas for stage in plan.spec.stages] == [replicas]
+    assert plan.spec.stages[0].latency_seconds > 0.006 * (replicas == 3)
+
+
 def test_plan_explains_change_binding_constraint_and_runner_up():
     pipeline = a_ladder(objective={"goal": "MaxAccuracy"}, budget={"cores": "2"})
     before = plan_for(pipeline, 5.0)

@@ -105,23 +105,25 @@ class StageBuilder:
             yield _idle_option(self.problem, self.stage)
 
     def _singles(self) -> OptionArrays:
-        """Each candidate with its fewest replicas, and with the current number.
+        """Each candidate with its fewest replicas, for each length of queue, and with the current number.
 
-        The fastest allowed operating point must carry the busiest second and the planned one the sustained load. Most
-        requests then get the planned accuracy, and no replica is needed for a short peak alone.
+        The planned operating point must carry the sustained load: most requests get the planned accuracy. Rows of the
+        busiest second that even the fastest allowed point cannot carry wait, if `adaptation.peakWait` allows it.
         """
         own, running = np.arange(len(self.candidates.sized) - self.second_points.size), self.running
-        fewest = self._fewest(own)
-        replicas = fewest if self.pin.replicas is None else np.full(own.size, float(self.pin.replicas))
-        if running is not None and self.pin.replicas is None:
-            now = [n for n in own.tolist() if self._runs(n) and replicas[n] != running.replicas]
-            own, replicas = (
-                np.append(own, now).astype(np.intp),
-                np.append(replicas, [float(running.replicas)] * len(now)),
-            )
+        most_seconds = (self.problem.spec.adaptation.peak_wait or 0.0) * self.problem.latency_target[1]
+        counts = [self._fewest(own, share * most_seconds) for share in ((0.0, 0.5, 1.0) if most_seconds else (0.0,))]
+        fewest = counts[-1]
+        if self.pin.replicas is not None:
+            counts = [np.full(own.size, float(self.pin.replicas))]
+        elif running is not None:
+            runs = [self._runs(n) for n in own.tolist()]
+            counts.append(np.where(runs, float(running.replicas), fewest))
         most = np.array([self.stage.max_replicas_of(self.candidates.sized[n].candidate.variant) for n in own.tolist()])
+        pairs = np.unique(np.stack((np.tile(own, len(counts)), np.concatenate(counts))), axis=1)
+        own, replicas = pairs[0].astype(np.intp), pairs[1]
         found = OptionArrays(own, own, np.ones(own.size), replicas, np.zeros(own.size))
-        return found.take((fewest[own] <= replicas) & (replicas <= most))
+        return found.take((fewest[own] <= replicas) & (replicas <= most[own]))
 
     def _mixes(self, hulls: Hulls, needed: Floats) -> OptionArrays:
         """Mixes with fewer replicas than the heavier half alone needs."""
@@ -156,9 +158,9 @@ class StageBuilder:
         """Whether the stage may have so many replicas."""
         return (self.stage.min_replicas <= replicas) & (replicas <= self.stage.max_replicas)
 
-    def _fewest(self, own: Indices) -> Floats:
-        """The fewest replicas of candidates: they carry the busiest second at the fastest allowed point."""
-        carrying = self._required(self.load_rps, self.candidates.max_rps[own])
+    def _fewest(self, own: Indices, queue_seconds: float = 0.0) -> Floats:
+        """The fewest replicas of candidates: at the fastest allowed point no row of the busiest second waits longer."""
+        carrying = self._required(self.load_rps / (1.0 + queue_seconds), self.candidates.max_rps[own])
         sustained = self._required(self.sustained_rps, self.candidates.rps[own])
         return np.maximum(np.maximum(carrying, sustained), self.stage.min_replicas)
 
@@ -183,12 +185,14 @@ class StageBuilder:
         requested = own * found.replicas + others * found.other_replicas
         seconds, quantile = found.seconds(arrays), self.problem.spec.slo.quantile
         rows = self.problem.rows(self.stage.name)
+        throughput_rps = found.throughput_rps(arrays)
         latency = backlog_seconds(self.sustained_rps, found.carried_rps(arrays), quantile, rows)
+        latency = np.maximum(latency, self.load_rps / throughput_rps - 1.0)  # what the busiest second leaves
         if self.extra_seconds is None:
             latency = seconds + latency
         else:
             latency = planned_seconds(seconds, found.least_replicas, latency, quantile) + self.extra_seconds
-        return _Figures(requested, found.accuracy(arrays), latency, found.throughput_rps(arrays))
+        return _Figures(requested, found.accuracy(arrays), latency, throughput_rps)
 
     def _undominated(self, figures: _Figures, sizes: Floats) -> Indices:
         """Options that no other of their batch size beats in resources, latency and accuracy."""

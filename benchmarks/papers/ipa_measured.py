@@ -33,6 +33,8 @@ CORES = (1.0, 2.0)
 BATCH_SIZES = (1, 2, 4, 8)
 LONGEST_BATCH_SECONDS = 3.0
 """No larger batch of a variant is measured, or planned with, once one takes longer."""
+PEAK_WAIT = 0.125
+"""Share of the SLO for which every planner lets rows of the busiest second wait: SLOs are seconds."""
 OPTIONS = ProfileOptions(
     effort=Effort(seconds=0.3, min_batches=4, max_seconds=0.6, rounds=1),
     cores=CORES,
@@ -72,8 +74,11 @@ def read_measured(
         variants = tuple(_with_cores(variant, base[variant.name]) for variant in stage.variants)
         stages.append(stage.model_copy(update={"variants": variants, "batch_sizes": BATCH_SIZES}))
     slo = pipeline.spec.slo.model_copy(update={"latency_seconds": slo_seconds})
+    adaptation = pipeline.spec.adaptation.model_copy(update={"peak_wait": PEAK_WAIT})
     hardware = Hardware(processor="measured", node_cores=96)
-    return _changed(pipeline, stages=tuple(stages), slo=slo), ipa_data.profiles_of(pipeline, points, hardware)
+    return _changed(pipeline, stages=tuple(stages), slo=slo, adaptation=adaptation), ipa_data.profiles_of(
+        pipeline, points, hardware
+    )
 
 
 def _changed(pipeline: InferencePipeline, **fields: object) -> InferencePipeline:

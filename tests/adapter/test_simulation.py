@@ -18,6 +18,8 @@ from trimtab_pipelines.profile import PointProfile
 from trimtab_pipelines.request_outcome import DROPPED, FAILED, LATE, OK, REFUSED, RequestOutcome
 from trimtab_predictor.forecaster import ReactiveForecaster
 from trimtab_router.request import RequestOptions
+from trimtab_router.scheduling.policies.interface import Dispatch, Policy
+from trimtab_router.scheduling.stage_request import EscalationRule
 
 EXACT = Environment(spread=0.0)
 
@@ -157,15 +159,23 @@ def test_every_request_has_exactly_one_end_even_in_overload():
     assert all(reason in {"DeadlineUnreachable", "DeadlineExpired"} for _, reason in found.reasons.values())
 
 
-def test_fan_out_multiplies_rows_and_joins_before_the_answer():
+def decide_with_escalation(view):
+    head = next(iter(view.waiting))
+    return Dispatch(view.points[0], view.candidates(head, view.points[0]).first(8), escalation=EscalationRule(0.0, "-"))
+
+
+@pytest.mark.parametrize("policy", [None, Policy(decide_with_escalation)])
+def test_fan_out_multiplies_rows_and_joins_before_the_answer(policy):
     chain = a_chain(2)
     chain[0]["outputs"] = [
         {"name": "n", "datatype": "INT64"},
         {"name": "y", "datatype": "FP32", "shape": [4], "countedBy": "n", "expectedRows": 2},
+        {"name": "sure", "datatype": "FP32"},
     ]
+    chain[0]["confidence"] = "sure"
     pipeline = a_pipeline(chain)
     environment = replace(EXACT, fan_out={("stage-0", "n"): (0.0, 0.0, 0.0, 1.0)})
-    found = simulate(a_scenario(pipeline, environment=environment))
+    found = simulate(a_scenario(pipeline, environment=environment, policy=policy))
 
     assert found.latency_seconds[0] == pytest.approx(0.006 + 0.010)  # three rows in one batch of 4 + 2·3 ms
     assert found.batch_rows["stage-1"] == 3.0
@@ -175,7 +185,7 @@ def test_fan_out_multiplies_rows_and_joins_before_the_answer():
 def test_an_expected_fan_out_is_met_on_average(mean):
     draws = FanOut(rounding_weights(mean), np.random.default_rng(0))
 
-    assert np.mean([draws.draw(1) for _ in range(8000)]) == pytest.approx(mean, abs=0.03)
+    assert np.mean(draws.draw(8000)) == pytest.approx(mean, abs=0.03)
 
 
 def test_between_profiled_sizes_a_batch_takes_what_lies_between():

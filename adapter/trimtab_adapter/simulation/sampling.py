@@ -131,8 +131,9 @@ class FanOut:
         shares = np.asarray(weights) / sum(weights)
         self._draws = cycle(random.choice(len(weights), size=_BLOCK, p=shares).tolist())
 
-    def draw(self, rows: int) -> int:
-        return sum(islice(self._draws, rows))
+    def draw(self, rows: int) -> list[int]:
+        """Draw the number of rows for each input row."""
+        return list(islice(self._draws, rows))
 
 
 def fan_outs(stage: Stage, environment: Environment, random: np.random.Generator) -> Mapping[str, FanOut]:

@@ -186,7 +186,8 @@ class SimulatedTransport(Transport):
         rows = piece.rows
         given = dict.fromkeys(self._whole, rows_of(rows))
         for count, fan_out in self._fan_outs.items():
-            given |= dict.fromkeys(self._counted[count], rows_of(fan_out.draw(rows)))
+            counts = fan_out.draw(rows)
+            given |= dict.fromkeys(self._counted[count], rows_of(sum(counts))) | {count: np.array(counts)}
         if self._encodes:
             given[EMBEDDINGS_INPUT] = _references(rows)
         if self._confidence is not None:

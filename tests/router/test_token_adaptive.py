@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from tests.router.schedules import exact
-from tests.router.token_queues import POINTS, TASKS, a_point, a_random_view, a_view, a_work, eight_points
+from tests.router.token_queues import POINTS, ROW_MS, TASKS, a_point, a_random_view, a_view, a_work, eight_points
 from trimtab_pipelines.escalation import TaskEscalation
 from trimtab_router.scheduling.policies import token_adaptive
 from trimtab_router.scheduling.policies.deadline_schedule import DROPPED, solve
@@ -42,6 +42,15 @@ def test_high_arrival_rate_makes_few_rows_pay_for_time():
     assert left(a_view(works, arrivals_rps=100.0))[0] == "more"
     assert left(a_view(works, arrivals_rps=500.0))[0] == "some"
     assert left(a_view(works, arrivals_rps=5000.0))[0] == "few"
+
+
+def test_price_of_time_leaves_out_the_margin_for_variation():
+    works = [a_work(0.5, at=0.0) for _ in range(4)]
+    twice = [a_point(point.name, row_ms=2.0 * ROW_MS[point.name]) for point in POINTS]
+    sure = [replace(point, expected_seconds=own.seconds) for point, own in zip(twice, POINTS, strict=True)]
+
+    assert left(a_view(works, points=twice, arrivals_rps=250.0))[0] == "some"
+    assert left(a_view(works, points=sure, arrivals_rps=250.0))[0] != "some"
 
 
 def test_least_valuable_rows_are_given_up_in_overload():

@@ -180,6 +180,7 @@ class LatencyModel:
                 profiled=self.service_times.profiled(key, self.max_batch_rows(variant)),
                 escalations=tuple(Escalation(**dict(look) | {"variant": owner}) for look, owner in escalations),
                 variant=key[0],
+                expected_seconds=partial(self.service_times.expect, key),
             )
 
     def _accuracies(self, variant: str, point: PointPlan) -> dict[str, float]:

@@ -53,7 +53,7 @@ class Point:
     accuracy: float
     """Expected accuracy over all tasks."""
     seconds: Callable[[int], float]
-    """Predicted service time of a batch by its rows. It never falls with the rows; 0 if unknown."""
+    """Predicted service time of a batch by its rows, with a margin for variation. It never falls; 0 if unknown."""
     inputs: frozenset[str] | None = None
     """Names of the inputs that a batch carries; None for all."""
     accuracy_by_task: Mapping[str, float] = field(default_factory=dict)
@@ -63,6 +63,8 @@ class Point:
     escalations: tuple[Escalation, ...] = ()
     """Profiled escalations of rows served first at this point."""
     variant: str = ""
+    expected_seconds: Callable[[int], float] | None = None
+    """`seconds` without the margin; None for none."""
     key: tuple[str, str] = field(init=False)
     """Variant and name, which identify the point."""
 

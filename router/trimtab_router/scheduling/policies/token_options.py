@@ -177,8 +177,12 @@ class TokenOptions:
 
     @property
     def row_seconds(self) -> Floats:
-        """Seconds of a row in a full batch by option. Shape (options,)."""
-        row_seconds: Floats = self._seconds[:, -1] / self._max_rows
+        """Expected seconds of a row in a full batch by option; only deadlines need a margin. Shape (options,)."""
+        rows, safe = self._max_rows, self._seconds[: len(self.points), -1]
+        expected = np.array([(point.expected_seconds or point.seconds)(rows) for point in self.points])
+        shares = np.divide(expected, safe, out=np.ones(safe.size), where=safe > 0)
+        first = [option.point_index for option in self.options]
+        row_seconds: Floats = self._seconds[:, -1] / rows * shares[first]
         return row_seconds
 
     def seconds(self, rows: Integers) -> Floats:

@@ -180,7 +180,10 @@ class ControlLoop:
                 self.record_usage(pipeline, plan)
             load = await self._observe(now_seconds)
             if not self._paused:
-                forecast = self.controller.forecast(load, now_seconds, pipeline.spec.adaptation, self.current)
+                lead_seconds = pipeline.spec.node_startup_seconds
+                forecast = self.controller.forecast(
+                    load, now_seconds, pipeline.spec.adaptation, self.current, lead_seconds
+                )
                 chosen = await self._decide(forecast, now_seconds)
                 await self._publish(chosen)
                 changed = plan is None or plan.spec.generation != chosen.spec.generation

@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
-from trimtab_adapter.forecasting import forecast_record, not_below, not_below_rise
+from trimtab_adapter.forecasting import forecast_record, not_below, not_below_rise, not_below_trend
 from trimtab_adapter.observation import (
     MAX_PROMPT_TOKENS,
     MAX_ROUTER_CPU_SECONDS,
@@ -116,13 +116,22 @@ class Controller:
             self._slowdown = self._slowdown.after(state.served)
 
     def forecast(
-        self, load: Load, now_seconds: float, adaptation: Adaptation, current: PipelinePlan | None
+        self,
+        load: Load,
+        now_seconds: float,
+        adaptation: Adaptation,
+        current: PipelinePlan | None,
+        lead_seconds: float = 0.0,
     ) -> ForecastRecord:
-        """The demand to plan for; raise ObservationError if no load was measured."""
+        """The demand to plan for; raise ObservationError if no load was measured.
+
+        `lead_seconds` is the time until a node is there.
+        """
         forecast = forecast_record(self._forecaster, load, adaptation)
         self._forecast_at = now_seconds
         if outgrows_plan(current, load.newest_rps, adaptation.headroom):
             forecast = not_below_rise(forecast, load.newest_rps, adaptation.horizon_seconds)
+        forecast = not_below_trend(forecast, load.history_rps, lead_seconds, adaptation.horizon_seconds)
         return forecast if current is None else not_below(current.spec.forecast, forecast, load.missing)
 
     def planning_inputs(
@@ -161,7 +170,7 @@ class Controller:
         """Decide once. Raises ObservationError if the load is unknown, PlanningError if no plan exists."""
         self.update(state)
         adaptation, now_seconds = pipeline.spec.adaptation, load.now_seconds
-        forecast = self.forecast(load, now_seconds, adaptation, current)
+        forecast = self.forecast(load, now_seconds, adaptation, current, pipeline.spec.node_startup_seconds)
         inputs = self.planning_inputs(forecast, current, now_seconds, adaptation.scale_down_stabilization_seconds)
         plan = self.planner(pipeline, profiles, inputs)
         self.record_decision(now_seconds, forecast)

@@ -4,12 +4,13 @@ If a forecaster fails or returns an impossible value, the reactive forecast repl
 """
 
 import logging
-from collections.abc import Callable
+import math
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
-from numpy.typing import ArrayLike
+from numpy.typing import ArrayLike, NDArray
 
 from trimtab_adapter.observation import MAX_RPS, Load
 from trimtab_adapter.planning.hysteresis import outgrows
@@ -23,6 +24,10 @@ from trimtab_predictor.lstm import LstmForecaster, LstmWeights, WeightsError
 from trimtab_predictor.trace import TraceError, read_trace
 
 log = logging.getLogger(__name__)
+
+TREND_BLOCK_SECONDS, TREND_BLOCKS, MIN_TREND_BLOCKS = 10, 12, 9
+TREND_NOISE_WIDTHS = 3.5
+"""Standard deviations of a block's mean that noise may rise over the blocks."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,6 +148,42 @@ def not_below_rise(forecast: ForecastRecord, newest_rps: float, horizon_seconds:
         return forecast
     reason = f"{newest_rps:.4g} requests/s arrived in the newest second, more than planned for"
     return forecast.model_copy(update={"peak_rps": peak_rps, "source": "reactive", "reason": reason})
+
+
+def not_below_trend(
+    forecast: ForecastRecord, history_rps: Sequence[float], lead_seconds: float, horizon_seconds: float
+) -> ForecastRecord:
+    """The forecast; if nodes start later than its horizon, at least the busiest second of the trend by then."""
+    if lead_seconds <= horizon_seconds:
+        return forecast
+    peak_rps = busiest_rps(trend_rps(history_rps, lead_seconds + horizon_seconds), horizon_seconds)
+    if forecast.peak_rps >= peak_rps:
+        return forecast
+    reason = f"the load rises, and nodes take up to {lead_seconds:.4g} s to start"
+    return forecast.model_copy(update={"peak_rps": peak_rps, "source": "reactive", "reason": reason})
+
+
+def trend_rps(history_rps: Sequence[float], ahead_seconds: float) -> float:
+    """The mean load expected so many seconds ahead, at most twice the present one; 0 without a clear rise.
+
+    The trend is the median slope (Theil-Sen) of means over TREND_BLOCK_SECONDS: the lesser one of the last two minutes
+    and of their newer half, in which a step that is over no longer counts.
+    """
+    count = min(len(history_rps) // TREND_BLOCK_SECONDS, TREND_BLOCKS)
+    newest = np.asarray(history_rps, dtype=np.float64)[len(history_rps) - count * TREND_BLOCK_SECONDS :]
+    blocks = newest.reshape(count, TREND_BLOCK_SECONDS).mean(axis=1)
+    if count < MIN_TREND_BLOCKS or np.isnan(blocks).any():
+        return 0.0
+    slope = min(_median_slope(blocks), _median_slope(blocks[count // 2 :]))
+    present = float(np.median(blocks + slope * np.arange(count - 1, -1, -1)))
+    if slope * count <= TREND_NOISE_WIDTHS * math.sqrt(float(blocks.mean()) / TREND_BLOCK_SECONDS):
+        return 0.0
+    return min(present + slope * ahead_seconds / TREND_BLOCK_SECONDS, 2.0 * present)
+
+
+def _median_slope(values: NDArray[np.float64]) -> float:
+    early, late = np.triu_indices(values.size, 1)
+    return float(np.median((values[late] - values[early]) / (late - early)))
 
 
 def not_below(planned: ForecastRecord | None, forecast: ForecastRecord, missing: str) -> ForecastRecord:

@@ -282,6 +282,11 @@ class InferencePipelineSpec(Model):
         """Limits of the resource flavors that have one."""
         return {flavor.name: flavor.limit for flavor in self.flavors if flavor.limit is not None}
 
+    @property
+    def node_startup_seconds(self) -> float:
+        """Longest time until a node of a variant's flavor is there."""
+        return max(self.flavor(variant).node_startup_seconds for s in self.stages for variant in s.variants)
+
     def flavor(self, variant: Variant) -> ResourceFlavor:
         """The resource flavor of a variant's replicas; UserError lists the known flavors."""
         return flavor_of(self.flavors, variant)

@@ -10,8 +10,17 @@ import pytest
 
 from tests.adapter.scenes import a_ladder, plan_for
 from trimtab_adapter.controller import Controller
-from trimtab_adapter.forecasting import CurrentForecaster, PlayedTrace, TrainedWeights, forecast_record, forecaster_for
+from trimtab_adapter.forecasting import (
+    CurrentForecaster,
+    PlayedTrace,
+    TrainedWeights,
+    forecast_record,
+    forecaster_for,
+    not_below_trend,
+    trend_rps,
+)
 from trimtab_adapter.observation import Load
+from trimtab_pipelines.plan import ForecastRecord
 from trimtab_pipelines.spec import Adaptation
 from trimtab_predictor.forecaster import Forecast, ReactiveForecaster
 from trimtab_predictor.load_history import ObservationError
@@ -78,6 +87,40 @@ def test_a_rise_is_planned_for_its_busiest_second():
     assert rise.peak_rps == pytest.approx(74.5, abs=0.1)
     assert rise.reason == "60 requests/s arrived in the newest second, more than planned for"
     assert steady.peak_rps == 60.0
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_a_steady_noisy_load_has_no_trend(seed):
+    noisy = np.random.default_rng(seed).poisson(60.0, 2000).astype(float)
+    trends = [trend_rps(noisy[at - 120 : at].tolist(), 110.0) for at in range(120, 2000, 10)]
+
+    assert np.count_nonzero(trends) <= 2
+
+
+@pytest.mark.parametrize(
+    ("slope", "ahead", "expected"), [(0.2, 110.0, 124.0), (0.2, 1000.0, 204.0), (-0.2, 110.0, 0.0)]
+)
+def test_a_rise_continues_up_to_twice_the_load(slope, ahead, expected):
+    assert trend_rps(100.0 + slope * np.arange(-109.0, 11.0), ahead) == pytest.approx(expected, abs=3.0)
+
+
+def test_a_step_that_is_over_is_no_trend():
+    assert trend_rps((60.0,) * 60 + (90.0,) * 60, 110.0) == 0.0
+
+
+@pytest.mark.parametrize(
+    "history", [(), (60.0,) * 80, (*range(60), *(float("nan"),) * 60)], ids=["none", "short", "gap"]
+)
+def test_an_unknown_history_has_no_trend(history):
+    assert trend_rps(history, 110.0) == 0.0
+
+
+@pytest.mark.parametrize(("lead", "source"), [(0.0, "lstm"), (20.0, "lstm"), (90.0, "reactive")])
+def test_only_nodes_slower_than_the_horizon_are_planned_ahead(lead, source):
+    forecast = not_below_trend(ForecastRecord(peak_rps=60.0, source="lstm"), tuple(map(float, range(120))), lead, 20.0)
+
+    assert forecast.source == source
+    assert (forecast.peak_rps > 200.0) == (source == "reactive")
 
 
 def test_a_load_of_which_nothing_was_measured_is_no_forecast():

@@ -95,9 +95,8 @@ async def _served(scenario):
     router.wait_for_tables()  # computed by a thread; a simulation does not include that time
     for name, transport in transports_by_stage.items():
         transport.scheduler = router.schedulers[name]
-    budget = pipeline.spec.budget
     replica_set = SimulatedReplicaSet(
-        transports_by_stage, budget.cores + budget.surge_cores, environment.startup_seconds, cast("Any", clock)
+        transports_by_stage, pipeline.spec, environment.startup_seconds, cast("Any", clock)
     )
     replica_set.begin(scenario.plan)
     ends = [FAILED] * len(scenario.arrivals_seconds)

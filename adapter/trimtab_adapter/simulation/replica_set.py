@@ -1,6 +1,7 @@
 """Simulated replica set: applies a plan by the rollout rules of the runtimes, within the budget and its surge.
 
-A replica takes seconds to start. A change within a replica group starts nothing.
+A replica takes seconds to start, and before them those of a new node of its flavor. A change within a replica group
+starts nothing.
 """
 
 from collections.abc import Mapping
@@ -12,16 +13,22 @@ from trimtab_adapter.simulation.transport import SimulatedReplica, SimulatedTran
 from trimtab_pipelines.plan import PipelinePlan
 from trimtab_pipelines.replica_groups import ReplicaGroup, group_of
 from trimtab_pipelines.rollout import Capacity, ReplicaGroupState, Target, decide
+from trimtab_pipelines.spec import InferencePipelineSpec
 
 
 class SimulatedReplicaSet:
     """All replicas of a pipeline."""
 
     def __init__(
-        self, stages: Mapping[str, SimulatedTransport], limit_cores: float, startup_seconds: float, events: EventQueue
+        self,
+        stages: Mapping[str, SimulatedTransport],
+        spec: InferencePipelineSpec,
+        startup_seconds: float,
+        events: EventQueue,
     ) -> None:
         self._stages = stages
-        self._limit_cores = limit_cores
+        self._spec = spec
+        self._limit_cores = spec.budget.cores + spec.budget.surge_cores
         self._startup_seconds = startup_seconds
         self._events = events
         self._members: dict[str, list[SimulatedReplica]] = {name: [] for name in stages}
@@ -96,7 +103,8 @@ class SimulatedReplicaSet:
     def _begin_start(self, name: str, group: ReplicaGroup) -> None:
         replica = self._add(name, group)
         self.starts += 1
-        self._events.call_at(self._events.now + self._startup_seconds, partial(self._started, replica))
+        node_seconds = self._spec.flavor(group.variants[0]).node_startup_seconds
+        self._events.call_at(self._events.now + node_seconds + self._startup_seconds, partial(self._started, replica))
 
     def _add(self, name: str, group: ReplicaGroup) -> SimulatedReplica:
         replica = SimulatedReplica(name, group, processor=next(self._processors))

@@ -157,8 +157,7 @@ class Simulator:
         self.executor = PipelineExecutor(self.graph, self.schedulers, self.events)
         spec, environment = scenario.pipeline.spec, scenario.environment
         self.resolver = RequestResolver(self.executor, self.graph, spec)
-        limit = spec.budget.cores + spec.budget.surge_cores
-        self.replica_set = SimulatedReplicaSet(self.transports, limit, environment.startup_seconds, self.events)
+        self.replica_set = SimulatedReplicaSet(self.transports, spec, environment.startup_seconds, self.events)
         self.slo = spec.slo
         self.wanted = tuple(output.name for output in spec.outputs)
         self.names = tuple(tensor.name for tensor in spec.inputs)

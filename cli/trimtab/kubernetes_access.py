@@ -7,8 +7,9 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from trimtab_pipelines.documents import load_pipeline, parse
-from trimtab_pipelines.kubernetes_names import PROFILE_ANNOTATION, profile_job_name
+from trimtab_pipelines.documents import load_pipeline, parse, parse_flavors
+from trimtab_pipelines.flavors import ResourceFlavor
+from trimtab_pipelines.kubernetes_names import COMPONENT, FLAVORS_VARIABLE, PROFILE_ANNOTATION, profile_job_name
 from trimtab_pipelines.processes.child_process import StartError
 from trimtab_pipelines.profile import ModelProfile
 from trimtab_pipelines.profiling import missing_profile_tasks, profile_tasks
@@ -56,6 +57,21 @@ async def get_pipeline(cluster: "Cluster", namespace: str, name: str) -> dict[st
     if pipeline is None:
         raise StartError(f"no {PIPELINE} {namespace}/{name} in this cluster; see kubectl get ipl -A")
     return pipeline
+
+
+async def resource_flavors(cluster: "Cluster") -> tuple[ResourceFlavor, ...]:
+    """Resource flavors of the chart, from its adapter's environment; none if that may not be read."""
+    from trimtab_kubernetes import Rejected  # noqa: PLC0415 - an extra
+
+    selector = f"{COMPONENT}=adapter,app.kubernetes.io/name=trimtab"
+    try:
+        adapters = (await cluster.list("Deployment", labels=selector)).items
+    except Rejected:
+        return ()
+    containers = [container for found in adapters for container in found["spec"]["template"]["spec"]["containers"]]
+    variables = [variable for container in containers for variable in container.get("env", [])]
+    written = (each.get("value", "[]") for each in variables if each["name"] == FLAVORS_VARIABLE)
+    return parse_flavors(next(written, "[]"))
 
 
 async def request_profiling(

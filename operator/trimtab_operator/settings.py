@@ -9,6 +9,7 @@ from typing import Any, Self
 from trimtab_pipelines.documents import parse_flavors
 from trimtab_pipelines.edge_settings import EdgeSettings
 from trimtab_pipelines.flavors import ResourceFlavor
+from trimtab_pipelines.kubernetes_names import FLAVORS_VARIABLE
 from trimtab_pipelines.quantity import parse_quantity
 
 
@@ -77,7 +78,7 @@ class Settings:
             edge_jwks_config_map=environment.get("TRIMTAB_EDGE_JWKS_CONFIG_MAP", ""),
             otlp_collector=environment.get("TRIMTAB_OTLP_COLLECTOR") or None,
             admin_peers=tuple(json.loads(environment.get("TRIMTAB_ADMIN_PEERS", "[]"))),
-            flavors=parse_flavors(environment.get("TRIMTAB_FLAVORS", "[]")),
+            flavors=parse_flavors(environment.get(FLAVORS_VARIABLE, "[]")),
             namespaces=_listed(environment.get("TRIMTAB_NAMESPACES", "")),
             identity=environment.get("POD_NAME") or f"{os.uname().nodename}-{os.getpid()}",
             own_namespace=environment.get("POD_NAMESPACE", default.own_namespace),

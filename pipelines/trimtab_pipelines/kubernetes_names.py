@@ -16,6 +16,8 @@ COMPONENT = "app.kubernetes.io/component"
 PIPELINE_LABEL = f"{GROUP}/pipeline"
 STAGE_LABEL = f"{GROUP}/stage"
 FLAVOR_LABEL = f"{GROUP}/flavor"
+FLAVORS_VARIABLE = "TRIMTAB_FLAVORS"
+"""Environment variable of operator and adapter: the cluster's resource flavors as JSON."""
 REPLICA_GROUP_LABEL = f"{GROUP}/replica-group"
 VARIANT_LABEL_PREFIX = f"variant.{GROUP}/"
 """Prefix of one label per variant, with the value "true", on the Service of a replica group; Kubernetes copies it to

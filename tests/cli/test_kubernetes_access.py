@@ -106,6 +106,31 @@ async def test_explain_in_cluster_uses_the_current_plan(cluster, namespace, kube
     assert "give --load" in refused
 
 
+async def test_explain_in_cluster_uses_the_charts_flavors(cluster, namespace, kubeconfig, monkeypatch, capsys) -> None:
+    monkeypatch.setenv("KUBECONFIG", str(kubeconfig))
+    labels = {"app.kubernetes.io/name": "trimtab", "app.kubernetes.io/component": "adapter"}
+    flavors = {"name": "TRIMTAB_FLAVORS", "value": '[{"name": "cheap", "prices": {"core": 0.04}}]'}
+    adapter = {"name": "adapter", "image": "none", "env": [flavors]}
+    deployment = {
+        "apiVersion": "apps/v1",
+        "kind": "Deployment",
+        "metadata": {"name": "adapter", "namespace": namespace, "labels": labels},
+        "spec": {
+            "replicas": 0,
+            "selector": {"matchLabels": labels},
+            "template": {"metadata": {"labels": labels}, "spec": {"containers": [adapter]}},
+        },
+    }
+    pipeline = an_echo_pipeline([a_variant("light", flavor="cheap")])
+    profile = a_profile("first", [a_measured_profile({1: 0.01}, "light")], "echoes")
+    for one in (deployment, *(a_body(each, namespace=namespace) for each in (pipeline, profile))):
+        await cluster.apply(one, manager="user")
+    arguments = ["explain", "echoes", "--load", "4", "--in-cluster", "--namespace", namespace]
+
+    assert await asyncio.to_thread(run, arguments) == 0
+    assert "cheap 0.04" in capsys.readouterr().out
+
+
 async def test_status_lists_pipelines_of_the_cluster(cluster, namespace, kubeconfig, monkeypatch, capsys) -> None:
     monkeypatch.setenv("KUBECONFIG", str(kubeconfig))
     await cluster.apply(body(namespace), manager="user")

@@ -13,7 +13,7 @@ from trimtab_kubernetes.client import own_namespace
 from trimtab_kubernetes.lease import Lease, Timing, leader_election
 from trimtab_kubernetes.process import serve_probes, stop_requested, wait_until
 from trimtab_pipelines.documents import DocumentError, load_pools, parse_flavors
-from trimtab_pipelines.kubernetes_names import ADAPTER_MANAGER
+from trimtab_pipelines.kubernetes_names import ADAPTER_MANAGER, FLAVORS_VARIABLE
 from trimtab_predictor.metrics_client import PrometheusServer, open_session, tls_context
 
 LEASE = Timing(lease_duration_seconds=10, renew_deadline_seconds=7.0, retry_period_seconds=2.0)
@@ -58,7 +58,7 @@ async def run_elected(options: argparse.Namespace, cluster: Cluster, lease: Leas
             prometheus = PrometheusServer(prometheus_session, options.prometheus, options.prometheus_token_file)
         pools = None if options.pools is None else load_pools(options.pools).pools
         weights, guarded_cluster = TrainedWeights(options.weights), cluster.with_write_guard(lambda: lease.is_held)
-        flavors = parse_flavors(os.environ.get("TRIMTAB_FLAVORS", "[]"))
+        flavors = parse_flavors(os.environ.get(FLAVORS_VARIABLE, "[]"))
         dependencies = LoopDependencies(guarded_cluster, routers, prometheus, weights, metrics, pools, flavors)
         namespaces = [name for name in options.namespaces.split(",") if name]
 

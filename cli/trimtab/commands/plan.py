@@ -9,7 +9,7 @@ from typing import Annotated, Literal
 
 import typer
 
-from trimtab.kubernetes_access import PLAN, PROFILE, connected, get_pipeline, namespaced_name
+from trimtab.kubernetes_access import PLAN, PROFILE, connected, get_pipeline, namespaced_name, resource_flavors
 from trimtab.options import PipelineArgument, PlanArguments, console, console_to_stderr, print_json_line, terminal_table
 from trimtab.plan_view import (
     ALTERNATIVE_COLUMNS,
@@ -95,13 +95,14 @@ async def _from_cluster(namespace: str, name: str) -> PlanInputs:
         pipeline = await get_pipeline(cluster, namespace, name)
         profiles = (await cluster.list(PROFILE, namespace)).items
         plan = await cluster.get(PLAN, namespace, name)
+        flavors = await resource_flavors(cluster)
     # Imported here: these modules need the Kubernetes client, an optional dependency.
     from trimtab_adapter.cluster.config_source import ClusterCache, ClusterConfigSource  # noqa: PLC0415
 
     cache = ClusterCache()
     for document in (pipeline, *profiles):
         cache.put(document)
-    source = ClusterConfigSource(cache, (namespace, name))
+    source = ClusterConfigSource(cache, (namespace, name), flavors)
     if source.remark:
         console.print(source.remark)
     parsed = None if plan is None else parse_plan(plan, f"{PLAN} {namespace}/{name}")

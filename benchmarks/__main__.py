@@ -48,6 +48,7 @@ BENCHMARKS: Mapping[str, Benchmark] = {
     "chats-routed": Benchmark("chats.through", "time to first token that the router adds to 50 streams"),
     "placement": Benchmark("papers.placement", "goodput with a colocated and with a disaggregated encoder"),
     "tokens": Benchmark("tokens", "speed-up of vision transformers by merged tokens"),
+    "money": Benchmark("money", "cost of a week on five priced flavors against three rivals", ("--data", str(DATA))),
     "tuning": Benchmark("points", "operating points found by `trimtab tune`, served on other images"),
     "reproduce-ipa": _paper("ipa", "IPA's five pipelines, workloads and baselines in the simulator"),
     "reproduce-mosel": _paper("mosel", "MOSEL's models and policies in the simulator, or served with --served"),

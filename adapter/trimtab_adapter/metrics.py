@@ -14,7 +14,7 @@ from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 
 from trimtab_adapter.controller import Tick
-from trimtab_pipelines.flavors import DEFAULT_NAME
+from trimtab_pipelines.flavors import DEFAULT_FLAVOR, DEFAULT_NAME
 from trimtab_pipelines.plan import Expectation
 
 BASE = ("namespace", "pipeline")
@@ -107,7 +107,8 @@ def _expected_gauges(expected: Expectation) -> Iterator[Sample]:
     yield "planned_accuracy", expected.accuracy, ()
     yield "planned_latency_seconds", expected.latency_seconds, ()
     yield "planned_cores", expected.cores, ()
-    for flavor, cost in (expected.cost_by_flavor or {DEFAULT_NAME: expected.cost_per_hour}).items():
+    unpriced = {DEFAULT_NAME: DEFAULT_FLAVOR.cost_per_hour(expected.cores, 0.0, expected.gpus)}
+    for flavor, cost in (expected.cost_by_flavor or unpriced).items():
         yield "cost_per_hour", cost, (flavor,)
 
 

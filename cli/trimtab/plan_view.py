@@ -110,7 +110,7 @@ def explanation_lines(plan: PipelinePlan) -> list[str]:
     if spec.expected is not None:
         expected = spec.expected
         latency = f"latency {1000 * expected.latency_seconds:.1f} ms"
-        more = _more_than_cores(expected.cores, expected.gpus, expected.cost_per_hour)
+        more = _more_than_cores(expected.cores, expected.gpus, expected.cost_per_hour or expected.cores)
         lines.append(f"expected: accuracy {expected.accuracy:.4f}, {latency}, cores {expected.cores:g}{more}")
         costs = ", ".join(f"{flavor} {cost:.4g}" for flavor, cost in expected.cost_by_flavor.items() if cost)
         lines += [f"cost an hour: {costs}"] if costs else []

@@ -23,7 +23,7 @@ class Endpoint(Model):
     """Kind of a third-party server, if known."""
     ready_path: str | None = Field(default=None, pattern=r"^/")
     """Path that returns 200 when the server is ready; for protocol OpenAI."""
-    tls: Literal["Replicas", "Public", "Off"] = "Replicas"
+    tls: Literal["Replicas", "Public", "Off"] = Field(default="Replicas", exclude_if=lambda tls: tls == "Replicas")
     """Replicas: mutual TLS if replicas have an identity. Public: a certificate of a public authority. Off: plain."""
     api_key_env: str | None = None
     """Environment variable of the router with the key of the server."""

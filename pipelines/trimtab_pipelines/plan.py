@@ -241,7 +241,7 @@ class Expectation(Model):
     cores: float = Field(ge=0)
     gpus: int = Field(default=0, ge=0)
     cost_per_hour: float = Field(default=0.0, ge=0, exclude_if=is_empty)
-    """At the prices of the resource flavors; a core costs 1 if there are none."""
+    """At the prices of the resource flavors, if there are any."""
     cost_by_flavor: dict[Name, float] = Field(default_factory=dict, exclude_if=is_empty)
     """Cost an hour by resource flavor, if there are any."""
     objective: float

@@ -147,7 +147,7 @@ def build_plan(
         stages=stages,
         routers=routers,
         forecast=forecast,
-        expected=expected.model_copy(update={"cost_by_flavor": costs}),
+        expected=expected.model_copy(update={"cost_per_hour": sum(costs.values()), "cost_by_flavor": costs}),
         explanation=explain(solved, stages, routers, current, _cause(problem, forecast)).model_copy(
             update={
                 "accuracy_basis": accuracy_basis_note(problem.spec, stages),

@@ -45,7 +45,6 @@ def expectation(program: Program, choice: Sequence[Option], accuracies: Iterable
         latency_seconds=program.latency_seconds(choice),
         cores=sum(option.cores for option in choice),
         gpus=sum(option.gpus for option in choice),
-        cost_per_hour=sum(option.cost for option in choice),
         objective=program.objective(choice) + sum(option.penalty for option in choice),
     )
 

@@ -180,10 +180,7 @@ class ControlLoop:
                 self.record_usage(pipeline, plan)
             load = await self._observe(now_seconds)
             if not self._paused:
-                lead_seconds = pipeline.spec.node_startup_seconds
-                forecast = self.controller.forecast(
-                    load, now_seconds, pipeline.spec.adaptation, self.current, lead_seconds
-                )
+                forecast = self.controller.forecast(load, now_seconds, pipeline.spec, self.current)
                 chosen = await self._decide(forecast, now_seconds)
                 await self._publish(chosen)
                 changed = plan is None or plan.spec.generation != chosen.spec.generation

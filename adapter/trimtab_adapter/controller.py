@@ -27,7 +27,7 @@ from trimtab_pipelines.plan import ForecastRecord, PipelinePlan
 from trimtab_pipelines.profile import ModelProfile
 from trimtab_pipelines.router_state import RecentRequests
 from trimtab_pipelines.row_shares import Rows
-from trimtab_pipelines.spec import Adaptation, InferencePipeline
+from trimtab_pipelines.spec import InferencePipeline, InferencePipelineSpec
 from trimtab_predictor.forecaster import Forecaster
 from trimtab_predictor.load_history import Fault
 
@@ -116,22 +116,15 @@ class Controller:
             self._slowdown = self._slowdown.after(state.served)
 
     def forecast(
-        self,
-        load: Load,
-        now_seconds: float,
-        adaptation: Adaptation,
-        current: PipelinePlan | None,
-        lead_seconds: float = 0.0,
+        self, load: Load, now_seconds: float, spec: InferencePipelineSpec, current: PipelinePlan | None
     ) -> ForecastRecord:
-        """The demand to plan for; raise ObservationError if no load was measured.
-
-        `lead_seconds` is the time until a node is there.
-        """
+        """The demand to plan for; raise ObservationError if no load was measured."""
+        adaptation = spec.adaptation
         forecast = forecast_record(self._forecaster, load, adaptation)
         self._forecast_at = now_seconds
         if outgrows_plan(current, load.newest_rps, adaptation.headroom):
             forecast = not_below_rise(forecast, load.newest_rps, adaptation.horizon_seconds)
-        forecast = not_below_trend(forecast, load.history_rps, lead_seconds, adaptation.horizon_seconds)
+        forecast = not_below_trend(forecast, load.history_rps, spec.node_startup_seconds, adaptation.horizon_seconds)
         return forecast if current is None else not_below(current.spec.forecast, forecast, load.missing)
 
     def planning_inputs(
@@ -169,9 +162,10 @@ class Controller:
     ) -> PipelinePlan:
         """Decide once. Raises ObservationError if the load is unknown, PlanningError if no plan exists."""
         self.update(state)
-        adaptation, now_seconds = pipeline.spec.adaptation, load.now_seconds
-        forecast = self.forecast(load, now_seconds, adaptation, current, pipeline.spec.node_startup_seconds)
-        inputs = self.planning_inputs(forecast, current, now_seconds, adaptation.scale_down_stabilization_seconds)
+        spec, now_seconds = pipeline.spec, load.now_seconds
+        forecast = self.forecast(load, now_seconds, spec, current)
+        hold_seconds = spec.adaptation.scale_down_stabilization_seconds
+        inputs = self.planning_inputs(forecast, current, now_seconds, hold_seconds)
         plan = self.planner(pipeline, profiles, inputs)
         self.record_decision(now_seconds, forecast)
         return plan

@@ -81,8 +81,8 @@ def test_a_rise_is_planned_for_its_busiest_second():
     controller = Controller(ReactiveForecaster())
     planned = plan_for(a_ladder(), 30.0)
 
-    rise = controller.forecast(step, 1000.0, LSTM, planned)
-    steady = controller.forecast(step, 1000.0, LSTM, plan_for(a_ladder(), 60.0))
+    rise = controller.forecast(step, 1000.0, a_ladder().spec, planned)
+    steady = controller.forecast(step, 1000.0, a_ladder().spec, plan_for(a_ladder(), 60.0))
 
     assert rise.peak_rps == pytest.approx(74.5, abs=0.1)
     assert rise.reason == "60 requests/s arrived in the newest second, more than planned for"

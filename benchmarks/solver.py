@@ -137,8 +137,8 @@ def main() -> int:
             report.add(run.figures(f"{size.name}_{name}"))
             largest = max(largest, runs["exact"].difference(run))
         gap = max(gap, runs["exact"].largest_gap)
-    for name, build in DECISIONS.items():
-        deciding = Size(name, min(200, most), build)
+    for name, problem_of in DECISIONS.items():
+        deciding = Size(name, min(200, most), problem_of)
         decided = _solve_all(deciding, "decision", lambda build: exact.solve(build()), repeats=3, seconds=float("inf"))
         report.add(decided.figures(f"{name}_decision"))
     report.add({"largest_difference": largest, "largest_gap_of_exact": gap})

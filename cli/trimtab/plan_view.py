@@ -15,6 +15,7 @@ from trimtab_adapter.planning.explain import describe_option
 from trimtab_adapter.planning.planning_problem import PlanningProblem
 from trimtab_adapter.planning.relaxation import PlanSolution
 from trimtab_adapter.planning.sensitivity import PlanEstimate, Sensitivity, estimate, sensitivities
+from trimtab_adapter.planning.spot import spot_note
 from trimtab_adapter.planning.what_if import Alternative
 from trimtab_adapter.solvers.program import Program
 from trimtab_pipelines.plan import PipelinePlan, PointPlan, StagePlan
@@ -41,6 +42,11 @@ class PlanView:
     @property
     def estimate(self) -> PlanEstimate:
         return plan_estimate(self.problem, self.solution)
+
+    @property
+    def spot_lines(self) -> list[str]:
+        note = spot_note(self.solution, self.problem.spec)
+        return [note] if note else []
 
     @property
     def sensitivities(self) -> list[Sensitivity]:

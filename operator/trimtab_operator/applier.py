@@ -26,8 +26,8 @@ from trimtab_pipelines.kubernetes_names import OPERATOR_MANAGER
 log = logging.getLogger(__name__)
 
 _PIPELINE_FIELDS = ("observedGeneration", "url", "reason", "planGeneration", "stages", "cores", "schedulable")
-SCALE_MANAGER = f"{OPERATOR_MANAGER}-scale"
-"""Field manager for the number of replicas of objects that the pipeline no longer describes."""
+PATCH_MANAGER = f"{OPERATOR_MANAGER}-scale"
+"""Field manager of replica numbers of objects that the pipeline no longer describes, and of pods' deletion costs."""
 _PLAN_FIELDS = ("observedGeneration", "appliedGeneration")
 
 
@@ -56,12 +56,12 @@ class Applier:
         store, writes = self._store, 0
         for manifest in decided.apply:
             writes += await self._apply_if_changed(key, manifest, self._write)
-        for manifest in decided.scale:
-            writes += await self._apply_if_changed(key, manifest, self._scale)
+        for manifest in decided.patch:
+            writes += await self._apply_if_changed(key, manifest, self._patch)
         for ref in decided.delete:
             found = store.get(key, ref)
             writes += 0 if found is None else await self._try(key, ref, found, self._delete)
-        store.prune_rejected_writes(key, {*map(ref_of, (*decided.apply, *decided.scale)), *decided.delete})
+        store.prune_rejected_writes(key, {*map(ref_of, (*decided.apply, *decided.patch)), *decided.delete})
         writes += await self._status(key, decided.pipeline_status, _PIPELINE_FIELDS)
         writes += await self._status(key, decided.plan_status, _PLAN_FIELDS)
         for event in decided.events:
@@ -122,13 +122,13 @@ class Applier:
         else:
             _require_applied(applied, manifest)
 
-    async def _scale(self, key: Key, manifest: Object) -> None:
-        """Scale the observed object; does nothing if it is gone."""
+    async def _patch(self, key: Key, manifest: Object) -> None:
+        """Change a few fields of the observed object; does nothing if it is gone."""
         found = self._store.get(key, ref_of(manifest))
         if found is None:
             return
         self._metrics.writes.labels(manifest["kind"]).inc()
-        applied = await self._cluster.apply(_with_uid(found, manifest), manager=SCALE_MANAGER)
+        applied = await self._cluster.apply(_with_uid(found, manifest), manager=PATCH_MANAGER)
         self._store.objects.put(applied)
         _require_applied(applied, manifest)
 

@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
-from trimtab_kubernetes import Change, Cluster, ClusterError, NotFound
+from trimtab_kubernetes import Change, Cluster, ClusterError, NotFound, list_and_watch
 from trimtab_kubernetes.errors import Backoff
 from trimtab_kubernetes.objects import Key
 from trimtab_kubernetes.work_queue import WorkQueue
@@ -75,7 +75,16 @@ class Controller:
 
     async def watch(self) -> None:
         """Watch all kinds, whether this process leads or not; runs without end."""
-        await self.store.objects.watch(self._cluster, SELECTORS, self._namespaces, self._changed)
+        async with asyncio.TaskGroup() as watching:
+            watched = self.store.objects.watch(self._cluster, SELECTORS, self._namespaces, self._changed)
+            watching.create_task(watched)
+            if self._settings.watches_nodes:
+                watching.create_task(self._watch_nodes())
+
+    async def _watch_nodes(self) -> None:
+        async for change in list_and_watch(self._cluster, "Node"):
+            if change.object is not None:
+                self._changed(change, self.store.put_node(change.object, deleted=change.deleted))
 
     def _changed(self, _: Change, pipelines: set[Key]) -> None:
         for key in pipelines:
@@ -115,6 +124,8 @@ class Controller:
             else:
                 optional |= {kind} & set(OPTIONAL_KINDS)
         self.store.kinds = frozenset(optional)
+        if self._settings.watches_nodes:
+            self.store.set_nodes((await self._cluster.list("Node")).items)
         for key in self.store.objects.keys(OWN_KINDS[0]):
             self.queue.add(key)
 

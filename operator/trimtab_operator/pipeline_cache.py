@@ -1,12 +1,13 @@
 """`PipelineCache`: known objects and rejected writes, by pipeline."""
 
 from collections import defaultdict
-from collections.abc import Container
+from collections.abc import Container, Iterable
 from dataclasses import dataclass, field
 
 from trimtab_kubernetes.cache import Cache
 from trimtab_kubernetes.objects import Key, Object, key_of
 from trimtab_operator.manifests.objects import Ref, ref_of
+from trimtab_operator.reconciliation.leaving_nodes import DELETED, leaving_reason
 from trimtab_operator.reconciliation.observed_state import ObservedState
 from trimtab_operator.reconciliation.write_errors import RejectedWrite, is_owned_by
 from trimtab_pipelines.kubernetes_names import PIPELINE_LABEL
@@ -27,6 +28,10 @@ def pipeline_of(found: Object) -> Key | None:
             return (namespace, label) if label else None
 
 
+def _node(pod: Object) -> str:
+    return str(pod["spec"].get("nodeName", ""))
+
+
 @dataclass(slots=True)
 class PipelineCache:
     """Objects by pipeline, rejected writes, and optional kinds of the cluster."""
@@ -34,6 +39,28 @@ class PipelineCache:
     objects: Cache[Key] = field(default_factory=lambda: Cache(pipeline_of))
     refused: dict[Key, dict[Ref, RejectedWrite]] = field(default_factory=lambda: defaultdict(dict))
     kinds: frozenset[str] = frozenset()
+    leaving: dict[str, str] = field(default_factory=dict)
+    """Nodes that are about to go, and why."""
+
+    def put_node(self, node: Object, *, deleted: bool = False) -> set[Key]:
+        """Store why a node is about to go; return the pipelines of its pods if that has changed."""
+        name, reason = node["metadata"]["name"], DELETED if deleted else leaving_reason(node)
+        if self.leaving.get(name, "") == reason:
+            return set()
+        self.leaving[name] = reason
+        affected = {pipeline for pod in self._pods() if _node(pod) == name and (pipeline := pipeline_of(pod))}
+        if not reason or (deleted and not affected):
+            del self.leaving[name]
+        return affected
+
+    def set_nodes(self, nodes: Iterable[Object]) -> None:
+        """Store which of all nodes are about to go."""
+        reasons = {node["metadata"]["name"]: leaving_reason(node) for node in nodes}
+        gone = {name for pod in self._pods() if (name := _node(pod)) in self.leaving and name not in reasons}
+        self.leaving = {name: reason for name, reason in reasons.items() if reason} | dict.fromkeys(gone, DELETED)
+
+    def _pods(self) -> Iterable[Object]:
+        return (pod for key in self.objects.keys("Pod") if (pod := self.objects.get("Pod", key)))
 
     def get(self, key: Key, ref: Ref) -> Object | None:
         return self.objects.get(ref.kind, (key[0], ref.name))
@@ -49,6 +76,7 @@ class PipelineCache:
         if pipeline is None:
             return None
         uid, objects = pipeline["metadata"].get("uid"), self.objects.group(key)
+        pods = [document for document in objects if document["kind"] == "Pod"]
         return ObservedState(
             pipeline,
             plan=self.get(key, Ref("PipelinePlan", key[1])),
@@ -58,7 +86,8 @@ class PipelineCache:
                 for document in objects
                 if document["kind"] not in {*_CUSTOM_KINDS, "Pod"} and is_owned_by(document, uid)
             },
-            pods=[document for document in objects if document["kind"] == "Pod"],
+            pods=pods,
             kinds=self.kinds,
             refused=self.refused.get(key, {}),
+            leaving={node: self.leaving[node] for pod in pods if (node := _node(pod)) in self.leaving},
         )

@@ -10,7 +10,7 @@ from trimtab_kubernetes.objects import Object
 from trimtab_operator.manifests.network_policies import network_policies
 from trimtab_operator.manifests.objects import Ref, ref_of
 from trimtab_operator.manifests.replica_groups import replica_monitors
-from trimtab_operator.manifests.routers import router_objects
+from trimtab_operator.manifests.routers import planned_routers, router_objects
 from trimtab_operator.reconciliation import plan_history as planning
 from trimtab_operator.reconciliation.object_diff import is_replaced, with_fingerprint
 from trimtab_operator.reconciliation.observed_state import ObservedState, pod_states
@@ -51,8 +51,8 @@ class Reconciliation:
     """Objects to write, and when to reconcile again without a change."""
 
     apply: tuple[Object, ...] = ()
-    scale: tuple[Object, ...] = ()
-    """Replica numbers of objects that the pipeline no longer describes."""
+    patch: tuple[Object, ...] = ()
+    """Replica numbers of objects that the pipeline no longer describes, and deletion costs of pods."""
     delete: tuple[Ref, ...] = ()
     """Objects that are no longer wanted, or must be deleted before they can be created again; pods to replace."""
     pipeline_status: Object | None = None
@@ -68,15 +68,17 @@ def reconcile(observed: ObservedState, settings: Settings, now: float) -> Reconc
         pipeline = parse_pipeline(observed.pipeline, "InferencePipeline", settings.flavors)
     except DocumentError as error:
         return invalid_reconciliation(observed, str(error), now)
-    site = ClusterSite(pipeline, observed.owned, pod_states(observed.pods), settings)
+    site = ClusterSite(pipeline, observed.owned, pod_states(observed.pods, observed.leaving), settings)
     config_map = observed.owned.get(Ref("ConfigMap", router_name(pipeline.name)))
     measured = profiling(pipeline, observed.profiles, observed.owned, settings)
     selection = select_plan(site, planning.read_plan_history(pipeline, observed.plan, config_map, now), now)
     replicas = decide_replicas(site, selection.plan, selection.limit)
+    monitored = "PodMonitor" in observed.kinds
+    successors = site.router_successors(planned_routers(pipeline, selection.good))
     wanted = [
-        *router_objects(pipeline, selection.good, settings, pod_monitor="PodMonitor" in observed.kinds),
+        *router_objects(pipeline, selection.good, settings, pod_monitor=monitored, successors=successors),
         *network_policies(pipeline, settings),
-        *(replica_monitors(pipeline) if "PodMonitor" in observed.kinds else ()),
+        *(replica_monitors(pipeline) if monitored else ()),
         *measured.objects,
         *replicas.objects,
     ]
@@ -86,7 +88,7 @@ def reconcile(observed: ObservedState, settings: Settings, now: float) -> Reconc
     facts = StatusInputs(site, selection, measured.finding, stages, observed, now, scheme, measured.invalid)
     return Reconciliation(
         apply=tuple(with_fingerprint(manifest) for manifest in wanted if ref_of(manifest) not in replaced),
-        scale=replicas.scaled,
+        patch=replicas.scaled + site.deletion_costs,
         delete=tuple(
             sorted({*_without_terminating(observed, replaced), *_prunable(observed, wanted, replicas.kept, selection)})
         )

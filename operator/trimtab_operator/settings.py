@@ -49,6 +49,8 @@ class Settings:
     """Peers that may read the routers' metrics and state in addition to the adapter, as in a NetworkPolicy."""
     flavors: tuple[ResourceFlavor, ...] = ()
     """Resource flavors of the cluster."""
+    watches_nodes: bool = False
+    """Whether replicas and routers on nodes that are about to go are replaced."""
     namespaces: tuple[str, ...] = ()
     """Namespaces of pipelines; all if empty."""
     identity: str = "trimtab-operator"
@@ -79,6 +81,7 @@ class Settings:
             otlp_collector=environment.get("TRIMTAB_OTLP_COLLECTOR") or None,
             admin_peers=tuple(json.loads(environment.get("TRIMTAB_ADMIN_PEERS", "[]"))),
             flavors=parse_flavors(environment.get(FLAVORS_VARIABLE, "[]")),
+            watches_nodes=environment.get("TRIMTAB_WATCH_NODES") == "true",
             namespaces=_listed(environment.get("TRIMTAB_NAMESPACES", "")),
             identity=environment.get("POD_NAME") or f"{os.uname().nodename}-{os.getpid()}",
             own_namespace=environment.get("POD_NAMESPACE", default.own_namespace),

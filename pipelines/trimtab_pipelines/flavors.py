@@ -45,6 +45,8 @@ class ResourceFlavor(Model):
     """Most devices that the replicas of a pipeline may request together; cores, for replicas without devices."""
     node_startup_seconds: Seconds = Field(default=0.0, alias="nodeStartup", exclude_if=is_empty)
     """Usual time until an autoscaler has added a node. A replica may wait so long for one."""
+    spot: bool = Field(default=False, exclude_if=is_empty)
+    """Whether its nodes may be reclaimed at short notice. `trimtab explain` tells what they save and risk."""
 
     @model_validator(mode="after")
     def _require_named_limit(self) -> Self:

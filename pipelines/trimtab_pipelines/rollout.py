@@ -5,6 +5,7 @@ serve until their successors are ready, and routers switch on their own in betwe
 under the plan is scaled down last; so is one that was removed from the pipeline, since older routers may still need it.
 All replicas together, including terminating ones, never request more than the limit. If the limit leaves no capacity,
 replicas are exchanged one by one, and a stage loses its last ready replica only if nothing else could free capacity.
+Replicas on nodes that are about to go serve until their successors are ready, if the limit leaves capacity for them.
 Level-triggered: call `decide` with the observed state, apply the result, and call it again after any change.
 """
 
@@ -83,6 +84,9 @@ class ReplicaGroupState:
     """Replicas that wait for a node."""
     terminating: int = 0
     """Replicas that are terminating."""
+    leaving: int = 0
+    """Present replicas on nodes that are about to go."""
+    ready_leaving: int = 0
     surging: bool = False
     """Whether it rolls out a new pod template and may have one replica more than desired."""
 
@@ -120,7 +124,13 @@ def decide(
     rollout.scale_down_removed(unmet, new_routes=new_routes)
     if unmet and limit.fits(total(target.requested for target in targets)) and not rollout.in_progress(unmet):
         rollout.make_room(unmet)
+    rollout.replace_leaving()
     return rollout.desired
+
+
+def successors(planned: int, leaving: int, ready_staying: int) -> int:
+    """Replicas to add to those planned until as many are ready on nodes that stay."""
+    return 0 if ready_staying >= planned else min(leaving, planned)
 
 
 @dataclass(slots=True)
@@ -182,6 +192,17 @@ class _RolloutStep:
     def is_replaceable(self, idle: Target) -> bool:
         """Whether all other stages run as planned, so that nothing needs an idle stage any more."""
         return all(self.is_ready(target) for target in self.targets.values() if target is not idle and target.replicas)
+
+    def replace_leaving(self) -> None:
+        """Request successors of replicas that are about to lose their nodes, within the limit."""
+        for state in self.sets:
+            planned = self.planned(state)
+            if self.desired[state.name] != planned:
+                continue
+            for _ in range(successors(planned, state.leaving, state.ready - state.ready_leaving)):
+                if self.desired[state.name] >= state.desired and not self.free.fits(state.per_replica):
+                    break
+                self.desired[state.name] += 1
 
     def scale_down(self, unmet: Sequence[Target], idle: Container[str]) -> None:
         """Release replicas that a ready successor replaces, and unready ones that block it."""

@@ -9,8 +9,10 @@ from tests.adapter.problems import a_hosting_problem, brute_force, search
 from tests.builders import a_chain, a_pipeline, a_point_profile, a_profile, a_variant
 from trimtab_adapter.planning.decide import initial_plan
 from trimtab_adapter.planning.explain import describe_option
-from trimtab_adapter.planning.planning_problem import PlanningError
+from trimtab_adapter.planning.planning_problem import PlanningError, PlanningProblem
 from trimtab_adapter.planning.program_builder import build_program
+from trimtab_adapter.planning.relaxation import solve_or_relax
+from trimtab_adapter.planning.spot import spot_note
 from trimtab_adapter.simulation.simulator import Scenario, simulate
 from trimtab_adapter.solvers import exact
 from trimtab_pipelines.documents import DocumentError, accept_plan, parse_pipeline
@@ -67,6 +69,19 @@ def test_cheapest_flavor_carries_the_load():
     assert plan.spec.expected
     assert plan.spec.expected.cost_per_hour == 3.0
     assert plan.spec.expected.cost_by_flavor == {"new": 3.0}
+
+
+def test_explanation_names_what_spot_saves_and_risks():
+    pipeline = a_priced_pipeline({"old": 4, "new": 1}, budget={"cores": "8", "gpus": 8})
+    flavors = [each.model_copy(update={"spot": each.name == "old"}) for each in pipeline.spec.flavors]
+    spec = pipeline.spec.model_copy(update={"flavors": tuple(flavors)})
+    on_both, on_new = (solve_or_relax(PlanningProblem(spec, PROFILES, rps)) for rps in (1200.0, 600.0))
+
+    assert spot_note(on_both, spec) == (
+        "spot: 3 an hour of 6 (accuracy 0.9000); without spot no plan meets all constraints; "
+        "replicas left if their nodes go: stage-0 1 of 4"
+    )
+    assert spot_note(on_new, spec) == ""
 
 
 def test_two_flavors_serve_a_stage_if_the_better_is_limited():

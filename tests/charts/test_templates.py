@@ -116,6 +116,21 @@ def test_router_roles_outlive_the_release(values: str, namespaces: list[str | No
     assert [m["metadata"].get("namespace") for m in kept] == namespaces
 
 
+@pytest.mark.parametrize(
+    ("setting", "watched"), [("", False), ("watchNodes=true", True), ("resourceFlavors[0].name=l4", True)]
+)
+def test_nodes_are_read_only_if_needed(setting: str, *, watched: bool):
+    (role,) = (
+        each
+        for each in yaml.safe_load_all(template(*(("--set", setting) if setting else ())).stdout)
+        if each and each["kind"] == "ClusterRole" and each["metadata"]["name"] == "trimtab-operator"
+    )
+    verbs = {name: rule["verbs"] for rule in role["rules"] for name in rule["resources"]}
+
+    assert verbs.get("nodes") == (["list", "watch"] if watched else None)
+    assert ("patch" in verbs["pods"]) is watched
+
+
 def environment(manifests: list[Manifest], name: str) -> dict[str, Any]:
     return {e["name"]: e.get("value", "x") for e in pod_specs(manifests)[name]["containers"][0]["env"]}
 
@@ -128,6 +143,8 @@ def test_operator_settings_round_trip():
     assert wide.model_server_image == "images.example/trimtab-model-server:0.2.0"
     assert (wide.image_pull_secrets, wide.role_kind, wide.namespaces) == (("images",), "ClusterRole", ())
     assert wide.node_cache == "/var/cache/trimtab"
+    assert (wide.watches_nodes, narrow.watches_nodes) == (True, False)
+    assert [flavor.spot for flavor in wide.flavors] == [True]
     assert wide.limits_egress
     assert wide.egress_blocked == ("169.254.169.254/32",)
     assert wide.api_server_ports == (443, 16443)

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from trimtab_kubernetes import Cluster
+from trimtab_operator.reconciliation.observed_state import DELETION_COST
 from trimtab_pipelines.quantity import parse_quantity
 
 MANAGER = "machinery"
@@ -21,6 +22,8 @@ class Machinery:
     cluster: Cluster
     namespace: str
     cores: float = 100.0
+    node: str = "node"
+    """Where new pods run."""
     broken_images: set[str] = field(default_factory=set)
     drains: bool = True
     """Whether deleted pods terminate at once."""
@@ -71,7 +74,7 @@ class Machinery:
 
     async def _serve(self, deployment: dict[str, Any]) -> None:
         pods = [pod for pod in await self.pods(deployment) if "deletionTimestamp" not in pod["metadata"]]
-        for pod in pods[deployment["spec"]["replicas"] :]:
+        for pod in sorted(pods, key=_deletion_cost, reverse=True)[deployment["spec"]["replicas"] :]:
             await self.end(pod)
         for _ in range(deployment["spec"]["replicas"] - len(pods)):
             await self._make(deployment)
@@ -95,7 +98,7 @@ class Machinery:
         metadata = {"name": name, "namespace": self.namespace, "labels": labels, "ownerReferences": owners}
         spec = dict(template["spec"])
         if await self._has_room(spec):
-            spec["nodeName"] = "node"
+            spec["nodeName"] = self.node
         await self.cluster.create(
             {"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": spec}, manager=MANAGER
         )
@@ -140,6 +143,10 @@ class Machinery:
 def _condition(kind: str, holds: object, reason: str = "") -> dict[str, Any]:
     condition = {"type": kind, "status": "True" if holds else "False"}
     return condition | ({"reason": reason, "message": "0/1 nodes are available"} if reason and not holds else {})
+
+
+def _deletion_cost(pod: dict[str, Any]) -> int:
+    return int(pod["metadata"].get("annotations", {}).get(DELETION_COST, 0))
 
 
 def _cores(spec: dict[str, Any]) -> float:

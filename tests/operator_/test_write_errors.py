@@ -8,7 +8,7 @@ import pytest
 from tests.builders import a_pipeline_document, a_stage, a_variant
 from tests.operator_.conftest import SETTINGS, Site
 from trimtab_kubernetes import Cluster
-from trimtab_operator.applier import SCALE_MANAGER
+from trimtab_operator.applier import PATCH_MANAGER
 from trimtab_operator.reconciliation.object_diff import difference
 from trimtab_operator.reconciliation.write_errors import INITIAL_BACKOFF_SECONDS, MAX_BACKOFF_SECONDS
 from trimtab_pipelines.kubernetes_names import MANAGED_BY, OPERATOR_MANAGER, PIPELINE_LABEL, replica_group_name
@@ -149,7 +149,7 @@ async def test_scaling_a_removed_variant_keeps_its_other_fields(site: Site) -> N
 
     assert after["spec"] == before["spec"] | {"replicas": 0}
     owned = {entry["manager"]: entry["fieldsV1"] for entry in after["metadata"]["managedFields"]}
-    assert owned[SCALE_MANAGER] == {"f:spec": {"f:replicas": {}}}
+    assert owned[PATCH_MANAGER] == {"f:spec": {"f:replicas": {}}}
 
 
 @pytest.mark.parametrize(("before", "after"), [("ClusterRole", "Role"), ("Role", "ClusterRole")])

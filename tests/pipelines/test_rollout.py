@@ -241,6 +241,21 @@ def test_next_step(sets, limit, expected) -> None:
     assert decide([a_target("read", "m", 2)], sets, Capacity(limit)) == expected
 
 
+@pytest.mark.parametrize(
+    ("state", "limit", "desired"),
+    [
+        (a_set("read-m", 2, leaving=1, ready_leaving=1), 2.0, 3),
+        (a_set("read-m", 3, ready=2, leaving=1, ready_leaving=1), 1.5, 3),
+        (a_set("read-m", 3, leaving=1, ready_leaving=1), 2.0, 2),
+        (a_set("read-m", 2, leaving=1, ready_leaving=1), 1.0, 2),
+        (a_set("read-m", 4, ready=3, leaving=4, ready_leaving=3), 9.0, 4),
+    ],
+    ids=["adds one", "waits for it", "releases the leaving one", "has no room", "adds as many as planned at most"],
+)
+def test_successors_precede_replicas_on_leaving_nodes(state, limit, desired) -> None:
+    assert decide([a_target("read", "m", 2)], [state], Capacity(limit)) == {"read-m": desired}
+
+
 def test_removed_stage_serves_until_routers_are_updated() -> None:
     plan, sets = [a_target("read", "m", 2)], [a_set("old-s", 1), a_set("read-m", 2)]
 

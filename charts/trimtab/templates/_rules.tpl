@@ -3,6 +3,10 @@ RBAC rules of each component. Each verb has its reason beside it; tests/charts/t
 server's authorizer. No component may read Secrets through the API, run commands in pods, or change nodes. A user who may
 create pipelines chooses the Secrets that their pods mount, as a user who may create pods does (docs/operate/install.md).
 */}}
+{{- define "trimtab.watchesNodes" -}}
+{{- if and (empty .Values.namespaces) (or .Values.watchNodes .Values.resourceFlavors) }}true{{ end }}
+{{- end }}
+
 {{- define "trimtab.operatorRules" -}}
 # Pipelines, plans and profiles, read only.
 - apiGroups: [trimtab.dev]
@@ -25,9 +29,16 @@ create pipelines chooses the Secrets that their pods mount, as a user who may cr
   resources: [serviceaccounts]
   verbs: [get, list, watch, create, patch, delete]
 # Why a replica is not ready: image, crash, no node. delete: replicas with an unhealthy device.
+# patch, if nodes are watched: deletion costs of pods whose nodes are about to go.
 - apiGroups: [""]
   resources: [pods]
-  verbs: [list, watch, delete]
+  verbs: [list, watch, delete{{ with include "trimtab.watchesNodes" . }}, patch{{ end }}]
+{{- if include "trimtab.watchesNodes" . }}
+# Nodes that are about to go, read only.
+- apiGroups: [""]
+  resources: [nodes]
+  verbs: [list, watch]
+{{- end }}
 # Isolation of pipelines.
 - apiGroups: [networking.k8s.io]
   resources: [networkpolicies]

@@ -39,7 +39,7 @@ def command(
             console.print()
             console.print(terminal_table(SENSITIVITY_COLUMNS, sensitivity_rows(view), "sensitivity"))
             print_alternatives(view)
-            for line in ("", *legend_lines(inputs.pipeline)):
+            for line in ("", *view.spot_lines, *legend_lines(inputs.pipeline)):
                 console.print(line)
     if arguments.as_json:
         print_json_line(plan_view_json(view))

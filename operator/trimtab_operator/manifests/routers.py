@@ -128,8 +128,14 @@ def edge_volumes(settings: Settings) -> list[Object]:
 
 
 def router_objects(
-    pipeline: InferencePipeline, plan: PipelinePlan | None, settings: Settings, *, pod_monitor: bool
+    pipeline: InferencePipeline,
+    plan: PipelinePlan | None,
+    settings: Settings,
+    *,
+    pod_monitor: bool,
+    successors: int = 0,
 ) -> list[Object]:
+    """Objects of the routers; `successors` are more routers than planned, for those that are about to go."""
     name, labels = router_name(pipeline.name), pipeline_labels(pipeline, ROUTER)
     selector = _selector(pipeline)
     admin_name, admin = router_admin_name(pipeline.name), [(ADMIN_PORT_NAME, ROUTER_ADMIN_PORT)]
@@ -144,10 +150,14 @@ def router_objects(
         *task_objects(pipeline, labels),
         owned("Service", name, pipeline, labels, spec={"selector": selector, "ports": _ports(_CLIENT_PORTS)}),
         owned("Service", admin_name, pipeline, labels, spec={"selector": selector, "ports": _ports(admin)}),
-        _deployment(pipeline, 1 if plan is None else plan.spec.routers, settings),
+        _deployment(pipeline, planned_routers(pipeline, plan) + successors, settings),
         disruption_budget(name, pipeline, labels, selector),
         *([owned("PodMonitor", name, pipeline, labels, spec=monitor)] if pod_monitor else []),
     ]
+
+
+def planned_routers(pipeline: InferencePipeline, plan: PipelinePlan | None) -> int:
+    return pipeline.spec.router.clamp(1 if plan is None else plan.spec.routers)
 
 
 def config_map(pipeline: InferencePipeline, plan: PipelinePlan | None, settings: Settings) -> Object:
@@ -254,7 +264,7 @@ def _deployment(pipeline: InferencePipeline, routers: int, settings: Settings) -
         pipeline,
         labels,
         spec={
-            "replicas": pipeline.spec.router.clamp(routers),
+            "replicas": routers,
             "revisionHistoryLimit": 1,
             "selector": {"matchLabels": _selector(pipeline)},
             "strategy": {"type": "RollingUpdate", "rollingUpdate": {"maxSurge": 1, "maxUnavailable": 0}},

@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import Any
 
 from trimtab_kubernetes.objects import Object, parse_rfc3339
@@ -20,7 +21,12 @@ from trimtab_pipelines.rollout import Capacity, ReplicaGroupState, total
 from trimtab_pipelines.status import condition_of
 
 _PULL = ("ImagePullBackOff", "ErrImagePull", "InvalidImageName", "ErrImageNeverPull", "ImageInspectError")
+DELETION_COST = "controller.kubernetes.io/pod-deletion-cost"
+"""Annotation by which a ReplicaSet deletes the cheapest of its ready pods first."""
 _CRASH = ("CrashLoopBackOff", "RunContainerError", "CreateContainerConfigError", "CreateContainerError")
+
+
+_ALL_STAY: Mapping[str, str] = MappingProxyType({})
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,6 +56,10 @@ class PodState:
     """Name of its Deployment; empty if unknown."""
     has_unhealthy_device: bool = False
     """Whether the kubelet reports so, which requires its feature gate ResourceHealthStatus."""
+    leaving: str = ""
+    """Its node and why that is about to go; empty if it stays."""
+    deleted_first: bool = False
+    """Whether its deletion cost is lower than that of other pods."""
 
     @property
     def group_key(self) -> tuple[str, str]:
@@ -63,13 +73,14 @@ class PodState:
         return not self.deployment or (self.deployment == name) == (kind == "Deployment")
 
 
-def pod_states(pods: Sequence[Mapping[str, Any]]) -> tuple[PodState, ...]:
-    """State of all pods that have not finished."""
-    return tuple(_state(pod) for pod in pods if (pod.get("status") or {}).get("phase") not in {"Succeeded", "Failed"})
+def pod_states(pods: Sequence[Mapping[str, Any]], leaving: Mapping[str, str] = _ALL_STAY) -> tuple[PodState, ...]:
+    """State of all pods that have not finished; `leaving` are nodes that are about to go, and why."""
+    living = (pod for pod in pods if (pod.get("status") or {}).get("phase") not in {"Succeeded", "Failed"})
+    return tuple(_state(pod, leaving) for pod in living)
 
 
-def _state(pod: Mapping[str, Any]) -> PodState:
-    metadata, status = pod["metadata"], pod.get("status") or {}
+def _state(pod: Mapping[str, Any], leaving: Mapping[str, str]) -> PodState:
+    metadata, status, node = pod["metadata"], pod.get("status") or {}, pod["spec"].get("nodeName", "")
     labels = metadata.get("labels", {})
     ready = condition_of(pod, "Ready")
     changed = ready.get("lastTransitionTime") or metadata["creationTimestamp"]
@@ -80,12 +91,14 @@ def _state(pod: Mapping[str, Any]) -> PodState:
         replica_group=labels.get(REPLICA_GROUP_LABEL, ""),
         ready=ready.get("status") == "True",
         terminating="deletionTimestamp" in metadata,
-        scheduled=bool(pod["spec"].get("nodeName")),
+        scheduled=bool(node),
         waiting_since=max(parse_rfc3339(changed), parse_rfc3339(metadata["creationTimestamp"])),
         requests=_requests(pod),
         problem=_problem(status, condition_of(pod, "PodScheduled")),
         deployment=_deployment(metadata),
         has_unhealthy_device=_has_unhealthy_device(status),
+        leaving=f"node {node} is about to go ({leaving[node]})" if node in leaving else "",
+        deleted_first=str(metadata.get("annotations", {}).get(DELETION_COST, "0")).startswith("-"),
     )
 
 
@@ -149,6 +162,8 @@ class ObservedState:
     """Optional kinds of the cluster: PodMonitor, SeldonDeployment."""
     refused: Mapping[Ref, RejectedWrite] = field(default_factory=dict)
     """Rejected writes."""
+    leaving: Mapping[str, str] = field(default_factory=dict)
+    """Nodes of its pods that are about to go, and why."""
 
 
 def live_sets(owned: Mapping[Ref, Object], kind: str) -> dict[str, Object]:
@@ -190,6 +205,8 @@ def _replica_group_state(found: Object, pods: Sequence[PodState], changing: bool
         present=len(present),
         ready=sum(pod.ready for pod in present),
         unscheduled=sum(not pod.scheduled for pod in present),
+        leaving=sum(bool(pod.leaving) for pod in present),
+        ready_leaving=sum(pod.ready for pod in present if pod.leaving),
         terminating=len(pods_of_group) - len(present),
         surging=_surges(found) and (changing or rolling(found)),
     )

@@ -8,13 +8,20 @@ from trimtab_operator.manifests.objects import MODEL_SERVER, ROUTER, TEMPLATE_HA
 from trimtab_operator.manifests.replica_groups import replica_group, replica_group_budget, service, template
 from trimtab_operator.manifests.routers import PIPELINE_HASH, pipeline_hash
 from trimtab_operator.reconciliation.conditions import StageProgress
-from trimtab_operator.reconciliation.observed_state import PodState, Problem, live_sets, replica_group_states, rolling
+from trimtab_operator.reconciliation.observed_state import (
+    DELETION_COST,
+    PodState,
+    Problem,
+    live_sets,
+    replica_group_states,
+    rolling,
+)
 from trimtab_operator.reconciliation.plan_history import rollout_targets
 from trimtab_operator.settings import Settings
 from trimtab_pipelines.kubernetes_names import replica_group_name, router_name
 from trimtab_pipelines.plan import PipelinePlan
 from trimtab_pipelines.replica_groups import ReplicaGroup, replica_groups
-from trimtab_pipelines.rollout import Capacity, ReplicaGroupState, Target, decide, surge_allowed
+from trimtab_pipelines.rollout import Capacity, ReplicaGroupState, Target, decide, successors, surge_allowed
 from trimtab_pipelines.spec import InferencePipeline
 from trimtab_pipelines.stages import Stage
 from trimtab_pipelines.status import condition_of
@@ -47,6 +54,36 @@ class ClusterSite:
     def unhealthy(self) -> list[str]:
         """Pods to replace because of a device."""
         return [pod.name for pod in self.pods if pod.has_unhealthy_device and not pod.terminating]
+
+    @property
+    def newly_leaving(self) -> list[PodState]:
+        """Pods whose node is about to go, and that do not have a low deletion cost yet."""
+        return [pod for pod in self._serving if pod.leaving and not pod.deleted_first]
+
+    @property
+    def deletion_costs(self) -> tuple[Object, ...]:
+        """Annotations by which pods on nodes that are about to go are deleted first."""
+        staying = [pod for pod in self._serving if pod.deleted_first and not pod.leaving]
+        costs = {pod.name: "-1" for pod in self.newly_leaving} | {pod.name: "0" for pod in staying}
+        namespace = self.pipeline.metadata.namespace
+        return tuple(
+            {
+                "apiVersion": "v1",
+                "kind": "Pod",
+                "metadata": {"name": name, "namespace": namespace, "annotations": {DELETION_COST: cost}},
+            }
+            for name, cost in costs.items()
+        )
+
+    @property
+    def _serving(self) -> list[PodState]:
+        return [pod for pod in self.pods if pod.component in {MODEL_SERVER, ROUTER} and not pod.terminating]
+
+    def router_successors(self, planned: int) -> int:
+        """Routers to add for those on nodes that are about to go."""
+        routers = [pod for pod in self._serving if pod.component == ROUTER]
+        ready = sum(pod.ready for pod in routers if not pod.leaving)
+        return successors(planned, sum(bool(pod.leaving) for pod in routers), ready)
 
     @property
     def live(self) -> dict[str, Object]:

@@ -136,6 +136,11 @@ def events(inputs: StatusInputs) -> tuple[Object, ...]:
         _event(inputs, "DeviceUnhealthy", f"pod {name} is replaced: a device of it is unhealthy", name)
         for name in inputs.site.unhealthy
     ]
+    created += [
+        _event(inputs, "NodeLeaving", f"pod {pod.name} is replaced: {pod.leaving}", pod.name)
+        for pod in inputs.site.newly_leaving
+        if Ref("Pod", pod.name) not in inputs.observed.refused
+    ]
     return tuple(created)
 
 

@@ -54,7 +54,7 @@ def completion_request(
     """Body of a streamed chat completion with usage, for an engine that names its model `model`.
 
     Chats of equal `cache_salt` share prefixes in the engine's cache. `processor_kwargs` are those of the operating
-    point, which the client's own override.
+    point.
     ``messages`` is [1], ``options`` [1] and ``images`` [1, images]; the last two are optional. Raises ProtocolError if
     the tensors are invalid.
     """
@@ -72,7 +72,7 @@ def completion_request(
     if kind.salts_prefixes or request.get("cache_salt"):
         request["cache_salt"] = prefix_salt(cache_salt, request.get("cache_salt") or "")
     if processor_kwargs and files:
-        request["mm_processor_kwargs"] = {**processor_kwargs, **(request.get("mm_processor_kwargs") or {})}
+        request["mm_processor_kwargs"] = dict(processor_kwargs)
     stream_options = {**(request.get("stream_options") or {}), "include_usage": True}
     request |= {"model": model, "stream": True, "stream_options": stream_options}
     # Images are joined once at the end, since json.dumps would copy them several times.

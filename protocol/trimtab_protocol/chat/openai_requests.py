@@ -189,6 +189,10 @@ _ROUTER_FIELDS = {
     **dict.fromkeys(("session_params", "session_id"), "clients could read each other's sessions"),
     "data_parallel_rank": "the router chooses the replica",
     "prompt_embeds": "a tensor of another shape ends the engine for all clients",
+    **dict.fromkeys(
+        ("mm_processor_kwargs", "media_io_kwargs"),
+        "it changes the memory that an image takes, and engines have executed code by it; operating points set it",
+    ),
 }
 """Fields by which one client could harm another, with the reason why they are not forwarded."""
 

@@ -131,7 +131,9 @@ def test_invalid_field_is_named(fields, param):
     assert param.rpartition("]")[2].lstrip(".") in str(caught.value)
 
 
-@pytest.mark.parametrize("field", ["priority", "request_id", "kv_transfer_params", "prompt_embeds"])
+@pytest.mark.parametrize(
+    "field", ["priority", "request_id", "kv_transfer_params", "prompt_embeds", "mm_processor_kwargs", "media_io_kwargs"]
+)
 def test_fields_that_harm_other_clients_are_not_forwarded(field):
     with pytest.raises(InvalidChat, match=f"{field} is not supported; remove it: ") as caught:
         parse(forwarded=True, **{field: "x"})

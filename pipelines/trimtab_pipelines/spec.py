@@ -217,10 +217,10 @@ class InferencePipelineSpec(Model):
     """
     scheduling_policy: SchedulingPolicy | None = None
     """How batches are formed. If absent, TokenAdaptive for a pipeline with a stage whose replicas host several
-    variants, else EarliestDeadlineFirst. EarliestDeadlineFirst: the most urgent rows at the planned operating point.
-    SlackFit: the largest batch at the most accurate point that its most urgent row has time for. ModalityMix: the first
-    batch of the best plan for the whole queue, which may split a request's rows over points. TokenAdaptive: the same by
-    utility times accuracy, with batches that mix tasks.
+    variants or whose engine has several operating points, else EarliestDeadlineFirst. EarliestDeadlineFirst: the most
+    urgent rows at the planned operating point. SlackFit: the largest batch at the most accurate point that its most
+    urgent row has time for. ModalityMix: the first batch of the best plan for the whole queue, which may split a
+    request's rows over points. TokenAdaptive: the same by utility times accuracy, with batches that mix tasks.
     """
     queue: Queue = Queue()
     chat: ChatSettings | None = Field(default=None, exclude_if=lambda chat: chat is None)
@@ -247,7 +247,8 @@ class InferencePipelineSpec(Model):
 
     @cached_property
     def default_policy(self) -> str:
-        mixes = any(stage.mixes_variants for stage in self.stages) and not any(s.serves_chats for s in self.stages)
+        chats = any(stage.serves_chats for stage in self.stages)
+        mixes = any(stage.mixes_engine_points if chats else stage.mixes_variants for stage in self.stages)
         return "TokenAdaptive" if mixes else "EarliestDeadlineFirst"
 
     @property

@@ -142,6 +142,12 @@ class Stage(Model):
         return free and any(len(self.hosted_with(variant.name)) > 1 for variant in self.variants)
 
     @property
+    def mixes_engine_points(self) -> bool:
+        """Whether the chats of a third-party engine may run at several operating points: no pin selects one."""
+        engines = (variant for variant in self.variants if variant.container is not None)
+        return self.pin.operating_point is None and any(len(engine.operating_points) > 1 for engine in engines)
+
+    @property
     def encodes(self) -> bool:
         return self.role == "Encode"
 

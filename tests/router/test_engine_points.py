@@ -39,13 +39,18 @@ async def test_engine_gets_the_options_of_the_planned_point():
     async with a_rig(a_pipeline(), {"text": [theirs]}, operatingPoint="few") as rig:
         for chat in (
             a_chat("one", a_png()),
-            a_chat("one", a_png(), mm_processor_kwargs={"max_pixels": 5}),
             a_chat("a"),
         ):
             assert (await ask(rig, chat))[0] == 200
 
     sent = [asked.get("mm_processor_kwargs") for asked in theirs.asked]
-    assert sent == [{"max_pixels": 200704}, {"max_pixels": 5}, None]
+    assert sent == [{"max_pixels": 200704}, None]
+
+
+def test_points_of_an_engine_are_chosen_by_slack_by_default():
+    policies = [a_pipeline(**changes).spec.default_policy for changes in ({}, {"operatingPoints": POINTS[:1]})]
+
+    assert policies == ["TokenAdaptive", "EarliestDeadlineFirst"]
 
 
 @pytest.mark.parametrize(

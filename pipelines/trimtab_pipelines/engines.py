@@ -34,7 +34,9 @@ class EngineKind:
     drain_option: str = ""
     """Option without which the server cuts running responses when it is terminated; empty if it finishes them."""
     tokenize_path: str = ""
-    """Path that counts the tokens of a chat; empty without one."""
+    """Path that counts the tokens of a chat without images; empty without one."""
+    render_path: str = ""
+    """Path that returns the tokens of a chat with its images, and generates nothing; empty without one."""
 
 
 UNKNOWN_ENGINE: Final = EngineKind()
@@ -49,6 +51,7 @@ ENGINES: Final[Mapping[str, EngineKind]] = {
         ),
         drain_option="--shutdown-timeout",
         tokenize_path="/tokenize",
+        render_path="/v1/chat/completions/render",
     ),
     "sglang": EngineKind(load=LoadMetrics("sglang:num_queue_reqs", "sglang:num_running_reqs", "sglang:token_usage")),
     "tensorrt-llm": EngineKind(

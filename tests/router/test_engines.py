@@ -159,18 +159,47 @@ async def test_an_answer_that_is_none_is_never_given_for_one(last: tuple[str, ..
         assert (status, body["error"]["type"]) == (500, "server_error")
 
 
-@pytest.mark.parametrize("image", [False, True])
-async def test_tokens_of_text_are_counted_by_an_engine_that_can(image):
+async def test_tokens_of_text_are_counted_by_an_engine_that_can():
     counts = {"count": 7, "max_model_len": 100, "tokens": [1] * 40_000}
     theirs = Engine(kind="vllm", routes={"/tokenize": counts})
     async with a_rig(an_engine_pipeline(), {"text": [theirs]}) as rig:
-        chat = a_chat("hi", *([a_png()] if image else []), dry_run=True, tools=[], max_tokens=3)
-        status, body, _ = await ask(rig, chat)
-        if image:
-            assert (status, body["error"]["code"], theirs.asked) == (501, "CountsNothing", [])
-            return
+        status, body, _ = await ask(rig, a_chat("hi", dry_run=True, tools=[], max_tokens=3))
         assert (status, body["usage"]["prompt_tokens"]) == (200, 7)
         assert theirs.asked == [{"model": MODEL, "tools": [], "messages": [{"role": "user", "content": "hi"}]}]
+
+
+async def test_tokens_of_images_are_counted_by_an_engine_that_can():
+    rendered = {"request_id": "1", "token_ids": [7] * 40_000, "features": {"kwargs_data": {"image": ["x" * 2**23]}}}
+    theirs = Engine(kind="vllm", routes={"/v1/chat/completions/render": rendered})
+    async with a_rig(an_engine_pipeline(), {"text": [theirs]}) as rig:
+        status, body, _ = await ask(rig, a_chat("hi", a_png(), dry_run=True))
+        assert (status, body["usage"]["prompt_tokens"]) == (200, 40_000)
+        (asked,) = theirs.asked
+        assert [part["type"] for part in asked["messages"][0]["content"]] == ["text", "image_url"]
+
+
+@pytest.mark.parametrize(
+    ("answer", "expected"),
+    [
+        ((200, {"error": "too old"}), (503, "NotCounted")),
+        ((403, {"error": {"message": "Restart with --enable-scale-out", "code": 403}}), (501, "CountsNothing")),
+        ((404, {"detail": "Not Found"}), (501, "CountsNothing")),
+    ],
+)
+async def test_an_engine_that_does_not_count_images_says_why(answer: tuple[int, Any], expected: tuple[int, str]):
+    theirs = Engine(kind="vllm", routes={"/v1/chat/completions/render": {}}, answers=[answer])
+    async with a_rig(an_engine_pipeline(), {"text": [theirs]}) as rig:
+        status, body, _ = await ask(rig, a_chat("hi", a_png(), dry_run=True))
+
+    assert (status, body["error"]["code"]) == expected
+    assert answer[0] != 403 or "--enable-scale-out" in body["error"]["message"]
+
+
+async def test_tokens_of_images_are_not_counted_by_other_engines():
+    theirs = Engine(kind="sglang")
+    async with a_rig(an_engine_pipeline(), {"text": [theirs]}) as rig:
+        status, body, _ = await ask(rig, a_chat("hi", a_png(), dry_run=True))
+        assert (status, body["error"]["code"], theirs.asked) == (501, "CountsNothing", [])
 
 
 def _metrics(waiting: float, running: float = 0.0) -> str:
@@ -265,7 +294,6 @@ FORWARDED: dict[str, Any] = {
     "guided_json": {"type": "object"},
     "reasoning_effort": "high",
     "chat_template_kwargs": {"enable_thinking": False},
-    "mm_processor_kwargs": {"max_pixels": 4096},
     "user": "anna",
 }
 

@@ -264,6 +264,7 @@ class HttpTransport:
             headers={},
             timeout_seconds=self._hang_seconds,
             max_response_bytes=0,
+            processor_kwargs=self._processor_kwargs.get((variant, point), {}),
         )
         return await self.replicas[name].count_tokens(batch)
 

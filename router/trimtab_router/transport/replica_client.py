@@ -23,6 +23,7 @@ from trimtab_pipelines.errors import backoff
 from trimtab_protocol import Buffer, InferResponse, ProtocolError, rest
 from trimtab_protocol.chat.embedding_refs import EncodedImage, ShareRequest, parse_encoded_image
 from trimtab_protocol.chat.internal_wire import (
+    IMAGES,
     MAX_PROMPT_TOKENS,
     PARTIAL_PREFILL,
     TENANTS,
@@ -30,7 +31,7 @@ from trimtab_protocol.chat.internal_wire import (
     LastChunk,
     parse_tenants,
 )
-from trimtab_protocol.chat.openai_backend import tokenize_request
+from trimtab_protocol.chat.openai_backend import completion_request, tokenize_request
 from trimtab_protocol.event_loop import start_service
 from trimtab_protocol.extensions import OPERATING_POINT, parse_task_accuracies, parse_tasks
 from trimtab_protocol.http_client import (
@@ -72,6 +73,7 @@ FETCH_SECONDS = 0.5  # time limit of asking a replica for a stored embedding bef
 FIRST_BACKOFF_SECONDS = 0.05
 MAX_PROBE_BYTES = 2**20
 MAX_CACHED_PATHS = MAX_CACHED_HEADS = 256
+MAX_TOKEN_BYTES = 2**22  # of a prompt's token numbers in JSON
 MAX_INLINE_BYTES = 2**15  # of a chat that is rewritten on the event loop, in less than a millisecond
 JSON_MULTIPLE = 16  # maximum size of a tensor in JSON, as a multiple of its binary size
 BINARY_EXTENSION = "binary_tensor_data"
@@ -145,10 +147,9 @@ class ReplicaClient:
     def chats(self) -> bool:
         return self.endpoint.protocol == "OpenAI"
 
-    @property
-    def counts_text(self) -> bool:
-        """Whether a third-party engine counts the tokens of chats without images."""
-        return bool(self._kind.tokenize_path)
+    def counts(self, *, images: bool) -> bool:
+        """Return whether a third-party engine counts the tokens of chats with or without images."""
+        return bool(self._kind.render_path if images else self._kind.tokenize_path)
 
     def update(self, endpoint: Endpoint) -> None:
         previous, self.endpoint = self.endpoint, endpoint
@@ -281,6 +282,13 @@ class ReplicaClient:
         if self.chats:
             row = {tensor.name: tensor.array for (tensor,) in batch.inputs}
             headers = {"Content-Type": rest.JSON_CONTENT_TYPE, "x-request-id": batch.id}
+            if IMAGES in row:
+                render = partial(completion_request, cache_salt=batch.id, kind=self._kind)
+                name, options = self._model_name(batch), batch.processor_kwargs
+                body = await asyncio.to_thread(render, name, row, processor_kwargs=options)
+                return await self._streams.post(
+                    self._kind.render_path, body, headers, batch.timeout_seconds, MAX_TOKEN_BYTES, until=b"]"
+                )
             body = tokenize_request(self._model_name(batch), row)
             return await self._streams.post(self._kind.tokenize_path, body, headers, batch.timeout_seconds)
         parts, headers = encode_binary(batch)

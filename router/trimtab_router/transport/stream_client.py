@@ -55,7 +55,7 @@ _READ_BUFFER_BYTES, _MAX_INLINE_BYTES = 2**16, 2**20
 IDLE_SECONDS = 15.0
 BACKEND_IDLE_SECONDS = 2.0  # until closed: engines close after five, and would lose a request sent then
 _RETRY_LATER = frozenset({429, 503})  # by which an engine asks for a retry; 404: it lacks the model
-_LACKS_PATH = frozenset({404, 405, 501})
+LACKS_PATH_STATUSES = frozenset({404, 405, 501})
 YIELDED_TURNS = 2  # before a later chunk is read: to read other streams' first chunks, and forward them
 
 
@@ -194,10 +194,25 @@ class StreamClient:
                 return bytes(body)
         return b""
 
-    async def post(self, path: str, body: bytes, headers: dict[str, str], seconds: float) -> tuple[int, bytes]:
+    async def post(
+        self,
+        path: str,
+        body: bytes,
+        headers: dict[str, str],
+        seconds: float,
+        max_bytes: int = MAX_ERROR_BYTES,
+        *,
+        until: bytes = b"",
+    ) -> tuple[int, bytes]:
+        """Return status and body, read up to `max_bytes` or the first `until`; status 0 without a response."""
+        received = b""
         try:
             async with asyncio.timeout(seconds), self._post(path, body, headers) as response:
-                return response.status, await response.content.read(MAX_ERROR_BYTES)
+                while len(received) < max_bytes and (part := await response.content.read(max_bytes)):
+                    received += part
+                    if until and until in part:
+                        break
+                return response.status, received
         except (TimeoutError, aiohttp.ClientError, OSError) as error:
             return 0, _cause(error).encode()
 
@@ -242,7 +257,7 @@ class StreamClient:
             return NotReady()
         if code in CLIENT_ERROR_STATUSES:
             return Rejected(printable(message), code)
-        if request.may_lack_path and code in _LACKS_PATH:
+        if request.may_lack_path and code in LACKS_PATH_STATUSES:
             return Rejected(printable(f"its engine does not serve {request.path}: {message}"), 404)
         return BatchFailed(f"model server {self._name} answered {code}: {printable(message)}")
 

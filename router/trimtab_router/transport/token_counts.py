@@ -8,15 +8,19 @@ from trimtab_pipelines.graph import REQUEST, split_reference
 from trimtab_pipelines.stages import EMBEDDINGS_INPUT, IMAGES_INPUT, Stage
 from trimtab_protocol.chat.embedding_refs import ChatTokenCounts, EmbeddingCounts, dump_refs
 from trimtab_protocol.chat.internal_wire import Usage, bytes_tensor
+from trimtab_protocol.sanitize import printable
 from trimtab_protocol.tensors import Array
 from trimtab_router.execution import chat_images
 from trimtab_router.execution.executor import PipelineExecutor
 from trimtab_router.refusal import Refusal, invalid
 from trimtab_router.transport.http_transport import HttpTransport
-from trimtab_router.transport.stream_client import CLIENT_ERROR_STATUSES, error_message
+from trimtab_router.transport.stream_client import CLIENT_ERROR_STATUSES, LACKS_PATH_STATUSES, error_message
 
 Counts = TypeVar("Counts")
+_COUNTS_NOTHING = LACKS_PATH_STATUSES | {403}
+"""403: vLLM counts the tokens of images only with --enable-scale-out, which its message names."""
 _ENGINE_COUNT = re.compile(rb'"count"\s*:\s*([0-9]{1,9})\b')
+_ENGINE_TOKENS = re.compile(rb'"token_ids"\s*:\s*\[([0-9,\s]+)\]')
 
 
 async def fetch_token_counts(
@@ -54,14 +58,17 @@ async def _fetch(
     current = executor.schedulers[stage.name].variant
     variant = current if current in replica.ready_variants else min(replica.ready_variants)
     client = carriers[stage.name].replicas[replica.name]
-    if client.chats and (not client.counts_text or IMAGES_INPUT in inputs):
-        which = "the tokens of images" if client.counts_text else "tokens"
+    if client.chats and not client.counts(images=IMAGES_INPUT in inputs):
+        which = "the tokens of images" if client.counts(images=False) else "tokens"
         message = f"stage {stage.name}: variant {variant} runs on an external engine, which does not count {which}"
         raise Refusal("CountsNothing", f"{message} in advance", stage=stage.name)
     read = {name: array for name, array in inputs.items() if name != stage.excluded_input(variant)}
     status, body = await carriers[stage.name].count_tokens(replica.name, variant, read)
     if status in CLIENT_ERROR_STATUSES:
         raise invalid(f"stage {stage.name}: {error_message(body)}")
+    if client.chats and status in _COUNTS_NOTHING:
+        message = f"stage {stage.name}: its engine counts no tokens in advance: {error_message(body) or status}"
+        raise Refusal("CountsNothing", printable(message), stage=stage.name)
     try:
         return parse(body if status == 200 else b"")
     except ValueError as error:
@@ -82,6 +89,8 @@ def _usage(body: bytes) -> Usage:
     """Read the count of a replica, or of an engine, whose tokens may be cut off. Raises ValueError without one."""
     if found := _ENGINE_COUNT.search(body):
         return Usage(prompt=int(found[1]), text=int(found[1]))
+    if found := _ENGINE_TOKENS.search(body):
+        return Usage(prompt=found[1].count(b",") + 1)
     counted = ChatTokenCounts.model_validate_json(body)
     return Usage(prompt=counted.prompt_tokens, image=sum(counted.image_tokens), text=counted.text_tokens)
 

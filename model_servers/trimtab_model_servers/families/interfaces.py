@@ -37,6 +37,13 @@ class HasExamples(Protocol):
 
 
 @runtime_checkable
+class MayBeCompiled(Protocol):
+    """A network that may compile itself when it first computes one row, and again for more than one."""
+
+    compiled: bool
+
+
+@runtime_checkable
 class RegistersTasks(Protocol):
     """A network that loads tasks while it serves."""
 

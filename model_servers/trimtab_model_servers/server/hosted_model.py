@@ -12,7 +12,7 @@ from watchfiles import awatch
 
 from trimtab_model_servers.batch_worker import BatchWorker
 from trimtab_model_servers.errors import InvalidRow, ModelError, RefusalError
-from trimtab_model_servers.families.interfaces import HasExamples, Network, RegistersTasks
+from trimtab_model_servers.families.interfaces import HasExamples, MayBeCompiled, Network, RegistersTasks
 from trimtab_model_servers.families.registry import CHAT_FAMILIES, NUMPY_FAMILIES, build, is_runtime
 from trimtab_model_servers.model_protocol import (
     Fact,
@@ -93,17 +93,19 @@ class HostedModel:
         """Run batches of growing size at every operating point, and check the outputs against the declared ones.
 
         The batch size doubles up to the maximum while the time budget, which the points share, is expected to suffice;
-        at least one row runs. Buffers and kernels are thereby allocated before the first request. Raises ModelError.
+        at least one row runs, and two if the model is compiled. Buffers and kernels are thereby allocated before the
+        first request. Raises ModelError.
         """
+        least_rows = 2 if isinstance(self.network, MayBeCompiled) and self.network.compiled else 1
         point_seconds = budget_seconds / len(self.spec.operating_points)
         for point in self.spec.operating_points:
             began = perf_counter()
-            maximum = self.spec.max_batch_size
+            maximum = max(self.spec.max_batch_size, least_rows)
             for rows in sorted({min(2**power, maximum) for power in range(maximum.bit_length() + 1)}):
                 before = perf_counter()
                 self._check_outputs(rows, self._trial(rows, point))
                 now = perf_counter()
-                if now - began + 2 * (now - before) > point_seconds:
+                if rows >= least_rows and now - began + 2 * (now - before) > point_seconds:
                     break
 
     def facts(self) -> dict[str, Fact]:

@@ -14,6 +14,7 @@ import soundfile
 import torch
 from PIL import Image
 from tokenizers import processors
+from torch._dynamo.utils import counters
 
 from tests.model_servers.hf import checkpoints
 from tests.model_servers.hf.rows import RATE_HZ, Rows, samples, some_images, some_sounds, some_texts
@@ -24,6 +25,7 @@ from trimtab_model_servers.families.hf.checkpoint import DTYPES
 from trimtab_model_servers.families.hf.speech import text_probabilities
 from trimtab_model_servers.int8 import Int8Linear
 from trimtab_model_servers.server.hosted_model import HostedModel, load_model
+from trimtab_model_servers.transformer.compiled import compiler_problem
 from trimtab_pipelines.families import HF_FAMILIES, Medium
 from trimtab_pipelines.model_spec import InputSpec, ModelSpec
 from trimtab_pipelines.operating_point import OperatingPoint
@@ -257,6 +259,33 @@ def test_rows_of_a_batch_are_answered_as_alone(folder, task, checkpoint):
         else:
             np.testing.assert_allclose(answers, expected, rtol=TOLERANCE, atol=TOLERANCE)
     assert any(len({str(answer) for answer in answers}) > 1 for answers in together.values())
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(bool(compiler_problem()), reason=compiler_problem())
+@pytest.mark.parametrize("task", ["question-answering", "image-classification"])
+def test_compiled_model_answers_as_the_eager_one(folder, task):
+    parameters, rows = PARAMETERS.get(task, {}), mixed_rows(task, 20)
+    plain, compiled = (a_model(task, folder(task), **parameters, compile=kind) for kind in ("none", "torch.compile"))
+    graphs = counters["stats"]["unique_graphs"]
+
+    for count in (1, 2, 3, 20):
+        some = {name: values[:count] for name, values in rows.items()}
+        answers, expected = infer(compiled, **some), infer(plain, **some)
+        for name, values in expected.items():
+            if values.dtype.kind in "Oi":
+                assert answers[name].tolist() == values.tolist()
+            else:
+                np.testing.assert_allclose(answers[name], values, rtol=TOLERANCE, atol=TOLERANCE)
+    assert graphs == counters["stats"]["unique_graphs"] > 0  # nothing was compiled after loading
+
+
+def test_compiling_is_refused_by_name_if_it_cannot_be(folder, monkeypatch):
+    with pytest.raises(ModelError, match=r"parameters.compile torch.compile: models of this task are not compiled"):
+        a_model("summarization", folder("summarization"), compile="torch.compile")
+    monkeypatch.setenv("CXX", "no-such-compiler")
+    with pytest.raises(ModelError, match=r"parameters.compile torch.compile: no C\+\+ compiler"):
+        a_model("text-classification", folder("text-classification"), compile="torch.compile")
 
 
 def test_texts_of_other_languages_are_not_translated(folder):

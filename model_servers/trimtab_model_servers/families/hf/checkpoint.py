@@ -19,6 +19,7 @@ from trimtab_model_servers.weights.source import find_folder
 from trimtab_pipelines.model_spec import ModelSpec
 
 Precision = Literal["FP32", "BF16", "FP16", "INT8"]
+Compiler = Literal["none", "torch.compile"]
 DTYPES = {"FP32": torch.float32, "BF16": torch.bfloat16, "FP16": torch.float16, "INT8": torch.float32}
 """Of weights; INT8 rounds those of linear layers."""
 _UNBOUNDED_TOKENS = 10**6
@@ -29,6 +30,7 @@ class TaskParameters(Parameters):
     """Settings of every task."""
 
     precision: Precision = Field(default="FP32", description="Of weights and computation; INT8 on cores alone")
+    compile: Compiler = Field(default="none", description="What compiles the model before the replica is ready")
 
 
 class TextParameters(TaskParameters):

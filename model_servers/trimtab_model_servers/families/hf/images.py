@@ -31,6 +31,7 @@ class ImageClassification(ImageTask):
     """The likeliest label of each image, with its probability."""
 
     auto_class = "AutoModelForImageClassification"
+    compiles = True
 
     def infer(self, inputs: Tensors, point: OperatingPoint) -> Tensors:
         del point  # a single operating point

@@ -35,6 +35,7 @@ class QuestionAnswering(TextTask):
     """The likeliest answer in each context, with its probability and its characters in the context."""
 
     auto_class = "AutoModelForQuestionAnswering"
+    compiles = True
     parameters = AnsweringParameters
 
     def __init__(self, checkpoint: Checkpoint, parameters: AnsweringParameters) -> None:

@@ -10,6 +10,7 @@ import torch
 from trimtab_model_servers.errors import ModelError
 from trimtab_model_servers.families.hf.checkpoint import Checkpoint, TaskParameters
 from trimtab_model_servers.families.hf.payloads import encode_texts
+from trimtab_model_servers.transformer.compiled import compiler_problem
 from trimtab_model_servers.weights.loading import CPU
 from trimtab_pipelines.families import Medium
 from trimtab_pipelines.synthetic_inputs import default_law
@@ -23,10 +24,17 @@ class Task:
     medium: ClassVar[Medium]
     auto_class: str
     parameters: ClassVar[type[TaskParameters]] = TaskParameters
+    compiles: ClassVar[bool] = False
+    """Whether one graph of a compiled model serves all numbers and lengths of rows, and another one a single row."""
 
     def __init__(self, checkpoint: Checkpoint, parameters: Any) -> None:
         self.model = checkpoint.model(self.auto_class, parameters.precision)
         self._int8 = parameters.precision == "INT8"
+        self.compiled = parameters.compile != "none"
+        if self.compiled:
+            if problem := compiler_problem() if self.compiles else "models of this task are not compiled; remove it":
+                raise ModelError(f"parameters.compile torch.compile: {problem}")
+            self.model.compile(dynamic=True)
 
     def limit(self, name: str) -> float:
         """Tokens or seconds of the longest value of an input."""

@@ -62,6 +62,7 @@ class TextClassification(TextTask):
     """The likeliest label of each text, with its probability."""
 
     auto_class = "AutoModelForSequenceClassification"
+    compiles = True
 
     def infer(self, inputs: Tensors, point: OperatingPoint) -> Tensors:
         del point  # a single operating point
@@ -73,6 +74,7 @@ class TokenClassification(TextTask):
     """The entities of each text, of adjacent tokens with the same label: transformers' `simple` aggregation."""
 
     auto_class = "AutoModelForTokenClassification"
+    compiles = True
 
     def __init__(self, checkpoint: Checkpoint, parameters: Any) -> None:
         super().__init__(checkpoint, parameters)
@@ -173,6 +175,7 @@ class TextEmbedding(TextTask):
     """An embedding of each text."""
 
     auto_class = "AutoModel"
+    compiles = True
     parameters = EmbeddingParameters
 
     def __init__(self, checkpoint: Checkpoint, parameters: EmbeddingParameters) -> None:

@@ -72,15 +72,17 @@ def test_example_runs_as_documented(tmp_path: Path, machine: dict[str, str]) -> 
 
 
 @pytest.mark.conformance
-def test_scikit_learn_models_are_served_and_adapted(tmp_path: Path, machine: dict[str, str]) -> None:
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("page", ["scikit-learn.md", "hugging-face.md"])
+def test_saved_models_are_served_and_adapted(page: str, tmp_path: Path, machine: dict[str, str]) -> None:
     folder = tmp_path / "example"
 
-    output = run_example("scikit-learn.md", folder, machine)
+    output = run_example(page, folder, machine)
 
-    tree, forest = load_pipeline(folder).spec.stages[0].variants
+    light, heavy = load_pipeline(folder).spec.stages[0].variants
     assert len((folder / "pipeline.yaml").read_text().splitlines()) <= 12
-    assert (tree.accuracy_evidence.source, forest.accuracy_evidence.samples) == ("Measured", 500)
-    assert 0.8 < tree.accuracy < 0.9 < forest.accuracy
+    assert (light.accuracy_evidence.source, heavy.accuracy_evidence.samples) == ("Measured", 500)
+    assert 0.7 < light.accuracy < 0.9 < heavy.accuracy
     assert re.search(r"^plan changes +[1-9]", output, re.MULTILINE), output
     assert re.search(r"^requests received .* 0 failed", output, re.MULTILINE), output
-    assert re.search(r"^measured accuracy +0\.[89]", output, re.MULTILINE), output
+    assert re.search(r"^measured accuracy +0\.[789]", output, re.MULTILINE), output

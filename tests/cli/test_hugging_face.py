@@ -2,6 +2,7 @@
 
 import json
 import re
+import subprocess
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -91,7 +92,12 @@ def test_audio_files_pass_two_stages(tmp_path: Path) -> None:
     texts = [hear(file)["text"] for file in samples(files)]
     labels = [classify(text, truncation=True)[0]["label"] for text in texts]
 
+    (tmp_path / "call.wav").write_bytes(files[0])
+    by_curl = re.findall(r"^```sh\n(size=.*?)^```$", PAGE.read_text(), re.MULTILINE | re.DOTALL)[0]
+
     with up(tmp_path, pipeline=tmp_path) as serving:
+        command = ["sh", "-c", by_curl.replace("localhost:8080", f"127.0.0.1:{serving.rest_port}")]
+        called = json.loads(subprocess.run(command, cwd=tmp_path, capture_output=True, check=True).stdout)
         client = tritonclient.http.InferenceServerClient(f"127.0.0.1:{serving.rest_port}")
         answer = client.infer("calls", [audio_input(files)])
         with pytest.raises(InferenceServerException, match="stage transcribe: input 'audio': row 0 is no audio file"):
@@ -99,6 +105,7 @@ def test_audio_files_pass_two_stages(tmp_path: Path) -> None:
 
     assert answer.as_numpy("text").tolist() == [text.encode() for text in texts]
     assert answer.as_numpy("label").tolist() == [label.encode() for label in labels]
+    assert [output["data"] for output in called["outputs"]] == [texts[:1], labels[:1]]
 
 
 def audio_input(files: list[bytes]) -> Any:

@@ -18,13 +18,14 @@ from benchmarks.harness.report import Report, print_table
 from benchmarks.papers import ipa_data
 from benchmarks.papers.ipa_cells import PIPELINES, Source, read_pipeline
 from benchmarks.papers.planners import Pinned, plan_for_peak
+from tests.builders import a_measurement
 from trimtab_adapter.controller import Controller
 from trimtab_adapter.planning.baselines import with_single_variants
 from trimtab_adapter.planning.decide import Planner, PlanningInputs, decide
 from trimtab_adapter.simulation.simulator import Scenario, forecaster_of, simulate
 from trimtab_loadtester.arrivals import poisson_arrivals
 from trimtab_pipelines.plan import ForecastRecord, PipelinePlan
-from trimtab_pipelines.profile import LatencyFit, Measurement, ModelProfile, PointProfile
+from trimtab_pipelines.profile import LatencyFit, ModelProfile, PointProfile
 from trimtab_pipelines.spec import InferencePipeline
 from trimtab_pipelines.stages import Pin
 from trimtab_predictor.trace import read_trace
@@ -114,18 +115,7 @@ def profile_on_flavors(profile: ModelProfile) -> ModelProfile:
 
 def _on_device(variant: str, flavor: str, row_seconds: float) -> PointProfile:
     constant = OVERHEAD_SECONDS + HALF_SPEED_ROWS * row_seconds
-    measured = [(rows, constant + row_seconds * rows) for rows in BATCHES]
-    measurements = tuple(
-        Measurement(
-            batch_size=rows,
-            latency_seconds_mean=seconds,
-            latency_seconds_p50=seconds,
-            latency_seconds_p99=1.1 * seconds,
-            throughput_rps=rows / seconds,
-            batches=ipa_data.BATCHES,
-        )
-        for rows, seconds in measured
-    )
+    measurements = tuple(a_measurement(rows, constant + row_seconds * rows, p99_ratio=1.1) for rows in BATCHES)
     fit = LatencyFit(quadratic=0.0, linear=row_seconds, constant=constant, mean_relative_error=0.0)
     return PointProfile(variant=f"{variant}-{flavor}", cores=1.0, measurements=measurements, fit=fit)
 
@@ -183,15 +173,12 @@ def rival_of(
         points = {point.variant: point for point in profiles[stage.name].spec.points}
         options = [(points[stage.variant], stage.batch_size)]
         if greedy:
-            same_model = [p for name, p in points.items() if _model(name) == _model(stage.variant)]
+            model, _, _ = stage.variant.rpartition("-")
+            same_model = [p for name, p in points.items() if name.rpartition("-")[0] == model]
             options = [(p, n) for p in same_model for n in BATCHES if 2 * p.latency_seconds(n, 0.99) <= share]
         rates = [(point.variant, point.throughput_rps(rows)) for point, rows in options]
         chosen[stage.name] = min(rates, key=lambda each: _dollars(pipeline, stage.name, each[0]) / each[1])
     return Rival({name: variant for name, (variant, _) in chosen.items()}, {n: rate for n, (_, rate) in chosen.items()})
-
-
-def _model(variant: str) -> str:
-    return variant.rpartition("-")[0]
 
 
 @dataclass(frozen=True, slots=True)
@@ -206,8 +193,8 @@ class Sample:
         in_time, accuracies = [], []
         for seed, rates in enumerate(self.seconds):
             arrivals = poisson_arrivals(rates, seed)
-            forecast = ForecastRecord(peak_rps=float(rates[0]), source="static")
-            plan = planner(pipeline, self.profiles, PlanningInputs(forecast, 0.0))
+            inputs = PlanningInputs(ForecastRecord(peak_rps=float(rates[0]), source="static"), 0.0)
+            plan = planner(pipeline, self.profiles, inputs)
             controller = Controller(forecaster_of(pipeline.spec.adaptation, arrivals, len(rates)), planner)
             scenario = Scenario(pipeline, self.profiles, arrivals, float(len(rates)), plan, controller, seed=seed)
             result = simulate(scenario)
@@ -257,25 +244,28 @@ def _cost(plan: PipelinePlan) -> float:
 def main() -> int:
     parser = argparse.ArgumentParser(prog="benchmarks money", description=__doc__)
     parser.add_argument("--data", type=Path, default=Path("../shared/data"), help="folder of the trace and profiles")
-    parser.add_argument("--load", type=float, default=1.0, help="multiplies the recorded load")
-    options = parser.parse_args()
-    seconds = options.load * read_trace(options.data / ipa_data.TRACE).rps[:WEEK_SECONDS]
+    data = parser.parse_args().data
+    seconds = read_trace(data / ipa_data.TRACE).rps[:WEEK_SECONDS]
     intervals = seconds[: len(seconds) // INTERVAL_SECONDS * INTERVAL_SECONDS].reshape(-1, INTERVAL_SECONDS)
     intervals = intervals[~np.isnan(intervals).any(axis=1)]
     peaks = intervals.max(axis=1)
     levels = np.geomspace(peaks.min(), peaks.max(), LEVELS)
     loads = levels[np.minimum(np.searchsorted(levels, peaks * (1 - 1e-9)), LEVELS - 1)]
     sample = intervals[np.argsort(peaks)[[int(q * (len(peaks) - 1)) for q in SAMPLED]], :SAMPLE_SECONDS]
-    source = Source(options.data, Path("pipelines"), options.data / ipa_data.TRACE)
+    source = Source(data, Path("pipelines"), data / ipa_data.TRACE)
+    return judge(compare(name, source, loads, list(sample)) for name in PIPELINES)
+
+
+def judge(pipelines: Iterable[Sequence[Row]]) -> int:
+    """Report the rows of each pipeline, ours first; return the exit code."""
     report = Report("bench-money")
     saved: dict[str, list[float]] = {label: [] for label in MIN_SAVED}
-    for name in PIPELINES:
-        rows = compare(name, source, loads, list(sample))
-        print_table(COLUMNS, [row.cells(rows[0].dollars) for row in rows])
-        for row in rows:
+    for ours, *rivals in pipelines:
+        print_table(COLUMNS, [row.cells(ours.dollars) for row in (ours, *rivals)])
+        for row in (ours, *rivals):
             report.add(row.figures())
-        for row in rows[1:]:
-            saved[row.system].append(1 - rows[0].dollars / row.dollars)
+            if row is not ours:
+                saved[row.system].append(1 - ours.dollars / row.dollars)
     for label, least in MIN_SAVED.items():
         report.hold(f"mean share saved against {label}", float(np.mean(saved[label])), ">=", least)
     return report.finish()

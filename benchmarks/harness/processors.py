@@ -34,6 +34,12 @@ def pin_threads(process: int, cores: Iterable[int]) -> None:
         os.sched_setaffinity(int(thread.name), set(cores))
 
 
+def cpu_seconds(process: int) -> float:
+    """Return the processor time of all threads of a process, in nanosecond resolution."""
+    threads = Path(f"/proc/{process}/task").glob("*/schedstat")
+    return sum(int(thread.read_text(encoding="ascii").split()[0]) for thread in threads) / 1e9
+
+
 @contextmanager
 def raise_priority(by: int) -> Iterator[None]:
     """Lower the niceness of this process and its session while the context lasts."""

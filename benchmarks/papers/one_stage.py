@@ -4,8 +4,9 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from tests.builders import a_measurement
 from trimtab_pipelines.plan import PipelinePlan, StagePlan
-from trimtab_pipelines.profile import LatencyFit, Measurement, ModelProfile, PointProfile
+from trimtab_pipelines.profile import LatencyFit, ModelProfile, PointProfile
 from trimtab_pipelines.shadow_price import with_shadow_price
 from trimtab_pipelines.spec import InferencePipeline
 
@@ -78,17 +79,7 @@ def build_profile(pipeline: str, points: Sequence[SimulatedPoint]) -> ModelProfi
 
 def _point_profile(point: SimulatedPoint) -> PointProfile:
     constant, linear = point.seconds(0), point.seconds(2) - point.seconds(1)
-    measurements = tuple(
-        Measurement(
-            batch_size=rows,
-            latency_seconds_mean=point.seconds(rows),
-            latency_seconds_p50=point.seconds(rows),
-            latency_seconds_p99=point.seconds(rows),
-            throughput_rps=rows / point.seconds(rows),
-            batches=1,
-        )
-        for rows in BATCHES
-    )
+    measurements = tuple(a_measurement(rows, point.seconds(rows), p99_ratio=1.0) for rows in BATCHES)
     fit = LatencyFit(quadratic=0, linear=linear, constant=constant, mean_relative_error=0)
     return PointProfile(variant=VARIANT, operating_point=point.name, cores=1.0, measurements=measurements, fit=fit)
 

@@ -5,7 +5,7 @@ import pytest
 from aiohttp import web
 from aiohttp.test_utils import TestServer
 
-from benchmarks.chats.through import DIRECT, ROUTED, Route, StreamMeasurements, judge, read_stream
+from benchmarks.chats_routed import DIRECT, ROUTED, Route, StreamMeasurements, judge, read_stream
 from benchmarks.harness.report import Report
 from trimtab_training.lmm_digits.questions import Chat, Kind
 

@@ -14,7 +14,6 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from pathlib import Path
 from statistics import median
 from typing import Any
 
@@ -22,6 +21,7 @@ import numpy as np
 import psutil
 import pytest
 
+from benchmarks.harness.processors import cpu_seconds
 from tests.figures import Figures
 from tests.local_run import chat_pipeline, chat_plan, post, until, up
 from tests.security import raw_http
@@ -114,12 +114,6 @@ def router(server: Server, store: tuple[str, list[str]]) -> Iterator[int]:
     yield processes["router"]
     assert server.processes() == processes
     assert store[1] == []
-
-
-def cpu_seconds(pid: int) -> float:
-    """Processor time of all threads of a process."""
-    threads = Path(f"/proc/{pid}/task").glob("*/schedstat")
-    return sum(int(thread.read_text().split()[0]) for thread in threads) / 1e9
 
 
 async def respond(port: int, pieces: Iterable[bytes]) -> tuple[str, str | None]:

@@ -27,9 +27,8 @@ import numpy as np
 import torch
 from rich.progress import Progress
 
-from benchmarks.chats.replica import WEIGHTS, request_of
 from benchmarks.harness.grid import Rounds, confidence_interval, p99
-from benchmarks.harness.processors import CLIENT_CORE, SERVER_CORE, pin_threads
+from benchmarks.harness.processors import CLIENT_CORE, SERVER_CORE, cpu_seconds, pin_threads
 from benchmarks.harness.report import Report
 from tests.local_run import chat_pipeline, chat_plan
 from trimtab.local.supervisor import Setup, Supervisor
@@ -39,9 +38,12 @@ from trimtab_model_servers.families.hf_vlm.configs import CONFIGS
 from trimtab_pipelines.documents import write_json
 from trimtab_pipelines.endpoints import Endpoints
 from trimtab_pipelines.spec import InferencePipeline
+from trimtab_protocol import InferRequest, Tensor
+from trimtab_protocol.chat.internal_wire import TENANTS, bytes_tensor, dump_tenants
 from trimtab_protocol.rest import HEADER_LENGTH, encode_request
 from trimtab_training.lmm_digits.questions import Chat, ChatSource
 
+WEIGHTS: Final = Path("pipelines/lmm-digits/weights")
 STREAMS: Final = 50
 CLIENTS, THINK_SECONDS = 70, 0.25
 """With these about fifty responses are in progress."""
@@ -116,6 +118,13 @@ class Route:
         return self.session.post(self.url, json=body | {"ignore_eos": True, "stream": True})
 
 
+def request_of(chat: Chat, model: str, **options: Any) -> InferRequest:
+    """Inference request of a chat without images."""
+    values = {"messages": chat.messages, "options": json.dumps(options).encode()}
+    tensors = tuple(Tensor(name, "BYTES", bytes_tensor([value])) for name, value in values.items())
+    return InferRequest(model, tensors, parameters={"binary_data_output": True, TENANTS: dump_tenants(["bench"])})
+
+
 async def read_stream(
     route: Route, chat: Chat, max_tokens: int, measurements: StreamMeasurements, *, counts: bool
 ) -> None:
@@ -148,12 +157,6 @@ async def run_round(route: Route, seconds: float, seed: int, measurements: Strea
     measurements.router_seconds += cpu_seconds(router) - cpu_before
     measurements.wall_seconds += time.perf_counter() - began
     measurements.round_ends.append(len(measurements.first_seconds))
-
-
-def cpu_seconds(pid: int) -> float:
-    """Return the CPU time of all threads of a process, in nanosecond resolution."""
-    threads = Path(f"/proc/{pid}/task").glob("*/schedstat")
-    return sum(int(thread.read_text().split()[0]) for thread in threads) / 1e9
 
 
 @asynccontextmanager

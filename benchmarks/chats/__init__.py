@@ -1,1 +1,0 @@
-"""Benchmarks of a chat replica: cancellation, images encoded once, embedding transfer."""

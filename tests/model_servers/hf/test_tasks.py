@@ -465,7 +465,7 @@ def test_int8_is_refused_on_a_gpu(folder):
 
 
 def test_unsupported_parameter_is_refused_by_name(folder):
-    for name, value in (("precision", "INT4"), ("compile", "torch.compile")):
+    for name, value in (("precision", "INT4"), ("compile", "tensorrt")):
         with pytest.raises(ModelError, match=rf"parameters\.{name}"):
             a_model("text-classification", folder("text-classification"), **{name: value})
 

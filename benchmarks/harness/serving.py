@@ -3,8 +3,8 @@
 import asyncio
 import os
 import sys
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import asynccontextmanager, contextmanager, suppress
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, asynccontextmanager, contextmanager, suppress
 from dataclasses import dataclass
 from itertools import count
 from math import inf
@@ -40,20 +40,19 @@ Profiles = Mapping[str, ModelProfile]
 
 
 @contextmanager
-def limit_cores(processes: Iterable[int], cores: float) -> Iterator[bool]:
-    """Limit processes to a share of a core together, as a container's limits do; yields whether this machine can.
+def limit_cores(process: int, cores: float) -> Iterator[bool]:
+    """Limit a process to a share of a core, as a container's limits do; yields whether this machine can.
 
     Without it, a benchmark on a machine that everything shares measures what else runs there.
     """
     name = f"trimtab-bench-{os.getpid()}-{next(_cgroup_numbers)}"
     folder = next((f / name for f in (CGROUPS / "cpu", CGROUPS) if (f / "cgroup.procs").exists()), None)
     if folder is None or not _make_cgroup(folder, cores):
-        sys.stderr.write("this machine limits no process to its cores: the replicas take what they get\n")
+        sys.stderr.write("this machine limits no process to its cores: the replica takes what it gets\n")
         yield False
         return
     try:
-        for process in processes:
-            (folder / "cgroup.procs").write_text(str(process))
+        (folder / "cgroup.procs").write_text(str(process))
         yield True
     finally:
         for process_id in (folder / "cgroup.procs").read_text().split():
@@ -198,12 +197,20 @@ class ServedPipeline:
 
 @asynccontextmanager
 async def serve(
-    folder: Path, pipeline: InferencePipeline, plan: PipelinePlan, cores: float
+    folder: Path, pipeline: InferencePipeline, plan: PipelinePlan, cores: float | None = None
 ) -> AsyncIterator[ServedPipeline]:
-    """Serve the pipeline of a folder while the block runs; its replicas get `cores` together."""
+    """Serve the pipeline of a folder while the block runs; each replica gets `cores`, or else what it requests.
+
+    Each has a limit of its own: in a group with others, one that always computes takes their share too.
+    """
     setup = Setup(folder / "pipeline.yaml", folder / "run", plan=plan)
     with policies_in_child_processes():
         async with Supervisor(setup) as supervisor:
             await supervisor.ready()
-            with limit_cores(supervisor.replica_manager.pids.values(), cores) as is_limited:
-                yield ServedPipeline(pipeline, supervisor, is_limited, plan)
+            manager = supervisor.replica_manager
+            with ExitStack() as limits:
+                limited = [
+                    limits.enter_context(limit_cores(manager.pids[replica.name], cores or replica.cores))
+                    for replica in manager.replicas
+                ]
+                yield ServedPipeline(pipeline, supervisor, all(limited), plan)

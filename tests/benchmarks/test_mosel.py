@@ -190,7 +190,7 @@ def test_machine_that_limits_no_cores_leaves_no_group(has_cgroups, tmp_path, mon
         (tmp_path / "cgroup.procs").touch()
     monkeypatch.setattr(serving, "CGROUPS", tmp_path)
     monkeypatch.setattr(Path, "write_text", refuse)
-    with limit_cores([1], 0.5) as is_limited:
+    with limit_cores(1, 0.5) as is_limited:
         assert not is_limited
     assert [path.name for path in tmp_path.iterdir()] == ["cgroup.procs"] * has_cgroups
 

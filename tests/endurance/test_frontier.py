@@ -1,42 +1,51 @@
 """Frontier of accuracy and cores at one load and SLO, of single variants, mixes, cascades and all.
 
-Every plan is the adapter's for a budget, serves the same pages at the same times, and gets the cores that it requests.
+Every plan is the adapter's for a budget, after what the router measured under the first one. All serve the same pages
+at the same times, with the cores that they request.
 The last run sends pages on which the digits 0 to 4 are five times as frequent as the others. Another test plans for a
 calm load only, and sends bursts.
 """
 
-from collections.abc import Sequence
+import time
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 import pytest
 import yaml
 
-from benchmarks.harness.serving import cached_profiles, serve, write_pipeline
+from benchmarks.harness.serving import Profiles, cached_profiles, serve, write_pipeline
 from tests.figures import Figures
+from trimtab_adapter.controller import Controller
+from trimtab_adapter.observation import read_state
 from trimtab_adapter.planning import stage_options
 from trimtab_adapter.planning.decide import PlanningInputs, decide
+from trimtab_adapter.planning.latency import busiest_rps
 from trimtab_adapter.planning.mixes import mixes
 from trimtab_adapter.planning.option_arrays import OptionArrays
 from trimtab_loadtester.load_spec import LoadSpec
 from trimtab_loadtester.payloads.interface import Payload
 from trimtab_loadtester.payloads.sources import DigitPayloads
+from trimtab_loadtester.results import Results
 from trimtab_pipelines.plan import ForecastRecord, PipelinePlan, StagePlan
 from trimtab_pipelines.request_outcome import RequestOutcome
+from trimtab_pipelines.router_state import RouterState
 from trimtab_pipelines.spec import InferencePipeline
+from trimtab_predictor.forecaster import ReactiveForecaster
 
 pytestmark = [pytest.mark.endurance, pytest.mark.timeout(1500)]
 
 SOURCE = Path(__file__).parents[2] / "pipelines" / "digits"
+PROFILED = "profiled"
 CPU, LOAD_RPS, SLO = 0.15, 45.0, "700ms"
 SINGLE, MIX, CASCADE, ALL = "single", "mix", "cascade", "all"
-REPLICAS = {SINGLE: (2, 3, 4, 6, 8), MIX: (2, 4, 8), CASCADE: (2, 4, 8), ALL: (2, 3, 4, 6, 8)}
-"""Most replicas of both stages together, of each budget of a method."""
+SECONDS = {SINGLE: {2: 60, 7: 30, 12: 90}, MIX: {3: 30}, CASCADE: {3: 30}, ALL: {2: 60, 3: 60, 4: 90}}
+"""How long each method is served with each budget, the most replicas of both stages together; 12 carry the heaviest."""
+LEARNING_SECONDS = 5.0
 RESOLUTION = 0.003
 """Difference of accuracy that some thousand digits do not resolve."""
-SKEW, SECONDS = 5.0, 30.0
+SKEW, SKEWED_SECONDS = 5.0, 60.0
 BURST_CPU, CALM_RPS, BURST_FACTOR, BURSTS, BURST_SECONDS = 0.4, 20, 4, 10, 5
 
 
@@ -65,7 +74,7 @@ class SkewedPages(DigitPayloads):
                 return payload
 
 
-def write(method: str, folder: Path, replicas: int = max(REPLICAS[ALL]), cpu: float = CPU) -> InferencePipeline:
+def write(method: str, folder: Path, replicas: int, cpu: float = CPU) -> InferencePipeline:
     """Write the pipeline of a method, with a budget of so many replicas of `cpu` cores."""
     stages = yaml.safe_load((SOURCE / "pipeline.yaml").read_text(encoding="utf-8"))["spec"]["stages"]
     for variant in [variant for stage in stages for variant in stage["variants"]]:
@@ -98,47 +107,52 @@ class Bench:
     """What all plans share."""
 
     folder: Path
+    forecast: ForecastRecord
+    profiles: Profiles
+
+    @classmethod
+    async def of(cls, folder: Path, pipeline: InferencePipeline, mean_rps: float) -> Self:
+        """Plan for the busiest second of the horizon, as a forecaster predicts it."""
+        variants = {stage.name: [variant.name for variant in stage.variants] for stage in pipeline.spec.stages}
+        profiles = await cached_profiles(folder / PROFILED, folder / "profiles", variants)
+        peak_rps = busiest_rps(mean_rps, pipeline.spec.adaptation.horizon_seconds)
+        return cls(folder, ForecastRecord(peak_rps=peak_rps, source="static"), profiles)
 
     async def run(self) -> tuple[dict[str, list[Served]], Served]:
-        """Serve each plan of each method once, and the last plan of `ALL` again, with skewed pages."""
-        plans = await self._plans()
-        found: dict[str, list[Served]] = {method: [] for method in (SINGLE, MIX, CASCADE, ALL)}
-        for (method, replicas), plan in plans.items():
-            found[method].append(await self._serve(method, replicas, plan, DigitPayloads()))
-        *_, ((method, replicas), plan) = plans.items()
-        return found, await self._serve(method, replicas, plan, SkewedPages())
+        """Serve each method with each budget, and the last plan of `ALL` again, with skewed pages."""
+        found: dict[str, list[Served]] = {}
+        for method, budgets in SECONDS.items():
+            served = found[method] = []
+            for replicas, seconds in budgets.items():
+                folder = self.folder / f"{method}-{replicas}"
+                pipeline = write(method, folder, replicas)
+                plan = await self._plan_again(method, folder, pipeline)
+                served.append(await self._measure(folder, pipeline, plan, seconds, DigitPayloads()))
+        return found, await self._measure(folder, pipeline, plan, SKEWED_SECONDS, SkewedPages())
 
-    async def _plans(self) -> dict[tuple[str, int], PipelinePlan]:
-        """Return the feasible plans of each method by replicas, each once."""
-        profiled = write(ALL, self.folder / "profiled")
-        variants = {stage.name: [variant.name for variant in stage.variants] for stage in profiled.spec.stages}
-        profiles = await cached_profiles(self.folder / "profiled", self.folder / "profiles", variants)
-        inputs = PlanningInputs(ForecastRecord(peak_rps=LOAD_RPS, source="static"), 0.0)
-        plans: dict[tuple[str, int], PipelinePlan] = {}
-        for method in (SINGLE, MIX, CASCADE, ALL):
-            known: list[Sequence[StagePlan]] = []
-            for replicas in REPLICAS[method]:
-                pipeline = write(method, self.folder / f"{method}-{replicas}", replicas)
-                with pytest.MonkeyPatch.context() as patch:
-                    if method == CASCADE:
-                        patch.setattr(stage_options, "mixes", no_mixes)
-                    plan = decide(pipeline, profiles, inputs)
-                if plan.spec.feasible and plan.spec.stages not in known:
-                    known.append(plan.spec.stages)
-                    stages = tuple(map(only_cascade, plan.spec.stages)) if method == CASCADE else plan.spec.stages
-                    spec = plan.spec.model_copy(update={"stages": stages})
-                    plans[method, replicas] = plan.model_copy(update={"spec": spec})
-        return plans
+    async def _plan_again(self, method: str, folder: Path, pipeline: InferencePipeline) -> PipelinePlan:
+        """Return the plan that follows what the router measured under the first."""
+        first = self._plan(method, pipeline, PlanningInputs(self.forecast, 0.0))
+        _, state = await self._serve(folder, pipeline, first, LEARNING_SECONDS, DigitPayloads())
+        controller = Controller(ReactiveForecaster())
+        controller.update(read_state(state))
+        return self._plan(method, pipeline, controller.planning_inputs(self.forecast, first, time.time(), 0.0))
 
-    async def _serve(self, method: str, replicas: int, plan: PipelinePlan, source: DigitPayloads) -> Served:
-        folder, expected = self.folder / f"{method}-{replicas}", plan.spec.expected
+    def _plan(self, method: str, pipeline: InferencePipeline, inputs: PlanningInputs) -> PipelinePlan:
+        with pytest.MonkeyPatch.context() as patch:
+            if method == CASCADE:
+                patch.setattr(stage_options, "mixes", no_mixes)
+            plan = decide(pipeline, self.profiles, inputs)
+        stages = tuple(map(only_cascade, plan.spec.stages)) if method == CASCADE else plan.spec.stages
+        return plan.model_copy(update={"spec": plan.spec.model_copy(update={"stages": stages})})
+
+    async def _measure(
+        self, folder: Path, pipeline: InferencePipeline, plan: PipelinePlan, seconds: float, source: DigitPayloads
+    ) -> Served:
+        results, state = await self._serve(folder, pipeline, plan, seconds, source)
+        summary, expected = results.summary(), plan.spec.expected
         if expected is None:
             raise RuntimeError("the plan has no expectation")
-        pipeline = write(method, folder, replicas)
-        async with serve(folder, pipeline, plan, expected.cores) as served:
-            results = await served.attack(LoadSpec.parse(f"{LOAD_RPS}"), SECONDS, source)
-            state = await served.supervisor.client.state()
-        summary = results.summary()
         drifted = tuple(
             f"{variant} {accuracy:.3f}"
             for stage in state.stages.values()
@@ -148,9 +162,18 @@ class Bench:
         missed = 1.0 - summary["slo_fraction"]
         return Served(expected.cores, expected.accuracy, summary["measured_accuracy"], missed, drifted)
 
+    @staticmethod
+    async def _serve(
+        folder: Path, pipeline: InferencePipeline, plan: PipelinePlan, seconds: float, source: DigitPayloads
+    ) -> tuple[Results, RouterState]:
+        async with serve(folder, pipeline, plan) as served:
+            results = await served.attack(LoadSpec.parse(f"{LOAD_RPS}"), seconds, source)
+            return results, await served.supervisor.client.state()
+
 
 async def test_no_single_variants_are_above_the_frontier(tmp_path: Path, figures: Figures) -> None:
-    found, skewed = await Bench(tmp_path).run()
+    bench = await Bench.of(tmp_path, write(ALL, tmp_path / PROFILED, 2), LOAD_RPS)
+    found, skewed = await bench.run()
 
     for method, plans in found.items():
         for served in plans:
@@ -179,15 +202,13 @@ async def test_no_single_variants_are_above_the_frontier(tmp_path: Path, figures
 
 async def test_bursts_drop_no_request(tmp_path: Path, figures: Figures) -> None:
     """The load rises fourfold within a second, ten times; no plan follows it, so only the scheduler adapts."""
-    pipeline = write(ALL, tmp_path / "bursts", 2, BURST_CPU)
-    variants = {stage.name: [variant.name for variant in stage.variants] for stage in pipeline.spec.stages}
-    profiles = await cached_profiles(tmp_path / "bursts", tmp_path / "profiles", variants)
-    inputs = PlanningInputs(ForecastRecord(peak_rps=CALM_RPS, source="static"), 0.0)
-    plan = decide(pipeline, profiles, inputs)
+    pipeline = write(ALL, tmp_path / PROFILED, 2, BURST_CPU)
+    bench = await Bench.of(tmp_path, pipeline, CALM_RPS)
+    plan = decide(pipeline, bench.profiles, PlanningInputs(bench.forecast, 0.0))
     calm, burst = (f"{rate}x{BURST_SECONDS}" for rate in (CALM_RPS, BURST_FACTOR * CALM_RPS))
     load = LoadSpec.parse("steps:" + ",".join([calm, burst] * BURSTS + [calm]))
 
-    async with serve(tmp_path / "bursts", pipeline, plan, 2 * BURST_CPU) as served:
+    async with serve(tmp_path / PROFILED, pipeline, plan) as served:
         results = await served.attack(load, BURST_SECONDS * (2 * BURSTS + 1), DigitPayloads())
 
     summary, planned = results.summary(), {stage.name: stage.variant for stage in plan.spec.stages}

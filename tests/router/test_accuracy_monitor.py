@@ -6,13 +6,8 @@ import pytest
 from tests.builders import a_pipeline, a_stage, a_variant
 from tests.router.test_stage_scheduler import SchedulerScenario
 from trimtab_pipelines.accuracy_evidence import Accuracy
-from trimtab_router.scheduling.accuracy_monitor import (
-    FORGET_SECONDS,
-    MIN_DRIFT,
-    MIN_ROWS,
-    AccuracyBaseline,
-    AccuracyMonitor,
-)
+from trimtab_router.scheduling.accuracy_monitor import AccuracyBaseline, AccuracyMonitor
+from trimtab_router.scheduling.accuracy_observations import FORGET_SECONDS, MIN_DRIFT, MIN_ROWS
 from trimtab_router.scheduling.replica_slots import BatchFailed, Completed, NotReady, Rejected, ReplicaLost
 
 NOW = 7.0
@@ -59,6 +54,30 @@ def test_broken_input_is_noticed_within_a_minute(seed):
 
     serve(watch, rng, 60 * 20, 0.45, 0.95)
     assert watch.drifted_accuracies(NOW)[ALL] == pytest.approx(0.45, abs=0.04)
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_small_drift_is_reported_after_some_thousand_rows(seed):
+    rng, watch = np.random.default_rng(seed), a_watch()
+
+    def answer(rows, accuracy):
+        for _ in range(rows // 20):
+            watch.observe(KEY, "", rng.beta(8 * accuracy, 8 * (1 - accuracy), 20), NOW)
+            yield watch.drifted_accuracies(NOW)
+
+    assert not any(answer(20_000, 0.86))
+    *_, drifted = answer(10_000, 0.835)
+    assert drifted[ALL] == pytest.approx(0.835, abs=0.01)
+
+
+def test_short_large_drift_is_forgotten_after_its_end():
+    rng, watch = np.random.default_rng(0), a_watch()
+    serve(watch, rng, 1000, 0.4, 0.95)
+    assert ALL in watch.drifted_accuracies(NOW)
+    serve(watch, rng, 1200, 0.86, 0.95)
+    watch.drifted_accuracies(NOW)
+    serve(watch, rng, 1200, 0.86, 0.95)
+    assert watch.drifted_accuracies(NOW) == {}
 
 
 def test_rows_with_task_count_for_points_without_tasks():

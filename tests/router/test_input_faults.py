@@ -6,14 +6,9 @@ import numpy as np
 import pytest
 
 from trimtab_pipelines.documents import load_pipeline
-from trimtab_router.scheduling.accuracy_monitor import (
-    MIN_ROWS,
-    AccuracyBaseline,
-    AccuracyEstimate,
-    AccuracyMonitor,
-    lower_estimates,
-    suspect_inputs,
-)
+from trimtab_router.scheduling.accuracy_monitor import AccuracyBaseline, AccuracyMonitor
+from trimtab_router.scheduling.accuracy_observations import MIN_ROWS
+from trimtab_router.scheduling.broken_inputs import AccuracyEstimate, lower_estimates, suspect_inputs
 
 PIPELINE = Path(__file__).parents[2] / "pipelines" / "digits-av" / "pipeline.yaml"
 HEARING = ("all", "audio-video", "audio-text", "audio")

@@ -11,15 +11,11 @@ from confidences (prediction-powered inference: Angelopoulos, Bates, Fannjiang, 
 only escalated rows sees no representative sample: its confidence must exceed that of the first point by the measured
 gain. Old rows decay, and a point that no longer serves rows is trusted again after a while, so that a repaired point
 comes back into use.
-
-An input is broken if it explains all falls, each of most of what the input was worth, and no point that reads it was
-confirmed since. If several inputs are possible, each point is estimated by the explanation most favorable to it; the
-point that is then used separates them.
 """
 
 import math
 from collections import defaultdict
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -29,156 +25,11 @@ from trimtab_pipelines.accuracy_evidence import Accuracy
 from trimtab_pipelines.stages import Stage
 from trimtab_pipelines.variants import Variant
 from trimtab_protocol.tensors import Array
+from trimtab_router.scheduling.accuracy_observations import FORGET_SECONDS, MIN_ROWS, Observations
+from trimtab_router.scheduling.broken_inputs import AccuracyEstimate, lower_estimates, suspect_inputs
 from trimtab_router.scheduling.service_time import Key
 
-LEAST_LOST = 0.4  # share of a broken input's worth that is lost: models are overconfident on noise
-MISLED = 0.03  # accuracy that a point loses by reading a broken input, compared with not reading it
-
-
-@dataclass(frozen=True, slots=True)
-class AccuracyEstimate:
-    """Estimated accuracy of one operating point."""
-
-    point: str
-    inputs: frozenset[str]
-    measured: float
-    """Profiled accuracy."""
-    observed: float | None = None
-    """Accuracy after an observed fall; None without one."""
-    escalated_only: bool = False
-    """Whether the fall was observed on escalated rows only; it is smaller over all rows."""
-    observed_at: float = 0.0
-    """Time of its last row, in seconds."""
-    confirmed: bool = False
-    """Whether it was observed to be unchanged after the others fell."""
-
-    @property
-    def believed(self) -> float:
-        return self.measured if self.observed is None else self.observed
-
-
-def suspect_inputs(beliefs: Sequence[AccuracyEstimate], before: Collection[str] = ()) -> frozenset[str]:
-    """Return the inputs of which one must be broken; those of `before` are kept by half the loss."""
-    cleared = frozenset().union(*(belief.inputs for belief in beliefs if belief.confirmed))
-    found: frozenset[str] = frozenset()
-    for belief in sorted(beliefs, key=lambda one: -one.observed_at):
-        if belief.observed is not None:
-            own = frozenset(_explaining(beliefs, belief, belief.observed, before)) - cleared
-            found = found & own or found or own
-    return found
-
-
-def lower_estimates(beliefs: Sequence[AccuracyEstimate], failing: Collection[str]) -> dict[str, float]:
-    """Return the accuracies of points that a broken input of `failing` lowers further than their own observations."""
-    found = {}
-    for belief in beliefs:
-        kindest = max((_reading(beliefs, belief, name) for name in failing), default=1.0)
-        if not belief.confirmed and kindest < belief.believed:
-            found[belief.point] = kindest
-    return found
-
-
-def _explaining(
-    beliefs: Sequence[AccuracyEstimate], fallen: AccuracyEstimate, now: float, before: Collection[str]
-) -> Iterator[str]:
-    for name in fallen.inputs:
-        rest = fallen.inputs - {name}
-        if rest and not any(other.inputs == rest for other in beliefs):
-            continue
-        without = min(_without(beliefs, fallen, name), fallen.measured)
-        least = (LEAST_LOST / 2 if name in before else LEAST_LOST) * (fallen.measured - without)
-        if fallen.measured - now >= least and (fallen.escalated_only or now >= without - MISLED):
-            yield name
-
-
-def _reading(beliefs: Sequence[AccuracyEstimate], belief: AccuracyEstimate, name: str) -> float:
-    """Return an upper bound of a point's accuracy if an input is broken."""
-    if name not in belief.inputs:
-        return belief.believed
-    return min(max(_without(beliefs, belief, name) - MISLED, 0.0), belief.believed)
-
-
-def _without(beliefs: Sequence[AccuracyEstimate], belief: AccuracyEstimate, name: str) -> float:
-    rest = belief.inputs - {name}
-    return max((other.believed for other in beliefs if other.inputs <= rest), default=0.0)
-
-
-DECAY_ROWS, DECAY_ESCALATED_ROWS, DECAY_SHADOW_ROWS = 200.0, 100.0, 300.0  # until an observation weighs one third
-FORGET_SECONDS = 600.0  # seconds without a row of a point after which its observations are forgotten
-PRIOR_ROWS, PRIOR_SHADOW_ROWS = 10.0, 200.0  # pseudo-observations that agree with the profile; of rows and shadow rows
-MIN_ROWS, MIN_ESCALATED_ROWS = 100, 50  # observations required before drift is reported
-MIN_DRIFT, MIN_ESCALATED_DRIFT = 0.04, 0.1  # confidence is within two points; on escalated rows, five
-MIN_STANDARD_ERRORS = 3.0  # standard errors that a reported change must exceed
 CALIBRATION_TOLERANCE = 0.03  # mean confidence less accuracy of points whose confidences may be compared
-_VARIANCES = (0.06, 0.12)  # upper bounds: of confidences, and of the difference of one comparison from its prediction
-
-
-@dataclass(slots=True)
-class _Mean:
-    """A decaying mean."""
-
-    kept: float
-    weight: float = 0.0
-    total: float = 0.0
-
-    def add(self, total: float, weight: float) -> None:
-        """Add values of this total weight and weighted total."""
-        self.forget(weight)
-        self.weight += weight
-        self.total += total
-
-    def forget(self, rows: float) -> None:
-        keep = math.exp(-rows / self.kept)
-        self.weight *= keep
-        self.total *= keep
-
-    def value(self, prior: float, rows: float) -> float:
-        return (self.total + rows * prior) / (self.weight + rows)
-
-
-class _Observations:
-    """Observed change of one point, by first-pass rows, by escalated rows and by shadow rows."""
-
-    def __init__(self) -> None:
-        self.rows = self.escalated_rows = 0.0
-        self.seen_at = 0.0
-        self.fell_at: float | None = None  # since when a lower accuracy is reported; None if none is
-        self.times = _Mean(DECAY_ROWS)
-        self.confidence = _Mean(DECAY_ROWS)
-        self.escalation_gain = _Mean(DECAY_ESCALATED_ROWS)
-        self.shadow_correction = _Mean(DECAY_SHADOW_ROWS)
-
-    @property
-    def change(self) -> float | None:
-        """Change of accuracy; None if it is not significant."""
-        by_rows = self.change_by_rows
-        return by_rows if by_rows is not None else self._change_by_escalations
-
-    @property
-    def change_by_rows(self) -> float | None:
-        change = self.confidence.value(0.0, PRIOR_ROWS) + self.shadow_correction.value(0.0, PRIOR_SHADOW_ROWS)
-        own, audits = (
-            (_VARIANCES[0], self.confidence, PRIOR_ROWS),
-            (_VARIANCES[1], self.shadow_correction, PRIOR_SHADOW_ROWS),
-        )
-        drifted = self.rows >= MIN_ROWS and abs(change) > max(MIN_DRIFT, MIN_STANDARD_ERRORS * _error(own, audits))
-        return change if drifted else None
-
-    @property
-    def _change_by_escalations(self) -> float | None:
-        change = self.escalation_gain.value(0.0, PRIOR_ROWS)
-        least = max(
-            MIN_ESCALATED_DRIFT, MIN_STANDARD_ERRORS * _error((_VARIANCES[0], self.escalation_gain, PRIOR_ROWS))
-        )
-        return change if self.escalated_rows >= MIN_ESCALATED_ROWS and abs(change) > least else None
-
-    def is_newer_than(self, now: float) -> bool:
-        return self.rows >= MIN_ROWS and self.times.value(0.0, 0.0) > now
-
-
-def _error(*parts: tuple[float, _Mean, float]) -> float:
-    """Return an upper bound of the standard error of a sum of means, each with its variance and its prior."""
-    return math.sqrt(sum(variance * mean.weight / (mean.weight + prior) ** 2 for variance, mean, prior in parts))
 
 
 @dataclass(frozen=True, slots=True)
@@ -187,6 +38,7 @@ class _Measured:
 
     accuracy: float
     confidence: float
+    samples: int
 
     @property
     def calibrated(self) -> bool:
@@ -215,7 +67,7 @@ class AccuracyMonitor:
         self._inputs_by_point = {v.name: _inputs_by_point(v, stage) for v in stage.variants}
         self._by_task = {(v.name, p.name) for v in stage.variants for p in v.points if p.accuracy_by_task}
         self._registered: dict[tuple[str, str], Mapping[str, Accuracy]] = {}
-        self._observations: dict[tuple[str, str, str], _Observations] = {}
+        self._observations: dict[tuple[str, str, str], Observations] = {}
         self.shadow_rows: dict[Key, int] = defaultdict(int)  # rows that also ran at the best point
 
     def register_task(self, variant: str, task: str, accuracies: Mapping[str, Accuracy]) -> None:
@@ -242,16 +94,10 @@ class AccuracyMonitor:
         measured = self._measured_of(key, task)
         if measured is None:
             return
-        values = [value for value in confidences.tolist() if 0.0 <= value <= 1.0]
-        rows = weight * len(values)
-        if not values:
-            return
-        total = weight * sum([value - measured.confidence for value in values])
-        for observations in self._observations_of(key, task, now):
-            observations.rows += rows
-            observations.confidence.add(total, rows)
-            observations.times.add(now * rows, rows)
-            observations.escalation_gain.forget(rows)
+        changes = [value - measured.confidence for value in confidences.tolist() if 0.0 <= value <= 1.0]
+        if changes:
+            for observations in self._observations_of(key, task, now):
+                observations.add(changes, weight)
 
     def observe_escalated(
         self, key: Key, task: str, confidences: Array, before: AccuracyBaseline, now: float, *, weight: float = 1.0
@@ -262,11 +108,8 @@ class AccuracyMonitor:
         if not valid.any() or not all(accuracy is not None and accuracy.calibrated for accuracy in both):
             return
         for observations in self._observations_of(key, task, now):
-            rows = weight * int(valid.sum())
             gain = float((values - first_confidences)[valid].sum()) - int(valid.sum()) * before.expected_gain
-            observations.escalated_rows += rows
-            observations.escalation_gain.add(weight * gain, rows)
-            observations.confidence.forget(rows)
+            observations.add_escalated(weight * gain, weight * int(valid.sum()))
 
     def observe_shadow(
         self, key: Key, best_point: Key, task: str, confidence: float, best_confidence: float, *, agrees: bool
@@ -294,7 +137,7 @@ class AccuracyMonitor:
             for key_and_task, observations in self._observations.items()
             if now - observations.seen_at < FORGET_SECONDS
         }
-        changes = {key_and_task: observations.change for key_and_task, observations in self._observations.items()}
+        changes = {key_and_task: observations.change() for key_and_task, observations in self._observations.items()}
         for key_and_task, change in changes.items():
             unchanged = change is None and changes.get((*key_and_task[:2], "")) is not None
             if unchanged and key_and_task[2] and self._observations[key_and_task].rows >= MIN_ROWS:
@@ -328,7 +171,7 @@ class AccuracyMonitor:
                 fell = drifted.get(key_and_task, estimate.measured) < estimate.measured
                 observations.fell_at = (observations.fell_at or now) if fell else None
                 estimate = replace(
-                    estimate, observed_at=observations.seen_at, escalated_only=observations.change_by_rows is None
+                    estimate, observed_at=observations.seen_at, escalated_only=observations.change_by_rows() is None
                 )
                 if observations.fell_at is not None:
                     estimate = replace(estimate, observed=drifted[key_and_task])
@@ -351,12 +194,13 @@ class AccuracyMonitor:
         counted_task = self._task_key(key, task)
         return [(*key, ""), (*key, counted_task)] if counted_task else [(*key, "")]
 
-    def _observations_of(self, key: Key, task: str, now: float) -> list[_Observations]:
+    def _observations_of(self, key: Key, task: str, now: float) -> list[Observations]:
         result = []
         for counted in self._keys(key, task):
             observations = self._observations.get(counted)
             if observations is None:
-                observations = self._observations[counted] = _Observations()
+                measured = self._measured.get(counted)
+                observations = self._observations[counted] = Observations(measured.samples if measured else 1)
             observations.seen_at = now
             result.append(observations)
         return result
@@ -384,7 +228,7 @@ def _measured(stage: Stage) -> dict[tuple[str, str, str], _Measured]:
 def _baseline_of(accuracy: Accuracy) -> _Measured | None:
     if accuracy.source != "Measured" or accuracy.mean_confidence is None:
         return None
-    return _Measured(accuracy.value, accuracy.mean_confidence)
+    return _Measured(accuracy.value, accuracy.mean_confidence, accuracy.samples or 1)
 
 
 def _valid(confidences: NDArray[np.float64]) -> NDArray[np.bool_]:

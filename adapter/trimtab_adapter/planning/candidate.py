@@ -1,7 +1,7 @@
 """`Candidate`: an operating point of a variant, with or without an escalation, and its speed."""
 
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from math import ceil, inf
 from typing import NamedTuple
 
@@ -27,9 +27,17 @@ class _PointSpeed:
     service_ratio: float
     max_rows: int
     """Largest batch of its variant."""
+    full_batches: dict[int, tuple[float, float]] = field(default_factory=dict)
+    """What `full_batch` found: all cascades of a point ask for the same."""
 
     def replica_rps(self, batch_size: int) -> float:
         return self.profile.throughput_rps(batch_size) / self.service_ratio
+
+    def full_batch(self, batch_size: int, quantile: float) -> tuple[float, float]:
+        """Rows per second of one replica, and service time at the SLO's quantile."""
+        if batch_size not in self.full_batches:
+            self.full_batches[batch_size] = self.replica_rps(batch_size), self.seconds(batch_size, quantile)
+        return self.full_batches[batch_size]
 
     def seconds(self, batch_size: int, quantile: float) -> float:
         """Service time of a full batch; of a generation stage the time to first token."""
@@ -59,16 +67,20 @@ class _Cascade:
         """Largest batch of both variants."""
         return min(self.first.max_rows, self.second.max_rows)
 
-    def replica_rps(self, batch_size: int) -> float:
-        """Rows per second of one replica; escalated rows are gathered into full batches."""
-        return 1.0 / (1.0 / self.first.replica_rps(batch_size) + self.share / self.second.replica_rps(batch_size))
+    def full_batch(self, batch_size: int, quantile: float) -> tuple[float, float]:
+        """Rows per second of one replica, and service time of a full batch and of its low-confidence rows after it.
+
+        Escalated rows are gathered into full batches.
+        """
+        (rps, seconds), (then_rps, _) = (point.full_batch(batch_size, quantile) for point in (self.first, self.second))
+        after = self.second.seconds(ceil(self.share * batch_size), quantile)
+        return 1.0 / (1.0 / rps + self.share / then_rps), seconds + after
+
+    def seconds(self, batch_size: int, quantile: float) -> float:
+        return self.full_batch(batch_size, quantile)[1]
 
     def generates_in_time(self, batch_size: int, slo: ServiceLevel) -> bool:
         return self.first.generates_in_time(batch_size, slo)
-
-    def seconds(self, batch_size: int, quantile: float) -> float:
-        """Service time of a full batch and of its low-confidence rows after it."""
-        return self.first.seconds(batch_size, quantile) + self.second.seconds(ceil(self.share * batch_size), quantile)
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,9 +126,8 @@ class Candidate:
         """The candidate with batches of this size; None if they are too large or too slow."""
         if batch_size > self.speed.max_rows or not self.speed.generates_in_time(batch_size, slo):
             return None
-        speed = self.speed
-        rates = speed.replica_rps(batch_size), self.max_rps(batch_size)
-        return SizedCandidate(self, batch_size, *rates, speed.seconds(batch_size, slo.quantile))
+        rps, seconds = self.speed.full_batch(batch_size, slo.quantile)
+        return SizedCandidate(self, batch_size, rps, self.max_rps(batch_size), seconds)
 
 
 class SizedCandidate(NamedTuple):

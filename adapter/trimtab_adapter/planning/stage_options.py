@@ -119,7 +119,8 @@ class StageBuilder:
         elif running is not None:
             runs = [self._runs(n) for n in own.tolist()]
             counts.append(np.where(runs, float(running.replicas), fewest))
-        most = np.array([self.stage.max_replicas_of(self.candidates.sized[n].candidate.variant) for n in own.tolist()])
+        bounds = {variant.name: self.stage.max_replicas_of(variant) for variant in self.stage.variants}
+        most = np.array([bounds[self.candidates.sized[n].candidate.variant.name] for n in own.tolist()])
         pairs = np.unique(np.stack((np.tile(own, len(counts)), np.concatenate(counts))), axis=1)
         own, replicas = pairs[0].astype(np.intp), pairs[1]
         found = OptionArrays(own, own, np.ones(own.size), replicas, np.zeros(own.size))

@@ -5,6 +5,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -24,7 +25,8 @@ from trimtab_pipelines.documents import load_pipeline
 from trimtab_pipelines.plan import ForecastRecord
 from trimtab_pipelines.profile import ModelProfile
 from trimtab_pipelines.request_outcome import LATE, OK
-from trimtab_pipelines.spec import InferencePipeline
+from trimtab_pipelines.spec import InferencePipeline, InferencePipelineSpec
+from trimtab_pipelines.stages import Stage
 
 PIPELINES = ("video", "audio-qa", "audio-sent", "sum-qa", "nlp")
 PAPER_VIDEO = Path(__file__).with_name("ipa_video.yaml")
@@ -118,8 +120,26 @@ def measure(source: Source, cell: Cell) -> PlannerRow:
 
 def _with_forecaster(pipeline: InferencePipeline, method: str, *, mixes: bool) -> InferencePipeline:
     adaptation = pipeline.spec.adaptation.model_copy(update={"forecaster": FORECASTERS.get(method, "LSTM")})
-    policy = {"scheduling_policy": "TokenAdaptive"} if mixes and method not in BASELINES else {}
-    return pipeline.model_copy(update={"spec": pipeline.spec.model_copy(update={"adaptation": adaptation, **policy})})
+    mixed: dict[str, Any] = {}
+    if mixes and method not in BASELINES:
+        mixed = {"scheduling_policy": "TokenAdaptive", "stages": tuple(map(_hosting, pipeline.spec.stages))}
+    changed = pipeline.spec.model_copy(update={"adaptation": adaptation, **mixed})
+    spec = InferencePipelineSpec.model_validate(changed.model_dump(by_alias=True))  # a copy keeps cached properties
+    return pipeline.model_copy(update={"spec": spec})
+
+
+def _hosting(stage: Stage) -> Stage:
+    """The stage with as much memory for each variant as for the largest with its cores: one replica hosts them."""
+    memory: dict[float, int] = {}
+    for resources in (variant.resources for variant in stage.variants):
+        memory[resources.cpu] = max(memory.get(resources.cpu, 0), resources.memory)
+    variants = [
+        variant.model_copy(
+            update={"resources": variant.resources.model_copy(update={"memory": memory[variant.resources.cpu]})}
+        )
+        for variant in stage.variants
+    ]
+    return stage.model_copy(update={"variants": tuple(variants)})
 
 
 def _scenario(

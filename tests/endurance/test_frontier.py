@@ -8,6 +8,7 @@ calm load only, and sends bursts.
 
 import time
 from dataclasses import dataclass
+from math import inf
 from pathlib import Path
 from typing import Any, Self
 
@@ -40,12 +41,13 @@ SOURCE = Path(__file__).parents[2] / "pipelines" / "digits"
 PROFILED = "profiled"
 CPU, LOAD_RPS, SLO = 0.15, 45.0, "700ms"
 SINGLE, MIX, CASCADE, ALL = "single", "mix", "cascade", "all"
-SECONDS = {SINGLE: {2: 60, 7: 30, 12: 90}, MIX: {3: 30}, CASCADE: {3: 30}, ALL: {2: 60, 3: 60, 4: 90}}
+SECONDS = {SINGLE: {2: 60, 7: 30, 12: 90}, MIX: {3: 20}, CASCADE: {3: 20}, ALL: {2: 60, 3: 60, 4: 90}}
 """How long each method is served with each budget, the most replicas of both stages together; 12 carry the heaviest."""
-LEARNING_SECONDS = 5.0
+LEARNING_SECONDS = 12.0
+"""Enough rows for shares below thresholds."""
 RESOLUTION = 0.003
 """Difference of accuracy that some thousand digits do not resolve."""
-SKEW, SKEWED_SECONDS = 5.0, 60.0
+SKEW, SKEWED_SECONDS = 5.0, 45.0
 BURST_CPU, CALM_RPS, BURST_FACTOR, BURSTS, BURST_SECONDS = 0.4, 20, 4, 10, 5
 
 
@@ -190,7 +192,7 @@ async def test_no_single_variants_are_above_the_frontier(tmp_path: Path, figures
         max(ours.measured for ours in found[ALL] if ours.cores <= single.cores + 1e-9) - single.measured
         for single in found[SINGLE]
     ]
-    enough = min(ours.cores for ours in found[ALL] if ours.measured >= heaviest.measured - RESOLUTION)
+    enough = min((o.cores for o in found[ALL] if o.measured >= heaviest.measured - RESOLUTION), default=inf)
     gap = max(abs(served.measured - served.expected) for served in found[ALL])
     figures.add(skewed_accuracy=skewed.measured, skewed_drifted=", ".join(skewed.drifted))
     figures.require("accuracy of all over single with as many cores, least", min(gains), ">=", -RESOLUTION)

@@ -44,7 +44,7 @@ class ResourceFlavor(Model):
     limit: Amount | None = Field(default=None, exclude_if=lambda limit: limit is None)
     """Most devices that the replicas of a pipeline may request together; cores, for replicas without devices."""
     node_startup_seconds: Seconds = Field(default=0.0, alias="nodeStartup", exclude_if=is_empty)
-    """Usual time until an autoscaler has added a node. A replica may wait so long for one."""
+    """Usual time until an autoscaler has added a node. A replica may wait twice as long for one."""
     spot: bool = Field(default=False, exclude_if=is_empty)
     """Whether its nodes may be reclaimed at short notice. `trimtab explain` tells what they save and risk."""
 

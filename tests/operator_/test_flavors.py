@@ -69,7 +69,7 @@ def test_rollout_keeps_the_limit_of_a_flavor() -> None:
     assert not selection.limit.fits(target.per_replica.times(3))
 
 
-@pytest.mark.parametrize(("startup", "given_up"), [("90s", False), ("5s", True)])
+@pytest.mark.parametrize(("startup", "given_up"), [("90s", False), ("35s", False), ("25s", True)])
 def test_pod_waits_as_long_as_its_node_takes(startup: str, *, given_up: bool) -> None:
     pipeline = a_flavored_pipeline(nodeStartup=startup)
     problem = Problem("Unschedulable", "no node")
@@ -78,6 +78,28 @@ def test_pod_waits_as_long_as_its_node_takes(startup: str, *, given_up: bool) ->
     selection = select_plan(ClusterSite(pipeline, {}, (pod,), SETTINGS), PlanHistory(a_plan(pipeline)), 60.0)
 
     assert (selection.schedulable is not None) is given_up
+
+
+@pytest.mark.parametrize("gated", [True, False])
+def test_gated_pod_is_on_its_way_however_long_it_takes(*, gated: bool) -> None:
+    pipeline = a_flavored_pipeline()
+    gates = [{"name": "kueue.x-k8s.io/admission"}] if gated else []
+    template = deployment_of(pipeline)["spec"]["template"]
+    metadata = template["metadata"] | {"name": "p", "creationTimestamp": CREATED}
+    pods = pod_states([{"metadata": metadata, "spec": template["spec"] | {"schedulingGates": gates}}])
+    selection = select_plan(ClusterSite(pipeline, {}, pods, SETTINGS), PlanHistory(a_plan(pipeline)), 1_800_000_000.0)
+
+    assert (selection.failure is None) is gated
+    assert selection.schedulable is None
+
+
+def test_replicas_wait_in_the_queue_of_their_pipeline() -> None:
+    pipeline = a_flavored_pipeline()
+    labels = {"kueue.x-k8s.io/queue-name": "team", "other": "label"}
+    queued = pipeline.model_copy(update={"metadata": pipeline.metadata.model_copy(update={"labels": labels})})
+    added = deployment_of(queued)["metadata"]["labels"].items() - deployment_of(pipeline)["metadata"]["labels"].items()
+
+    assert dict(added) == {"kueue.x-k8s.io/queue-name": "team"}
 
 
 @pytest.mark.parametrize(("health", "terminating"), [("Unhealthy", False), ("Unhealthy", True), ("Healthy", False)])

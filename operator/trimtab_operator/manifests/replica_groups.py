@@ -64,6 +64,7 @@ DATA_PORT_NAME = "data"
 SHARED_MEMORY = "shared-memory"
 CACHE_FOLDER = "/var/cache/trimtab"
 TASKS_FOLDER = "/etc/trimtab-tasks"
+QUEUE_LABEL = "kueue.x-k8s.io/queue-name"
 LONGEST_START_SECONDS = 1800
 """Time after which a container that never became ready is restarted; rollouts give up earlier (readyTimeout)."""
 
@@ -85,7 +86,8 @@ def replica_group(
     else:
         spec = _deployment_spec(labels, pods, surge=surge)
     name = replica_group_name(pipeline.name, stage.name, group.name)
-    written = owned(kind, name, pipeline, labels | variants, spec={"replicas": replicas, **spec})
+    queue = {key: value for key, value in pipeline.metadata.labels.items() if key == QUEUE_LABEL}
+    written = owned(kind, name, pipeline, labels | variants | queue, spec={"replicas": replicas, **spec})
     written["metadata"]["annotations"] = {TEMPLATE_HASH: fingerprint(pods)}
     return written
 

@@ -49,7 +49,7 @@ class PodState:
     terminating: bool
     scheduled: bool
     waiting_since: float
-    """When it last became unready, or was created."""
+    """When it last became unready, was scheduled, or was created."""
     requests: Capacity
     problem: Problem | None
     deployment: str = ""
@@ -58,6 +58,8 @@ class PodState:
     """Whether the kubelet reports so, which requires its feature gate ResourceHealthStatus."""
     leaving: str = ""
     """Its node and why that is about to go; empty if it stays."""
+    gated: bool = False
+    """Whether another controller keeps it from being scheduled, such as Kueue until it admits it."""
     deleted_first: bool = False
     """Whether its deletion cost is lower than that of other pods."""
 
@@ -82,8 +84,8 @@ def pod_states(pods: Sequence[Mapping[str, Any]], leaving: Mapping[str, str] = _
 def _state(pod: Mapping[str, Any], leaving: Mapping[str, str]) -> PodState:
     metadata, status, node = pod["metadata"], pod.get("status") or {}, pod["spec"].get("nodeName", "")
     labels = metadata.get("labels", {})
-    ready = condition_of(pod, "Ready")
-    changed = ready.get("lastTransitionTime") or metadata["creationTimestamp"]
+    ready, placed = condition_of(pod, "Ready"), condition_of(pod, "PodScheduled")
+    changes = (ready.get("lastTransitionTime"), placed.get("lastTransitionTime"), metadata["creationTimestamp"])
     return PodState(
         name=metadata["name"],
         component=labels.get(COMPONENT, ""),
@@ -92,12 +94,13 @@ def _state(pod: Mapping[str, Any], leaving: Mapping[str, str]) -> PodState:
         ready=ready.get("status") == "True",
         terminating="deletionTimestamp" in metadata,
         scheduled=bool(node),
-        waiting_since=max(parse_rfc3339(changed), parse_rfc3339(metadata["creationTimestamp"])),
+        waiting_since=max(parse_rfc3339(change) for change in changes if change),
         requests=_requests(pod),
-        problem=_problem(status, condition_of(pod, "PodScheduled")),
+        problem=_problem(status, placed),
         deployment=_deployment(metadata),
         has_unhealthy_device=_has_unhealthy_device(status),
         leaving=f"node {node} is about to go ({leaving[node]})" if node in leaving else "",
+        gated=bool(pod["spec"].get("schedulingGates")),
         deleted_first=str(metadata.get("annotations", {}).get(DELETION_COST, "0")).startswith("-"),
     )
 

@@ -19,6 +19,8 @@ from trimtab_pipelines.rollout import Capacity, total
 from trimtab_pipelines.status import Schedulable
 
 _MIN_REQUEUE_SECONDS = 1.0
+_LATE_NODE = 2.0
+"""Time after which a node does not come any more, over its flavor's usual time."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,7 +81,7 @@ def _timed_out(site: ClusterSite, plan: PipelinePlan, now: float) -> Problem | N
     for target in rollout_targets(plan, site.pipeline):
         for pod in pods_of(target, site):
             limit_seconds = _ready_timeout_seconds(site, pod)
-            if not pod.ready and now - pod.waiting_since > limit_seconds:
+            if not (pod.ready or pod.gated) and now - pod.waiting_since > limit_seconds:
                 cause = pod.problem.message if pod.problem else "see kubectl describe pod"
                 return Problem(
                     "ReadyTimeout",
@@ -89,7 +91,7 @@ def _timed_out(site: ClusterSite, plan: PipelinePlan, now: float) -> Problem | N
 
 
 def _ready_timeout_seconds(site: ClusterSite, pod: PodState) -> float:
-    return site.pipeline.spec.rollout.ready_timeout_seconds + site.node_startup_seconds(pod)
+    return site.pipeline.spec.rollout.ready_timeout_seconds + _LATE_NODE * site.node_startup_seconds(pod)
 
 
 def _schedulable(site: ClusterSite, now: float) -> Schedulable | None:
@@ -117,9 +119,9 @@ def _schedulable(site: ClusterSite, now: float) -> Schedulable | None:
 
 
 def _grace_seconds(site: ClusterSite, pod: PodState) -> float:
-    """Time for which a pod may wait for a node: at least until an autoscaler has added one of its flavor."""
+    """Time for which a pod may wait for a node: twice what an autoscaler usually needs for one of its flavor."""
     grace_seconds = site.pipeline.spec.rollout.unschedulable_grace_seconds
-    return max(grace_seconds, site.node_startup_seconds(pod))
+    return max(grace_seconds, _LATE_NODE * site.node_startup_seconds(pod))
 
 
 def _at_least_minimum(site: ClusterSite, capacity: Capacity) -> Capacity:

@@ -16,6 +16,7 @@ from prometheus_client.registry import Collector
 from trimtab_adapter.controller import Tick
 from trimtab_pipelines.flavors import DEFAULT_FLAVOR, DEFAULT_NAME
 from trimtab_pipelines.plan import Expectation
+from trimtab_pipelines.spec import InferencePipelineSpec
 
 BASE = ("namespace", "pipeline")
 STAGE = ("stage", "variant")
@@ -42,6 +43,7 @@ _GAUGES: dict[str, tuple[str, tuple[str, ...]]] = {
         (*STAGE, "operating_point", "escalated"),
     ),
     "budget_cores": ("Budget in cores, limited to what the nodes can schedule", ()),
+    "budget_cost_per_hour": ("Budget of the cost an hour, if there is one", ()),
     "slo_seconds": ("Latency SLO", ()),
     "plan_changed_timestamp_seconds": ("Unix time of the last plan change", ()),
     "last_change_info": ("The last plan change and its reason", ("change",)),
@@ -77,8 +79,7 @@ class _LastTick:
 
     def gauges(self) -> Iterator[Sample]:
         tick, spec = self.tick, self.tick.pipeline.spec
-        yield "budget_cores", spec.budget.cores, ()
-        yield "slo_seconds", spec.slo.latency_seconds, ()
+        yield from _target_gauges(spec)
         if tick.load is not None:
             yield "observed_load_rps", tick.load.peak_rps, ()
         if tick.forecast is not None:
@@ -101,6 +102,13 @@ class _LastTick:
             yield "planned_batch_size_rows", stage.batch_size, (stage.name, stage.variant)
             for (variant, point, escalated), share in stage.expected_rows.items():
                 yield "planned_row_share", share, (stage.name, variant, point, str(escalated).lower())
+
+
+def _target_gauges(spec: InferencePipelineSpec) -> Iterator[Sample]:
+    yield "slo_seconds", spec.slo.latency_seconds, ()
+    yield "budget_cores", spec.budget.cores, ()
+    if spec.budget.cost_per_hour is not None:
+        yield "budget_cost_per_hour", spec.budget.cost_per_hour, ()
 
 
 def _expected_gauges(expected: Expectation) -> Iterator[Sample]:

@@ -7,7 +7,8 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
 from trimtab_kubernetes.objects import Object
 from trimtab_operator.reconciliation.observed_state import desired_replicas
-from trimtab_pipelines.kubernetes_names import REPLICA_GROUP_LABEL, STAGE_LABEL
+from trimtab_pipelines.flavors import DEFAULT_NAME
+from trimtab_pipelines.kubernetes_names import FLAVOR_LABEL, REPLICA_GROUP_LABEL, STAGE_LABEL
 from trimtab_pipelines.rollout import ReplicaGroupState
 
 _BUCKETS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30)
@@ -21,12 +22,18 @@ class Metrics:
         self.registry = CollectorRegistry()
         self._replicas = Gauge(
             "trimtab_replicas",
-            "Replicas of a replica group, desired and ready",
+            "Replicas of a replica group: desired, ready, pending without a node, or on a node that is about to go",
             (*_PIPELINE, "stage", "replica_group", "state"),
             registry=self.registry,
         )
         self._cores = Gauge(
             "trimtab_allocated_cores", "Cores requested by all existing replicas", _PIPELINE, registry=self.registry
+        )
+        self._devices = Gauge(
+            "trimtab_allocated_devices",
+            "Devices requested by all existing replicas, by resource flavor",
+            (*_PIPELINE, "flavor"),
+            registry=self.registry,
         )
         self._conditions = Gauge(
             "trimtab_condition",
@@ -61,6 +68,11 @@ class Metrics:
             where = (*key, labels[STAGE_LABEL], labels[REPLICA_GROUP_LABEL])
             values[self._replicas, (*where, "desired")] = desired_replicas(found)
             values[self._replicas, (*where, "ready")] = each.ready
+            values[self._replicas, (*where, "pending")] = each.unscheduled
+            values[self._replicas, (*where, "leaving")] = each.leaving
+            if each.per_replica.gpus:
+                devices = self._devices, (*key, labels.get(FLAVOR_LABEL, DEFAULT_NAME))
+                values[devices] = values.get(devices, 0.0) + each.requested.gpus
         if status:
             values[self._cores, key] = float(status.get("cores", 0))
         for condition in status.get("conditions", []):

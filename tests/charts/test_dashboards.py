@@ -47,6 +47,7 @@ trimtab_planned_batch_size_rows{namespace="a",pipeline="p",stage="read",variant=
 trimtab_planned_row_share{namespace="a",pipeline="p",stage="read",variant="l",operating_point="all",escalated="false"} 1
 trimtab_plan_feasible{namespace="a",pipeline="p"} 1
 trimtab_budget_cores{namespace="a",pipeline="p"} 4
+trimtab_budget_cost_per_hour{namespace="a",pipeline="p"} 4
 trimtab_slo_seconds{namespace="a",pipeline="p"} 0.4
 trimtab_solve_seconds_bucket{namespace="a",pipeline="p",le="0.1"} 5
 trimtab_solve_seconds_bucket{namespace="a",pipeline="p",le="+Inf"} 5
@@ -55,7 +56,9 @@ trimtab_plan_changed_timestamp_seconds{namespace="a",pipeline="p"} 1700000000
 trimtab_last_change_info{namespace="a",pipeline="p",change="read: l for m, since the load fell"} 1
 trimtab_forecast_error_ratio{namespace="a",pipeline="p"} 0.1
 trimtab_replicas{namespace="a",pipeline="p",stage="read",replica_group="shared",state="desired"} 2
+trimtab_replicas{namespace="a",pipeline="p",stage="read",replica_group="shared",state="pending"} 0
 trimtab_allocated_cores{namespace="a",pipeline="p"} 2
+trimtab_allocated_devices{namespace="a",pipeline="p",flavor="l4"} 0
 trimtab_condition{namespace="a",pipeline="p",type="Ready",status="True"} 1
 trimtab_condition{namespace="a",pipeline="p",type="MetricsAvailable",status="True"} 1
 trimtab_condition{namespace="a",pipeline="p",type="PlanApplied",status="True"} 1
@@ -66,6 +69,7 @@ trimtab_reconciles_total{outcome="done"} 5
 OF_THE_OPERATOR = {
     "trimtab_replicas",
     "trimtab_allocated_cores",
+    "trimtab_allocated_devices",
     "trimtab_condition",
     "trimtab_reconcile_seconds",
     "trimtab_reconciles",

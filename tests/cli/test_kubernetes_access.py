@@ -9,7 +9,7 @@ from tests.builders import a_body, a_measured_profile, a_plan, a_profile, a_vari
 from trimtab.app import run
 from trimtab.kubernetes_access import request_profiling
 from trimtab_kubernetes import Cluster, list_and_watch
-from trimtab_pipelines.documents import parse
+from trimtab_pipelines.documents import dump_yaml, parse
 from trimtab_pipelines.kubernetes_names import PROFILE_ANNOTATION, profile_job_name
 from trimtab_pipelines.plan import ForecastRecord
 from trimtab_pipelines.processes.child_process import StartError
@@ -106,7 +106,9 @@ async def test_explain_in_cluster_uses_the_current_plan(cluster, namespace, kube
     assert "give --load" in refused
 
 
-async def test_explain_in_cluster_uses_the_charts_flavors(cluster, namespace, kubeconfig, monkeypatch, capsys) -> None:
+async def test_explain_in_cluster_uses_the_charts_flavors(
+    cluster, namespace, kubeconfig, monkeypatch, capsys, tmp_path
+) -> None:
     monkeypatch.setenv("KUBECONFIG", str(kubeconfig))
     labels = {"app.kubernetes.io/name": "trimtab", "app.kubernetes.io/component": "adapter"}
     flavors = {"name": "TRIMTAB_FLAVORS", "value": '[{"name": "cheap", "prices": {"core": 0.04}}]'}
@@ -125,10 +127,12 @@ async def test_explain_in_cluster_uses_the_charts_flavors(cluster, namespace, ku
     profile = a_profile("first", [a_measured_profile({1: 0.01}, "light")], "echoes")
     for one in (deployment, *(a_body(each, namespace=namespace) for each in (pipeline, profile))):
         await cluster.apply(one, manager="user")
-    arguments = ["explain", "echoes", "--load", "4", "--in-cluster", "--namespace", namespace]
-
-    assert await asyncio.to_thread(run, arguments) == 0
-    assert "cheap 0.04" in capsys.readouterr().out
+    file = tmp_path / "pipeline.yaml"
+    file.write_text(dump_yaml(pipeline))
+    for argument in ("echoes", str(file)):
+        arguments = ["explain", argument, "--load", "4", "--in-cluster", "--namespace", namespace]
+        assert await asyncio.to_thread(run, arguments) == 0
+        assert "cheap 0.04" in capsys.readouterr().out
 
 
 async def test_status_lists_pipelines_of_the_cluster(cluster, namespace, kubeconfig, monkeypatch, capsys) -> None:

@@ -1,8 +1,8 @@
 """`EngineIngress`: routes that only a third-party engine serves, under the admission and scheduling of chats."""
 
-import asyncio
 import time
 from collections.abc import Mapping
+from functools import partial
 from secrets import token_hex
 
 from aiohttp import web
@@ -14,6 +14,7 @@ from trimtab_protocol.chat.engine_responses import ForwardedChunkWriter, whole_r
 from trimtab_protocol.chat.engine_routes import ROUTES, EngineRoute, parse_engine_request
 from trimtab_protocol.chat.internal_wire import MESSAGES, OPTIONS, bytes_tensor
 from trimtab_router.admission.memory_budget import Reservation
+from trimtab_router.admission.parsing_turns import ParsingTurns
 from trimtab_router.admission.request_parsing import parse_request
 from trimtab_router.ingress.base import Ingress, abort_connection, error_response, request_id
 from trimtab_router.ingress.engine_forms import parse_engine_form
@@ -35,6 +36,7 @@ class EngineIngress(Ingress):
         super().__init__(router)
         self._settings: ChatSettings | None = router.pipeline.spec.chat_settings
         self._inputs = {tensor.name: tensor.datatype for tensor in router.pipeline.spec.inputs}
+        self._turns = ParsingTurns()
 
     def refuse(self, request: web.BaseRequest, refusal: Refusal) -> web.Response:
         response = error_response(request, refusal, sse_error(refusal))
@@ -80,9 +82,8 @@ class EngineIngress(Ingress):
         if route.form:
             parsed = await parse_engine_form(route, body, request.headers)
         else:
-            parsed = await asyncio.to_thread(
-                parse_engine_request, route, body, router.limits.json_bytes, settings.images
-            )
+            parse = partial(parse_engine_request, route, body, router.limits.json_bytes, settings.images)
+            parsed = await self._turns.run(len(body), parse)
         if parsed.model not in {"", name}:
             raise unknown_model(parsed.model, name)
         call_id = request_id(request) or token_hex(16)

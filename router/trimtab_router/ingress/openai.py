@@ -33,7 +33,6 @@ from trimtab_protocol.rest import JSON_CONTENT_TYPE
 from trimtab_protocol.sanitize import printable
 from trimtab_protocol.tensors import Array
 from trimtab_router.admission.memory_budget import Reservation
-from trimtab_router.admission.parsing_turns import ParsingTurns
 from trimtab_router.admission.request_parsing import parse_request
 from trimtab_router.ingress.base import json_response, request_client, request_id
 from trimtab_router.ingress.engine_ingress import CHAT, EngineIngress
@@ -66,7 +65,6 @@ class OpenAiIngress(EngineIngress):
         stages = [stage for stage in router.pipeline.spec.stages if stage.generates]
         # Trimtab's own engine may serve the chats of a third-party engine after a change of plan.
         self._mixes_engines = len({variant.forwards_chats for stage in stages for variant in stage.variants}) > 1
-        self._turns = ParsingTurns()
         self._fetcher = ImageFetcher(self._settings.images) if self._settings is not None else None
 
     async def route(self, request: web.BaseRequest) -> web.StreamResponse:

@@ -1,8 +1,9 @@
 """Profile tasks: the measurements that a pipeline needs before it can be planned in a cluster.
 
-There is one task for each kind of node and Secret. The operator creates a Job for each task and the profiler runs it. A
-task's fingerprint changes exactly when its earlier measurements no longer apply. The SLO is not part of it:
-measurements stay valid under another SLO, but a longer one needs batch sizes that a shorter one skipped.
+There is one task for each kind of node and Secret, and one for each user container. The operator creates a Job for each
+task and the profiler runs it. A task's fingerprint changes exactly when its earlier measurements no longer apply. The
+SLO is not part of it: measurements stay valid under another SLO, but a longer one needs batch sizes that a shorter one
+skipped.
 """
 
 import hashlib
@@ -43,7 +44,7 @@ _ACCURACY_FIELDS = ("accuracy", "accuracyEvidence", "accuracyByTask", "escalatio
 
 @dataclass(frozen=True, slots=True)
 class ProfileTask:
-    """Variants of a pipeline that run on one kind of node, with one Secret or none."""
+    """Variants of a pipeline that run on one kind of node, with one Secret or none; or one with its own container."""
 
     name: str
     accelerator: str | None
@@ -52,6 +53,8 @@ class ProfileTask:
     fingerprint: str
     run: str
     """Identifies the task's Job: the fingerprint and the SLO."""
+    container: bool = False
+    """Whether its only variant has its own container."""
 
     @property
     def variants_by_stage(self) -> dict[str, tuple[str, ...]]:
@@ -62,32 +65,42 @@ class ProfileTask:
 def profile_tasks(pipeline: InferencePipeline) -> tuple[ProfileTask, ...]:
     """Group a pipeline's variants by kind of node and by the Secret of their weights.
 
-    Two Secrets in one pod could set the same variables. Variants with their own container are not measured.
+    Two Secrets in one pod could set the same variables. A variant with its own container is a task of its own.
     """
     kinds: dict[str, list[tuple[Stage, Variant]]] = {}
     for stage in pipeline.spec.stages:
         for variant in stage.variants:
-            if variant.container is not None:
-                continue
-            kinds.setdefault(_node_kind(variant), []).append((stage, variant))
+            own = (stage.name, variant.name) if variant.container is not None else ()
+            kinds.setdefault(_node_kind(variant, *own), []).append((stage, variant))
     request = pipeline.metadata.annotations.get(PROFILE_ANNOTATION, "")
     image = [pipeline.spec.model_server_image] if pipeline.spec.model_server_image else []
     inputs = [f"{key}: {value}" for key, value in pipeline.metadata.annotations.items() if key in INPUT_ANNOTATIONS]
     version = [request, *image, *sorted(inputs)] if image or inputs else request
-    return tuple(_task(pipeline.spec, members, version) for members in kinds.values())
+    return tuple(_task(pipeline.spec, kind, members, version) for kind, members in kinds.items())
 
 
 def missing_profile_tasks(pipeline: InferencePipeline, profiles: Iterable[ModelProfile]) -> tuple[ProfileTask, ...]:
-    """Tasks with stages that have no profile, an outdated one, or one that skipped batch sizes within the SLO."""
+    """Tasks with stages that have no profile, an outdated one, or one that skipped batch sizes within the SLO.
+
+    A user container for which a user applied a profile, without fingerprint, is not measured.
+    """
+    own = [profile for profile in profiles if profile.spec.pipeline == pipeline.name]
+    applied = {
+        (profile.spec.stage, point.variant)
+        for profile in own
+        if FINGERPRINT_ANNOTATION not in profile.metadata.annotations
+        for point in profile.spec.points
+    }
     profiled = {
         (profile.spec.stage, profile.metadata.annotations.get(FINGERPRINT_ANNOTATION, ""))
-        for profile in profiles
-        if profile.spec.pipeline == pipeline.name and _covers_slo(profile, pipeline.spec.slo.latency_seconds)
+        for profile in own
+        if _covers_slo(profile, pipeline.spec.slo.latency_seconds)
     }
     return tuple(
         task
         for task in profile_tasks(pipeline)
         if any((stage, task.fingerprint) not in profiled for stage in task.variants_by_stage)
+        and not (task.container and task.variants[0] in applied)
     )
 
 
@@ -96,26 +109,12 @@ def _covers_slo(profile: ModelProfile, slo_seconds: float) -> bool:
     return slo_seconds <= (profile.spec.longest_batch_seconds or math.inf)
 
 
-def unprofiled_containers(pipeline: InferencePipeline, profiles: Iterable[ModelProfile]) -> tuple[tuple[str, str], ...]:
-    """(stage, variant) of each user-provided container without measurements.
-
-    The profiler cannot start these containers; users provide a ModelProfile of any name, without fingerprint.
-    """
-    profiled = {
-        (profile.spec.stage, point.variant)
-        for profile in profiles
-        if profile.spec.pipeline == pipeline.name
-        for point in profile.spec.points
-    }
-    containers = ((stage.name, v.name) for stage in pipeline.spec.stages for v in stage.variants if v.container)
-    return tuple(container for container in containers if container not in profiled)
-
-
-def _node_kind(variant: Variant) -> str:
+def _node_kind(variant: Variant, *own: str) -> str:
+    """Key of a task; `own` are stage and name of a variant with its own container."""
     keys = {"flavor", "node_selector", "tolerations", "runtime_class_name"}
     placement = variant.model_dump(mode="json", include=keys)
     secret = [variant.secret_name] if variant.secret_name else []
-    return json.dumps([placement, variant.resources.gpu > 0, *secret], sort_keys=True)
+    return json.dumps([placement, variant.resources.gpu > 0, *secret, *own], sort_keys=True)
 
 
 def _profiled_fields(variant: Variant) -> dict[str, Any]:
@@ -131,7 +130,9 @@ def _input_tensors(spec: InferencePipelineSpec, stage: Stage) -> list[tuple[str,
     return [(name, tensor.datatype, [*tensor.shape]) for name, tensor in tensors]
 
 
-def _task(spec: InferencePipelineSpec, members: list[tuple[Stage, Variant]], version: str | list[str]) -> ProfileTask:
+def _task(
+    spec: InferencePipelineSpec, kind: str, members: list[tuple[Stage, Variant]], version: str | list[str]
+) -> ProfileTask:
     first = members[0][1]
     accelerator = "gpu" if first.resources.gpu else None
     measured = [
@@ -139,11 +140,11 @@ def _task(spec: InferencePipelineSpec, members: list[tuple[Stage, Variant]], ver
         for stage, variant in members
     ]
     fingerprint = hashlib.sha256(json.dumps([measured, version], sort_keys=True).encode()).hexdigest()[:16]
-    kind = hashlib.sha256(_node_kind(first).encode()).hexdigest()[:5]
     return ProfileTask(
-        name=f"{accelerator or 'cpu'}-{kind}",
+        name=f"{accelerator or 'cpu'}-{hashlib.sha256(kind.encode()).hexdigest()[:5]}",
         accelerator=accelerator,
         variants=tuple((stage.name, variant.name) for stage, variant in members),
         fingerprint=fingerprint,
         run=f"{fingerprint}/{spec.slo.latency_seconds}",
+        container=first.container is not None,
     )

@@ -47,7 +47,8 @@ async def run_task(
     started = time.monotonic()
     names = "; ".join(f"{stage}: {', '.join(variants)}" for stage, variants in only.items())
     log.info("measuring %s on %d cores, load %.1f", names, usable_cores(), os.getloadavg()[0])
-    profiles = await profile(pipeline, folder, options or ProfileOptions.quick(pipeline, only), _log_progress)
+    measured = _with_local_containers(pipeline) if task.container else pipeline
+    profiles = await profile(measured, folder, options or ProfileOptions.quick(pipeline, only), _log_progress)
     for stage, stage_profile in profiles.items():
         body = profile_body(stage_profile, pipeline, task, owner)
         await _retry(lambda body=body: cluster.apply(body, manager=PROFILER_MANAGER))
@@ -55,6 +56,15 @@ async def run_task(
         log.info("%s: %d points written to ModelProfile %s", stage, points, name)
     log.info("done in %.0f s", time.monotonic() - started)
     return profiles
+
+
+def _with_local_containers(pipeline: InferencePipeline) -> InferencePipeline:
+    """A pipeline whose containers serve in this pod."""
+    document = pipeline.model_dump(mode="json", by_alias=True)
+    for variant in [variant for stage in document["spec"]["stages"] for variant in stage["variants"]]:
+        if container := variant.get("container"):
+            container["endpoints"] = [f"http://127.0.0.1:{container['port']}"]
+    return InferencePipeline.model_validate(document)
 
 
 def find_task(pipeline: InferencePipeline, name: str) -> ProfileTask:

@@ -5,12 +5,13 @@ from pathlib import Path
 
 import pytest
 
-from tests.builders import a_body, a_variant, an_echo_pipeline
+from tests.builders import a_body, a_point_profile, a_profile, a_variant, an_echo_pipeline
+from tests.router.fakes import FakeReplica
 from trimtab_kubernetes import Cluster
 from trimtab_pipelines.documents import dump_yaml, parse
 from trimtab_pipelines.kubernetes_names import PROFILER_MANAGER
 from trimtab_pipelines.profile import ModelProfile
-from trimtab_pipelines.profiling import missing_profile_tasks, profile_tasks, unprofiled_containers
+from trimtab_pipelines.profiling import missing_profile_tasks, profile_tasks
 from trimtab_pipelines.resource import Metadata
 from trimtab_pipelines.spec import InferencePipeline
 from trimtab_profiler.__main__ import main
@@ -55,15 +56,32 @@ async def test_deleted_pipeline_is_not_measured(cluster: Cluster, namespace: str
         await run_task(cluster, pipeline, tmp_path, profile_tasks(pipeline)[0].name)
 
 
-def test_variants_with_containers_are_not_measured() -> None:
+async def test_a_user_container_is_measured_in_the_pod(cluster: Cluster, namespace: str, tmp_path: Path) -> None:
+    server = await FakeReplica().start()
+    container = {"image": "triton:1", "port": server.port, "modelName": "small"}
+    theirs = {"name": "theirs", "accuracy": 0.9, "maxBatchSize": 1, "container": container}
+    pipeline = of_namespace(an_echo_pipeline([a_variant("plain"), theirs]), namespace)
+    await cluster.apply(a_body(pipeline), manager="user")
+    _, task = profile_tasks(pipeline)
+    options = dataclasses.replace(ProfileOptions.quick(pipeline, task.variants_by_stage), effort=BRIEF)
+    try:
+        profiles = await run_task(cluster, pipeline, tmp_path, task.name, options)
+    finally:
+        await server.kill()
+
+    assert task.variants == (("first", "theirs"),)
+    assert [point.variant for point in profiles["first"].spec.points] == ["theirs"]
+
+
+def test_a_container_with_an_applied_profile_is_not_measured() -> None:
     theirs = {"name": "theirs", "accuracy": 0.9, "container": {"image": "triton:1"}}
     pipeline = an_echo_pipeline([a_variant("plain"), theirs])
+    plain, own = profile_tasks(pipeline)
+    applied = a_profile("first", [a_point_profile("theirs")], pipeline.name)
 
-    (task,) = profile_tasks(pipeline)
-
-    assert task.variants == (("first", "plain"),)
-    assert unprofiled_containers(pipeline, []) == (("first", "theirs"),)
-    with pytest.raises(TaskError, match=f"no profile task 'gpu'; its tasks: {task.name}"):
+    assert missing_profile_tasks(pipeline, []) == (plain, own)
+    assert missing_profile_tasks(pipeline, [applied]) == (plain,)
+    with pytest.raises(TaskError, match=f"no profile task 'gpu'; its tasks: {plain.name}"):
         find_task(pipeline, "gpu")
 
 

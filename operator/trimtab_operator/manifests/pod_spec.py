@@ -38,6 +38,11 @@ def security_of_pod() -> Object:
     }
 
 
+def security_of_user_pod() -> Object:
+    """Pod security context of a user-provided container, which has its own user."""
+    return {"runAsNonRoot": True, "seccompProfile": {"type": "RuntimeDefault"}}
+
+
 def security_of_container(*, read_only: bool = True) -> Object:
     context: Object = {"allowPrivilegeEscalation": False, "capabilities": {"drop": ["ALL"]}}
     return context | ({"readOnlyRootFilesystem": True} if read_only else {})

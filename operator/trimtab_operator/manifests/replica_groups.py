@@ -33,12 +33,12 @@ from trimtab_operator.manifests.pod_spec import (
     scratch,
     security_of_container,
     security_of_pod,
+    security_of_user_pod,
     spread,
     termination_grace,
 )
 from trimtab_operator.settings import Settings
 from trimtab_pipelines.engines import ENGINES
-from trimtab_pipelines.flavors import ResourceFlavor
 from trimtab_pipelines.kubernetes_names import (
     COMPONENT,
     DATA_PORT,
@@ -179,14 +179,10 @@ def template(pipeline: InferencePipeline, stage: Stage, group: ReplicaGroup, set
     labels = group_labels(pipeline, stage, group)
     if first.container is not None:
         guards = tls_sidecar_containers(first.container, settings)
-        memory = [{"name": SHARED_MEMORY, "emptyDir": {"medium": "Memory"}}] if first.resources.gpu > 1 else []
-        volumes = [*scratch("tmp"), *memory, *tls_sidecar_volumes(pipeline, settings)]
+        volumes = [*user_volumes(first), *tls_sidecar_volumes(pipeline, settings)]
         shared |= {"volumes": volumes} | ({"initContainers": guards} if guards else {})
-        container = _custom_container(
-            first, first.container, pipeline.spec.slo.drain_seconds, pipeline.spec.flavor(first)
-        )
-        security = {"runAsNonRoot": True, "seccompProfile": {"type": "RuntimeDefault"}}
-        return pod(labels, [container], securityContext=security, **shared)
+        container = user_container(pipeline, first, first.container)
+        return pod(labels, [container], securityContext=security_of_user_pod(), **shared)
     container = _model_server(pipeline, stage, group, settings)
     volumes = [
         *scratch("tmp"),
@@ -248,8 +244,15 @@ def _model_server(pipeline: InferencePipeline, stage: Stage, group: ReplicaGroup
     }
 
 
-def _custom_container(variant: Variant, container: Container, drain_seconds: float, flavor: ResourceFlavor) -> Object:
+def user_volumes(variant: Variant) -> list[Object]:
+    """Volumes of a variant's own container."""
+    memory = [{"name": SHARED_MEMORY, "emptyDir": {"medium": "Memory"}}] if variant.resources.gpu > 1 else []
+    return [*scratch("tmp"), *memory]
+
+
+def user_container(pipeline: InferencePipeline, variant: Variant, container: Container) -> Object:
     """User-provided container: its own user, writable files and complete Secret, within the level `restricted`."""
+    drain_seconds, flavor = pipeline.spec.slo.drain_seconds, pipeline.spec.flavor(variant)
     secret = {"envFrom": [{"secretRef": {"name": variant.secret_name}}]} if variant.secret_name else {}
     words = (*container.command, *container.args, *container.env.values())
     port = {"PORT": str(container.port)} if any("$(PORT)" in word for word in words) else {}

@@ -11,7 +11,7 @@ from trimtab_operator.settings import Settings
 from trimtab_pipelines.documents import DocumentError, parse
 from trimtab_pipelines.kubernetes_names import profile_job_name
 from trimtab_pipelines.profile import ModelProfile
-from trimtab_pipelines.profiling import ProfileTask, missing_profile_tasks, profile_tasks, unprofiled_containers
+from trimtab_pipelines.profiling import ProfileTask, missing_profile_tasks, profile_tasks
 from trimtab_pipelines.spec import InferencePipeline
 from trimtab_pipelines.status import condition_of
 
@@ -34,21 +34,15 @@ def profiling(
     pipeline: InferencePipeline, found: Sequence[Object], owned: Mapping[Ref, Object], settings: Settings
 ) -> ProfilingState:
     profiles, invalid = _parse_profiles(found)
-    missing, unknown = missing_profile_tasks(pipeline, profiles), unprofiled_containers(pipeline, profiles)
+    missing = missing_profile_tasks(pipeline, profiles)
     jobs = [profile_job(pipeline, task, settings) for task in missing]
     running = [ref for ref, job in owned.items() if ref.kind == "Job" and not _finished(job)]
     account = profiler_account(pipeline, settings) if jobs or running else []
-    finding = _finding(pipeline, missing, owned) if missing or not unknown else _containers_unprofiled(unknown)
+    finding = _finding(pipeline, missing, owned)
     if invalid:
         ignored = "; ".join(f"ignored: {message}" for _, message in invalid)
         finding = replace(finding, message=f"{finding.message}; {ignored}")
     return ProfilingState(missing, finding, (*account, *jobs), tuple(invalid))
-
-
-def _containers_unprofiled(unknown: Sequence[tuple[str, str]]) -> ConditionState:
-    variants = ", ".join(f"stage {stage} variant {variant}" for stage, variant in unknown)
-    hint = "apply a ModelProfile, see docs/develop/bring-your-own-container.md; until then the variant is not planned"
-    return failing("ProfilesReady", "ProfileMissing", f"{variants}: Jobs do not profile custom containers; {hint}")
 
 
 def _parse_profiles(found: Sequence[Object]) -> tuple[list[ModelProfile], list[InvalidProfile]]:

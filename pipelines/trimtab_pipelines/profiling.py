@@ -111,7 +111,7 @@ def _covers_slo(profile: ModelProfile, slo_seconds: float) -> bool:
 
 def _node_kind(variant: Variant, *own: str) -> str:
     """Key of a task; `own` are stage and name of a variant with its own container."""
-    keys = {"flavor", "node_selector", "tolerations", "runtime_class_name"}
+    keys = {"flavor", "node_selector", "tolerations", "runtime_class_name", "pod_template"}
     placement = variant.model_dump(mode="json", include=keys)
     secret = [variant.secret_name] if variant.secret_name else []
     return json.dumps([placement, variant.resources.gpu > 0, *secret, *own], sort_keys=True)

@@ -107,11 +107,12 @@ class Stage(Model):
     pin: Pin = Pin()
 
     def hosting_key(self, variant: Variant) -> Hashable:
-        """What variants that one replica loads have in common: they request the same resources on the same nodes."""
+        """What variants that one replica loads have in common: the same resources on the same nodes, and pods alike."""
         if self.variant_placement == "Dedicated" or variant.container is not None:
             return variant.name
         nodes = tuple(sorted(variant.node_selector.items())), variant.tolerations, variant.runtime_class_name
-        return variant.resources, variant.flavor, nodes, variant.secret_name
+        template = variant.pod_template.model_dump_json() if variant.pod_template is not None else ""
+        return variant.resources, variant.flavor, nodes, variant.secret_name, template
 
     def hosted_with(self, variant: str) -> tuple[Variant, ...]:
         """Variants that may serve batches beside this one, itself included, because the same replica loads them.

@@ -9,6 +9,7 @@ from trimtab_pipelines.accuracy_evidence import AccuracyEvidence, declared_accur
 from trimtab_pipelines.engines import ENGINES, OPEN_INFERENCE_READY, EngineName
 from trimtab_pipelines.escalation import MAX_ESCALATIONS, Escalation
 from trimtab_pipelines.operating_point import AccuracyByTask, OperatingPoint
+from trimtab_pipelines.pod_template import PodTemplate
 from trimtab_pipelines.quantity import Bytes, Cores, Fraction
 from trimtab_pipelines.resource import Model, Name, find_named, is_empty, require_unique
 from trimtab_pipelines.tasks import MAX_TASKS, Task
@@ -148,6 +149,7 @@ class Variant(Model):
     tolerations: tuple[Toleration, ...] = Field(default=(), max_length=16)
     runtime_class_name: str | None = None
     """RuntimeClass of the pods, such as nvidia."""
+    pod_template: PodTemplate | None = Field(default=None, exclude_if=lambda template: template is None)
     max_batch_size: int = Field(default=64, ge=1, le=4096)
     """Largest number of rows in one batch."""
     encoder: Literal["Colocated", "Disaggregated"] | None = Field(

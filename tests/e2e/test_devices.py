@@ -1,4 +1,7 @@
-"""Pipeline on devices of a real node: ready, changes of flavor and fraction under load, and an unhealthy device."""
+"""Pipeline of a user container on devices of a real node: measured by profile Jobs, ready, and changed under load.
+
+Changes are of flavor and fraction, and an unhealthy device.
+"""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -10,8 +13,8 @@ import pytest
 import pytest_asyncio
 import yaml
 
-from tests.builders import a_body, a_pipeline_document, a_point_profile, a_profile, a_stage, a_variant
-from tests.e2e.conftest import MANAGER, NAMESPACE, Installation
+from tests.builders import a_pipeline_document, a_stage, a_variant
+from tests.e2e.conftest import NAMESPACE, Installation
 from tests.e2e.device_plugin import FOLDER, DevicePlugin
 from tests.e2e.load import send
 from tests.e2e.observed import ObservedPipeline, is_ready, served, until
@@ -25,8 +28,9 @@ pytestmark = [pytest.mark.e2e, pytest.mark.asyncio(loop_scope="module"), pytest.
 
 NAME, CORES, REPLICAS = "devices", 0.05, 2
 FLAVORS = {"whole": "trimtab.dev/gpu", "half": "trimtab.dev/gpu-half"}
+LABELS = {"team": "devices"}
 PROGRAM = Path(__file__).with_name("echo_server.py").read_text()
-CHANGE_SECONDS, READY_SECONDS = 40.0, 180.0
+CHANGE_SECONDS, READY_SECONDS = 40.0, 300.0
 LOAD = LoadOptions("constant:20", duration_seconds=CHANGE_SECONDS + 10)
 
 
@@ -36,7 +40,15 @@ def a_document(flavor: str) -> dict[str, Any]:
     container |= {"command": ["python", "-c", PROGRAM], "modelName": "echo"}
     resources = {"cpu": f"{1000 * CORES:g}m", "memory": "64Mi", "gpu": 1}
     variants = [
-        a_variant(name, family="", storageUri="", flavor=name, container=container, resources=resources)
+        a_variant(
+            name,
+            family="",
+            storageUri="",
+            flavor=name,
+            container=container,
+            resources=resources,
+            podTemplate={"metadata": {"labels": LABELS}},
+        )
         for name in FLAVORS
     ]
     stage = a_stage(variants=variants, pin={"variant": flavor, "replicas": REPLICAS})
@@ -64,9 +76,6 @@ async def plugins(installation: Installation) -> AsyncIterator[dict[str, DeviceP
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def pipeline(installation: Installation, plugins: dict[str, DevicePlugin]) -> AsyncIterator[ObservedPipeline]:
-    points = [a_point_profile(flavor, 0.002, 0.001, CORES) for flavor in FLAVORS]
-    profile = a_body(a_profile("first", points, NAME), namespace=NAMESPACE)
-    await installation.cluster.apply(profile, manager=MANAGER)
     async with served(installation, a_document("whole"), READY_SECONDS) as found:
         yield found
 
@@ -79,7 +88,9 @@ async def on_flavor(pipeline: ObservedPipeline, flavor: str) -> list[Object]:
 
 
 async def test_pipeline_is_ready_on_devices(pipeline: ObservedPipeline, plugins: dict[str, DevicePlugin]) -> None:
-    assert await on_flavor(pipeline, "whole")
+    pods = await on_flavor(pipeline, "whole")
+    assert pods
+    assert all(LABELS.items() <= pod["metadata"]["labels"].items() for pod in pods)
     assert len(set(plugins["whole"].allocated)) == REPLICAS
     assert not plugins["half"].allocated
 

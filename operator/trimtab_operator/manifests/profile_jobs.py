@@ -24,6 +24,7 @@ from trimtab_operator.manifests.pod_spec import (
     security_of_pod,
     security_of_user_pod,
 )
+from trimtab_operator.manifests.pod_templates import profiler_with_pod_template
 from trimtab_operator.manifests.replica_groups import CACHE_FOLDER, user_container, user_volumes
 from trimtab_operator.manifests.routers import FOLDER, PIPELINE_FILE, role_binding
 from trimtab_operator.settings import Settings
@@ -76,6 +77,7 @@ def profile_job(pipeline: InferencePipeline, task: ProfileTask, settings: Settin
         **node_placement(variants[0], flavor),
         **image_pull_secrets(settings),
     )
+    template = profiler_with_pod_template(template, variants[0].pod_template, sidecar=task.container)
     job = owned(
         "Job",
         profile_job_name(pipeline.name, task.name, task.run),

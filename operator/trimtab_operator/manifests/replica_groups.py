@@ -37,6 +37,7 @@ from trimtab_operator.manifests.pod_spec import (
     spread,
     termination_grace,
 )
+from trimtab_operator.manifests.pod_templates import with_pod_template
 from trimtab_operator.settings import Settings
 from trimtab_pipelines.engines import ENGINES
 from trimtab_pipelines.kubernetes_names import (
@@ -181,8 +182,8 @@ def template(pipeline: InferencePipeline, stage: Stage, group: ReplicaGroup, set
         guards = tls_sidecar_containers(first.container, settings)
         volumes = [*user_volumes(first), *tls_sidecar_volumes(pipeline, settings)]
         shared |= {"volumes": volumes} | ({"initContainers": guards} if guards else {})
-        container = user_container(pipeline, first, first.container)
-        return pod(labels, [container], securityContext=security_of_user_pod(), **shared)
+        container, security = user_container(pipeline, first, first.container), security_of_user_pod()
+        return with_pod_template(pod(labels, [container], securityContext=security, **shared), first.pod_template)
     container = _model_server(pipeline, stage, group, settings)
     volumes = [
         *scratch("tmp"),
@@ -190,7 +191,8 @@ def template(pipeline: InferencePipeline, stage: Stage, group: ReplicaGroup, set
         *identity_volumes(settings),
         *_task_volumes(pipeline, stage, group),
     ]
-    return pod(labels, [container], securityContext=security_of_pod(), volumes=volumes, **shared)
+    rendered = pod(labels, [container], securityContext=security_of_pod(), volumes=volumes, **shared)
+    return with_pod_template(rendered, first.pod_template)
 
 
 def _model_server(pipeline: InferencePipeline, stage: Stage, group: ReplicaGroup, settings: Settings) -> Object:

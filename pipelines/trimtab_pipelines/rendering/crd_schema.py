@@ -77,7 +77,8 @@ class _Renderer:
             result |= _merge_keys(result["items"])
         for values in (node.get("additionalProperties"), *node.get("patternProperties", {}).values()):
             if isinstance(values, dict):  # patterns of keys are checked by the model
-                result["additionalProperties"] = self._node(values)
+                inner = self._node(values)
+                result |= {"additionalProperties": inner} if inner else {"x-kubernetes-preserve-unknown-fields": True}
         if result.get("pattern") == QUANTITY_PATTERN:
             result = {"x-kubernetes-int-or-string": True, **{k: v for k, v in result.items() if k != "type"}}
         return result

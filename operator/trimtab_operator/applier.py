@@ -54,10 +54,10 @@ class Applier:
         if the API server did not respond; earlier writes remain, and all may be repeated.
         """
         store, writes = self._store, 0
+        for manifest in decided.patch:  # first, so that pods have their deletion cost when their number falls
+            writes += await self._apply_if_changed(key, manifest, self._patch)
         for manifest in decided.apply:
             writes += await self._apply_if_changed(key, manifest, self._write)
-        for manifest in decided.patch:
-            writes += await self._apply_if_changed(key, manifest, self._patch)
         for ref in decided.delete:
             found = store.get(key, ref)
             writes += 0 if found is None else await self._try(key, ref, found, self._delete)

@@ -70,9 +70,8 @@ class Metrics:
             values[self._replicas, (*where, "ready")] = each.ready
             values[self._replicas, (*where, "pending")] = each.unscheduled
             values[self._replicas, (*where, "leaving")] = each.leaving
-            if each.per_replica.gpus:
-                devices = self._devices, (*key, labels.get(FLAVOR_LABEL, DEFAULT_NAME))
-                values[devices] = values.get(devices, 0.0) + each.requested.gpus
+            devices = self._devices, (*key, labels.get(FLAVOR_LABEL, DEFAULT_NAME))
+            values[devices] = values.get(devices, 0.0) + each.requested.gpus
         if status:
             values[self._cores, key] = float(status.get("cores", 0))
         for condition in status.get("conditions", []):

@@ -82,9 +82,11 @@ COUNT_FAMILIES = (
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def digits(installation: Installation) -> AsyncIterator[ObservedPipeline]:
-    """The digits pipeline, applied and ready."""
+    """The digits pipeline, applied and ready; its budget of cost, which has a dashboard's line, binds nothing."""
+    document = pipeline_document(DIGITS)
+    document["spec"]["budget"]["costPerHour"] = "100"
     async with observed(installation, load_pipeline(DIGITS).name) as pipeline:
-        await installation.apply(pipeline_document(DIGITS))
+        await installation.apply(document)
         await pipeline.wait_until_ready(READY_SECONDS)
         yield pipeline
 

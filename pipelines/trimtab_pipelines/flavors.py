@@ -46,7 +46,7 @@ class ResourceFlavor(Model):
     node_startup_seconds: Seconds = Field(default=0.0, alias="nodeStartup", exclude_if=is_empty)
     """Usual time until an autoscaler has added a node. A replica may wait twice as long for one."""
     spot: bool = Field(default=False, exclude_if=is_empty)
-    """Whether its nodes may be reclaimed at short notice. `trimtab explain` tells what they save and risk."""
+    """Whether its nodes may be reclaimed at short notice. `trimtab explain` shows their savings and their risk."""
 
     @model_validator(mode="after")
     def _require_named_limit(self) -> Self:

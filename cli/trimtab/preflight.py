@@ -30,6 +30,7 @@ from trimtab_pipelines.processes.child_process import StartError
 from trimtab_pipelines.spec import InferencePipeline
 from trimtab_pipelines.stages import Stage
 from trimtab_pipelines.variants import Variant
+from trimtab_profiler.engine_replica import with_container_endpoints
 from trimtab_profiler.identity import model_identity
 from trimtab_profiler.profile import OnProgress
 from trimtab_profiler.profile import Progress as Measured
@@ -54,14 +55,11 @@ def prepare(pipeline_file: Path, engine: str | None = None) -> InferencePipeline
 
 def with_endpoint(pipeline: InferencePipeline, url: str) -> InferencePipeline:
     """A pipeline whose containers are at an address; raises UserError if it has none, or more than one."""
-    document = pipeline.model_dump(mode="json", by_alias=True)
-    variants = [variant for stage in document["spec"]["stages"] for variant in stage["variants"]]
-    containers = [variant["container"] for variant in variants if variant.get("container")]
-    if len(containers) != 1:
-        raise UserError(f"--engine {url}: the pipeline has {len(containers)} containers; one is required")
-    containers[0]["endpoints"] = [url.rstrip("/")]
+    containers = sum(variant.container is not None for stage in pipeline.spec.stages for variant in stage.variants)
+    if containers != 1:
+        raise UserError(f"--engine {url}: the pipeline has {containers} containers; one is required")
     try:
-        return InferencePipeline.model_validate(document)
+        return with_container_endpoints(pipeline, url.rstrip("/"))
     except ValidationError as error:
         raise UserError(f"--engine {url}: {error.errors()[0]['msg']}") from error
 

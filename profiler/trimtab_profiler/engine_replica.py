@@ -15,6 +15,7 @@ from trimtab_pipelines.engines import ENGINES, UNKNOWN_ENGINE
 from trimtab_pipelines.errors import backoff
 from trimtab_pipelines.processes.child_process import StartError
 from trimtab_pipelines.processes.engine_process import EngineProcess
+from trimtab_pipelines.spec import InferencePipeline
 from trimtab_pipelines.stages import Stage
 from trimtab_pipelines.variants import Container
 from trimtab_profiler.replica import CLIENT_ERRORS, STOP_SECONDS, BatchRejected, ProfileError, Replica
@@ -93,6 +94,15 @@ async def _events(response: aiohttp.ClientResponse) -> AsyncIterator[Event]:
 def _error(variant: str, status: int, message: str) -> ProfileError:
     kind = BatchRejected if status in CLIENT_ERRORS else ProfileError
     return kind(f"variant {variant}: {status} {printable(message)}")
+
+
+def with_container_endpoints(pipeline: InferencePipeline, url: str) -> InferencePipeline:
+    """A pipeline whose containers are at an address, in which {port} is a container's. Raises ValidationError."""
+    document = pipeline.model_dump(mode="json", by_alias=True)
+    for variant in [variant for stage in document["spec"]["stages"] for variant in stage["variants"]]:
+        if container := variant.get("container"):
+            container["endpoints"] = [url.replace("{port}", str(container["port"]))]
+    return InferencePipeline.model_validate(document)
 
 
 @asynccontextmanager

@@ -17,6 +17,7 @@ from trimtab_pipelines.kubernetes_names import MANAGED_BY, PIPELINE_LABEL, PROFI
 from trimtab_pipelines.profile import ModelProfile
 from trimtab_pipelines.profiling import FINGERPRINT_ANNOTATION, ProfileTask, profile_tasks
 from trimtab_pipelines.spec import InferencePipeline
+from trimtab_profiler.engine_replica import with_container_endpoints
 from trimtab_profiler.identity import usable_cores
 from trimtab_profiler.profile import ProfileOptions, Progress, profile
 
@@ -47,7 +48,8 @@ async def run_task(
     started = time.monotonic()
     names = "; ".join(f"{stage}: {', '.join(variants)}" for stage, variants in only.items())
     log.info("measuring %s on %d cores, load %.1f", names, usable_cores(), os.getloadavg()[0])
-    measured = _with_local_containers(pipeline) if task.container else pipeline
+    local = "http://127.0.0.1:{port}"
+    measured = with_container_endpoints(pipeline, local) if task.container else pipeline
     profiles = await profile(measured, folder, options or ProfileOptions.quick(pipeline, only), _log_progress)
     for stage, stage_profile in profiles.items():
         body = profile_body(stage_profile, pipeline, task, owner)
@@ -56,15 +58,6 @@ async def run_task(
         log.info("%s: %d points written to ModelProfile %s", stage, points, name)
     log.info("done in %.0f s", time.monotonic() - started)
     return profiles
-
-
-def _with_local_containers(pipeline: InferencePipeline) -> InferencePipeline:
-    """A pipeline whose containers serve in this pod."""
-    document = pipeline.model_dump(mode="json", by_alias=True)
-    for variant in [variant for stage in document["spec"]["stages"] for variant in stage["variants"]]:
-        if container := variant.get("container"):
-            container["endpoints"] = [f"http://127.0.0.1:{container['port']}"]
-    return InferencePipeline.model_validate(document)
 
 
 def find_task(pipeline: InferencePipeline, name: str) -> ProfileTask:

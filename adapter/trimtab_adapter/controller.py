@@ -122,8 +122,9 @@ class Controller:
         adaptation = spec.adaptation
         forecast = forecast_record(self._forecaster, load, adaptation)
         self._forecast_at = now_seconds
-        if outgrows_plan(current, load.newest_rps, adaptation.headroom):
-            forecast = not_below_rise(forecast, load.newest_rps, adaptation.horizon_seconds)
+        planned = None if current is None else current.spec.forecast
+        if planned is not None and outgrows(load.newest_rps, planned.peak_rps, adaptation.headroom):
+            forecast = not_below_rise(forecast, load, planned.peak_rps, adaptation.horizon_seconds)
         forecast = not_below_trend(forecast, load.history_rps, spec.node_startup_seconds, adaptation.horizon_seconds)
         return forecast if current is None else not_below(current.spec.forecast, forecast, load.missing)
 

@@ -14,7 +14,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from trimtab_adapter.observation import MAX_RPS, Load
 from trimtab_adapter.planning.hysteresis import outgrows
-from trimtab_adapter.planning.latency import busiest_rps
+from trimtab_adapter.planning.latency import busiest_rps, sustained_load_rps
 from trimtab_pipelines.plan import ForecastRecord
 from trimtab_pipelines.spec import Adaptation
 from trimtab_predictor.fallback_forecaster import FallbackForecaster, shipped_forecaster
@@ -26,6 +26,10 @@ from trimtab_predictor.trace import TraceError, read_trace
 log = logging.getLogger(__name__)
 
 TREND_BLOCK_SECONDS, TREND_BLOCKS, MIN_TREND_BLOCKS = 10, 12, 9
+RISE_SECONDS = (2, 4)
+"""Newest seconds whose mean shows a smaller rise than the newest one can."""
+RISE_NOISE_WIDTHS = 3.1
+"""Standard deviations that noise may rise: one second in a thousand has more."""
 TREND_NOISE_WIDTHS = 3.5
 """Standard deviations of a block's mean that noise may rise over the blocks."""
 
@@ -138,16 +142,34 @@ def forecast_record(forecaster: Forecaster, load: Load, adaptation: Adaptation) 
     )
 
 
-def not_below_rise(forecast: ForecastRecord, newest_rps: float, horizon_seconds: float) -> ForecastRecord:
-    """The forecast of a load that outgrew its plan: at least the busiest second at the rate of the newest one.
+def not_below_rise(forecast: ForecastRecord, load: Load, planned_rps: float, horizon_seconds: float) -> ForecastRecord:
+    """The forecast of a load that outgrew its plan: at least the busiest second at the rate to which it clearly rose.
 
-    Repeating the newest second would plan a rise several times, once for each busier second after it.
+    Repeating the newest second would plan a rise several times, once for each busier second after it. A second that
+    the planned rate brings by chance is no rise.
     """
-    peak_rps = busiest_rps(newest_rps, horizon_seconds)
+    risen_rps = clear_rise_rps(load, sustained_load_rps(planned_rps, horizon_seconds))
+    peak_rps = busiest_rps(risen_rps, horizon_seconds)
     if forecast.peak_rps >= peak_rps:
         return forecast
-    reason = f"{newest_rps:.4g} requests/s arrived in the newest second, more than planned for"
+    reason = f"{risen_rps:.4g} requests/s arrived in the newest seconds, more than planned for"
     return forecast.model_copy(update={"peak_rps": peak_rps, "source": "reactive", "reason": reason})
+
+
+def clear_rise_rps(load: Load, planned_rps: float) -> float:
+    """The mean of the newest seconds that Poisson arrivals at the planned rate do not explain; 0 if these explain all.
+
+    The square root of a Poisson count has a standard deviation of 1/2 at any rate (Anscombe).
+    """
+    counts = {1: load.newest_rps} | {seconds: math.fsum(load.history_rps[-seconds:]) for seconds in RISE_SECONDS}
+    return max(
+        (
+            count / seconds
+            for seconds, count in counts.items()
+            if math.sqrt(count) - math.sqrt(seconds * planned_rps) > RISE_NOISE_WIDTHS / 2
+        ),
+        default=0.0,
+    )
 
 
 def not_below_trend(

@@ -85,8 +85,21 @@ def test_a_rise_is_planned_for_its_busiest_second():
     steady = controller.forecast(step, 1000.0, a_ladder().spec, plan_for(a_ladder(), 60.0))
 
     assert rise.peak_rps == pytest.approx(74.5, abs=0.1)
-    assert rise.reason == "60 requests/s arrived in the newest second, more than planned for"
+    assert rise.reason == "60 requests/s arrived in the newest seconds, more than planned for"
     assert steady.peak_rps == 60.0
+
+
+@pytest.mark.parametrize(
+    ("newest", "planned_for"), [((4.0, 4.0, 4.0, 11.0), 11.0), ((9.0, 9.0, 9.0, 11.0), 15.3), ((4.0, 16.0), 23.5)]
+)
+def test_a_second_within_the_noise_is_no_rise(newest, planned_for):
+    """A plan for a busiest second of 9 is of 4.9 a second, which bring 11 each minute, but not 38 in four seconds."""
+    load = Load(1000.0, (*[4.0] * 300, *newest))
+    controller = Controller(ReactiveForecaster())
+
+    assert controller.forecast(load, 1000.0, a_ladder().spec, plan_for(a_ladder(), 9.0)).peak_rps == pytest.approx(
+        planned_for, abs=0.1
+    )
 
 
 @pytest.mark.parametrize("seed", range(5))

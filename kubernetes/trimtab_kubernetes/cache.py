@@ -39,13 +39,18 @@ class Cache(Generic[Group]):
     def group(self, group: Group) -> list[Object]:
         return list(self._groups.get(group, {}).values())
 
-    def put(self, found: Object) -> set[Group]:
-        """Store an object unless a newer version is known; return the affected groups."""
+    def is_known(self, found: Object) -> bool:
+        """Whether this version of an object, or a newer one, is known."""
         kind, key = found["kind"], key_of(found)
         known = self.get(kind, key)
-        if known is not None and (kind, key) not in self._rewound and 0 < version_of(found) <= version_of(known):
+        return known is not None and (kind, key) not in self._rewound and 0 < version_of(found) <= version_of(known)
+
+    def put(self, found: Object) -> set[Group]:
+        """Store an object unless a newer version is known; return the affected groups."""
+        if self.is_known(found):
             return set()
-        before, group = self._drop(known), self._group_of(found)
+        kind, key = found["kind"], key_of(found)
+        before, group = self._drop(self.get(kind, key)), self._group_of(found)
         if group is None:
             return before
         found["metadata"].pop("managedFields", None)  # unused, and half of an object's size

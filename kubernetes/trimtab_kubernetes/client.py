@@ -4,7 +4,6 @@ Writes use server-side apply with a field manager, so that each field has one ow
 changes nothing.
 """
 
-import json
 import os
 from collections.abc import AsyncIterator, Callable, Mapping
 from dataclasses import dataclass
@@ -13,13 +12,15 @@ from types import TracebackType
 from typing import Any, Self
 
 import aiohttp
+import orjson
 
-from trimtab_kubernetes.connection import Connection, Request
+from trimtab_kubernetes.connection import JSON, Connection, Request
 from trimtab_kubernetes.errors import NotFound, Unreachable, error_for
 from trimtab_kubernetes.kinds import Kind, kind_of
 from trimtab_kubernetes.objects import Object
 
 PAGE_OBJECTS = "500"  # of a list, as kubectl's: thousands take longer than the request timeout on a busy server
+METADATA = f"{JSON};as=PartialObjectMetadataList;g=meta.k8s.io;v=v1"
 WATCH_SECONDS = 300  # the server ends a watch after this time, so that dead connections are detected
 _NAMESPACE_FILE = Path("/var/run/secrets/kubernetes.io/serviceaccount/namespace")
 
@@ -67,17 +68,25 @@ class Cluster:
             return None
 
     async def list(
-        self, kind: str | Kind, namespace: str | None = None, labels: str | None = None, name: str | None = None
+        self,
+        kind: str | Kind,
+        namespace: str | None = None,
+        labels: str | None = None,
+        name: str | None = None,
+        *,
+        accept: str = JSON,
     ) -> Listing:
-        """Objects of a kind, of one namespace or all, with a label selector or a name.
+        """Objects of a kind, of one namespace or all, with a label selector or a name; `accept`: JSON or METADATA.
 
         They are read in pages, each within the request timeout. Raises Gone if the server forgets the list meanwhile.
         """
         known, items, token = _kind(kind), list[Object](), None
         query = {"labelSelector": labels, "fieldSelector": _named(name), "limit": PAGE_OBJECTS}
+        identity = {"apiVersion": known.api_version, "kind": known.kind}
         while True:
-            page = await self.call("GET", known.path(namespace), {**query, "continue": token})
-            items += [{"apiVersion": known.api_version, "kind": known.kind, **item} for item in page.get("items", [])]
+            request = Request("GET", known.path(namespace), {**query, "continue": token}, accept=accept)
+            page = await self._connection.call(request, self._may_write)
+            items += [item | identity for item in page.get("items") or ()]
             token = page["metadata"].get("continue")
             if not token:
                 return Listing(items, page["metadata"].get("resourceVersion", ""))
@@ -147,7 +156,7 @@ class Cluster:
         response = await self._connection.send(Request("GET", path, query, timeout_seconds=WATCH_SECONDS + 30.0))
         try:
             while line := await response.content.readline():
-                event = json.loads(line)
+                event = orjson.loads(line)
                 if event["type"] == "ERROR":
                     raise error_for(int(event["object"].get("code", 500)), str(event["object"].get("message", "")))
                 yield event["type"], event["object"]
@@ -162,7 +171,7 @@ class Cluster:
         path: str,
         query: Mapping[str, str | None] | None = None,
         body: Mapping[str, Any] | None = None,
-        content_type: str = "application/json",
+        content_type: str = JSON,
     ) -> Object:
         """Send one request, also to a subresource without a method of its own, and return the decoded response."""
         request = Request(method, path, query or {}, body, content_type)

@@ -4,7 +4,6 @@ Retries requests that a busy server defers, and renews expired credentials.
 """
 
 import asyncio
-import json
 import logging
 import os
 import time
@@ -14,6 +13,7 @@ from http import HTTPStatus
 from typing import Any
 
 import aiohttp
+import orjson
 from kubernetes.aio import client, config
 
 from trimtab_kubernetes.errors import ClusterError, Unreachable, error_for
@@ -24,6 +24,7 @@ log = logging.getLogger(__name__)
 REQUEST_TIMEOUT_SECONDS = 10.0
 MAX_REQUESTS = 32  # waiting for a response; watches do not count once they have begun
 _ANY_NUMBER = 0
+JSON = "application/json"
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +35,8 @@ class Request:
     path: str
     query: Mapping[str, str | None] = field(default_factory=dict)
     body: Mapping[str, Any] | None = None
-    content_type: str = "application/json"
+    content_type: str = JSON
+    accept: str = JSON
     timeout_seconds: float = REQUEST_TIMEOUT_SECONDS
 
     def __str__(self) -> str:
@@ -65,7 +67,7 @@ class Connection:
         """The object in the response to a request; raises ClusterError as `send`."""
         response = await self.send(request, may_write)
         try:
-            answer: Object = await response.json()
+            answer: Object = orjson.loads(await response.read())
         except (aiohttp.ClientError, TimeoutError, ValueError) as error:
             raise Unreachable(f"{request}: {type(error).__name__} {error}") from error
         finally:
@@ -97,7 +99,7 @@ class Connection:
                 raise error
 
     async def _send_once(self, request: Request) -> aiohttp.ClientResponse:
-        headers = {"Accept": "application/json", "Content-Type": request.content_type}
+        headers = {"Accept": request.accept, "Content-Type": request.content_type}
         query = [(key, value) for key, value in request.query.items() if value is not None]
         options = {"query_params": query, "header_params": headers, "body": request.body}
         try:
@@ -135,6 +137,6 @@ async def _error_of(request: Request, response: aiohttp.ClientResponse) -> Clust
 
 def _message(body: bytes) -> str:
     try:
-        return str(json.loads(body)["message"])
+        return str(orjson.loads(body)["message"])
     except (ValueError, KeyError, TypeError):
         return body[:200].decode(errors="replace")

@@ -24,7 +24,7 @@ MIN_WATCH_SECONDS = 1.0
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """An object's current state; `deleted` with its last known state.
+    """An object's current state; `deleted` with its last known metadata. `managedFields` are left out.
 
     The end of a list is a change with the listing only. A list older than what the watch has seen, which the API
     server returns after its store was restored from a backup, begins with a change that is `rewound` only.
@@ -63,9 +63,10 @@ async def list_and_watch(
                 listing = await cluster.list(kind, namespace, labels, name)
                 for change in _differences(known, listing, last_version):
                     yield change
-                known = {key_of(item): item for item in listing.items}
+                known = {key_of(item): _identity(item) for item in listing.items}
                 yield Change(listing=listing)
                 version = listing.resource_version
+                del listing
             began = time.monotonic()
             async for what, found in cluster.watch(kind, namespace, labels, version, name):
                 version, received = found["metadata"]["resourceVersion"], True
@@ -75,7 +76,7 @@ async def list_and_watch(
                 if what == "DELETED":
                     known.pop(key, None)
                 else:
-                    known[key] = found
+                    known[key] = _identity(found)
                 yield Change(key, found, deleted=what == "DELETED")
             if not received and time.monotonic() - began < MIN_WATCH_SECONDS:
                 raise Unreachable(f"watch of {kind} ended immediately")
@@ -88,6 +89,12 @@ async def list_and_watch(
             last_version = int(version or last_version)
             version = ""  # list again: changes were missed, and the version may be too old
             await asyncio.sleep(delay_seconds)
+
+
+def _identity(found: Object) -> Object:
+    """What is known of a deleted object; the whole of thousands would take as much memory as a cache."""
+    found["metadata"].pop("managedFields", None)  # half of an object's size
+    return {name: found[name] for name in ("apiVersion", "kind", "metadata") if name in found}
 
 
 def _differences(known: dict[Key, Object], listing: Listing, last_version: int) -> list[Change]:

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from trimtab_kubernetes import Change, Cluster, ClusterError, NotFound, list_and_watch
+from trimtab_kubernetes.client import METADATA
 from trimtab_kubernetes.errors import Backoff
 from trimtab_kubernetes.objects import Key
 from trimtab_kubernetes.work_queue import WorkQueue
@@ -130,13 +131,16 @@ class Controller:
             self.queue.add(key)
 
     async def _list(self, kind: str) -> None:
+        """Read the objects of a kind, unless their versions are known."""
         objects = self.store.objects
         for namespace in self._namespaces:
-            listing = await self._cluster.list(kind, namespace, SELECTORS[kind])
+            listing = await self._cluster.list(kind, namespace, SELECTORS[kind], accept=METADATA)
+            if not all(map(objects.is_known, listing.items)):
+                listing = await self._cluster.list(kind, namespace, SELECTORS[kind])
+                for item in listing.items:
+                    objects.put(item)
             for found in objects.missing(kind, namespace, listing):
                 objects.remove(found)
-            for item in listing.items:
-                objects.put(item)
 
     async def _handle(self, key: Key) -> float | None:
         with self._metrics.seconds.time():

@@ -85,7 +85,7 @@ class Restored(Cluster):
     def __init__(self) -> None:
         self._listings = [Listing([a_pod(90), a_pod(95, name="new")], "100"), Listing([a_pod(40)], "50")]
 
-    async def list(self, *_: object) -> Listing:
+    async def list(self, *_: object, **__: object) -> Listing:
         if not self._listings:
             await asyncio.Event().wait()
         return self._listings.pop(0)

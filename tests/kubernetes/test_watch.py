@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from typing import Any
 
 import pytest
 
@@ -12,7 +13,6 @@ from tests.kubernetes.test_client import a_config_map
 from tests.tcp_relay import before_the_api_server
 from trimtab_kubernetes import Change, Cluster, Unreachable, list_and_watch
 from trimtab_kubernetes.client import Listing
-from trimtab_kubernetes.kinds import Kind
 
 KIND = "ConfigMap"
 
@@ -76,10 +76,8 @@ class Forgetful(Cluster):
 
     listed = 0
 
-    async def list(
-        self, kind: str | Kind, namespace: str | None = None, labels: str | None = None, name: str | None = None
-    ) -> Listing:
-        found = await super().list(kind, namespace, labels, name)
+    async def list(self, *of: Any, **options: Any) -> Listing:
+        found = await super().list(*of, **options)
         self.listed += 1
         return Listing(found.items, "1") if self.listed == 1 else found
 

@@ -55,6 +55,11 @@ class DeadlineQueue:
         lane = self._urgent_lane()
         return lane[0][2] if lane else None
 
+    def sole(self) -> RowSlice | None:
+        """Return the head if it is all of the queue."""
+        head = self.head()
+        return head if head is not None and head.rows == self.rows else None
+
     def rows_before(self, due_at: float) -> float:
         """Return the rows due by a time: exact if all or none are, else an estimate."""
         if len(self._lanes) == 1:  # the common case

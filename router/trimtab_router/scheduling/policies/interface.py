@@ -128,7 +128,7 @@ class SchedulerView:
         A point that reads an input which the slice lacks is less accurate than it states. It serves such a slice only
         if there is no other point.
         """
-        if not row_slice.request.special and len(self.points) == 1:  # the common case
+        if len(self.points) == 1 and row_slice.provisional_response is None and not row_slice.request.accuracy_floor:
             return self.points
         allowed = answerable_from(self.points, row_slice.request.inputs) or self.points
         suiting = [point for point in allowed if point.suits(row_slice)]

@@ -9,9 +9,9 @@ better point must be worth more than its time is to all other rows (`shadow_pric
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import reduce
-from itertools import pairwise
 from math import inf
 from operator import gt
+from typing import NamedTuple
 
 import numpy as np
 
@@ -36,9 +36,12 @@ from trimtab_router.scheduling.policies.token_options import (
     increasing_value,
     shadow_price,
 )
+from trimtab_router.scheduling.stage_request import RowSlice
 
 MAX_BATCHES = 40  # planning horizon
+MAX_PATHS = 64
 _LEADERS, _MAX_JOINED = 3, 5  # the first batches that later ones may join, and the most batches joined
+_WORTH_ROUNDING = 1e-9
 _TIME_TIE_BREAK = 1e-3  # of a second's average value: among plans of equal value, the faster is better
 
 
@@ -61,9 +64,9 @@ def decide(view: SchedulerView, *, uses_shadow_price: bool = True, joins_batches
     free_at = view.free_at()
     start = max(view.now, min(free_at, default=view.now))
     if joins_batches and len(view.points) == 1 and not view.points[0].escalations:
-        dispatch = _serve_all(view, view.points[0], start, free_at)
-        if dispatch is not None:
-            return dispatch
+        decision = _serve_at(view, view.points[0], start, free_at)
+        if decision is not None:
+            return decision
     token_options = TokenOptions(view)
     planned = plan_batches(view, token_options, uses_shadow_price=uses_shadow_price, joins_batches=joins_batches)
     if not planned:
@@ -77,35 +80,97 @@ def decide(view: SchedulerView, *, uses_shadow_price: bool = True, joins_batches
     return dispatch_first_batch(view, planned, steps[first:], spare_seconds(planned, steps[first:], start)[1])
 
 
-def _serve_all(view: SchedulerView, point: Point, start: float, free_at: Sequence[float]) -> Dispatch | None:
-    """Dispatch the first batch of the fastest schedule that serves all rows in time at their only option.
+class _Path(NamedTuple):
+    """Batches that are served one after the other: when they end, what they are worth, and the last one."""
 
-    `solve` finds the same, unless some rows are worth less than their time. None if there is no such schedule.
-    """
+    end: float
+    worth: float
+    before: "_Path | None" = None
+    first: int = 0
+    stop: int = 0
+    """Indices of the batches that the last one joins."""
+
+
+def _serve_at(view: SchedulerView, point: Point, start: float, free_at: Sequence[float]) -> Dispatch | WaitUntil | None:
+    """Decide if all rows have one option, as `solve` does; None for rows with a floor or a provisional response."""
     profile = profiled(point, view.max_batch_rows)
     ratio = point.seconds(view.max_batch_rows) / profile[-1] if profile[-1] > 0 else 1.0
-    batches = candidate_batches(view, MAX_BATCHES)
+    sole = view.waiting.sole()
+    if sole is not None and sole.rows <= view.max_batch_rows and _is_worth_its_time(point, sole):  # the common case
+        in_time = start + profile[sole.rows - 1] * ratio <= view.now + view.slack_seconds(sole) + SECONDS_ROUNDING
+        return Dispatch(point, [sole]) if in_time else slack_fit.decide(view)
+    batches, seconds = candidate_batches(view, MAX_BATCHES), [each * ratio for each in profile]
     if len(free_at) > 1 and batches:
-        jobs = [(profile[batch.rows - 1] * ratio, batch.deadline) for batch in batches]
+        jobs = [(seconds[batch.rows - 1], batch.deadline) for batch in batches]
         batches = [batches[index] for index in assign_to_servers(jobs, free_at)[0]]
-    if not batches or not _worth_their_time(point, batches, [profile[batch.rows - 1] * ratio for batch in batches]):
+    if not batches or any(batch.head.request.accuracy_floor or batch.provisional_value for batch in batches):
         return None
-    ends, begins = [start, *[inf] * len(batches)], [0] * (len(batches) + 1)
-    for index, batch in enumerate(batches):
-        for count, rows in (*_joined_rows(batches, index, view.max_batch_rows), (1, batch.rows)):
-            last, end = index + count, ends[index] + profile[rows - 1] * ratio
-            tie = SECONDS_ROUNDING if count == 1 else -SECONDS_ROUNDING
-            if end < ends[last] + tie and end <= batch.deadline + SECONDS_ROUNDING:
-                ends[last], begins[last] = end, index
-    if ends[-1] == inf:
-        return None
-    edges = [len(batches)]
-    while edges[-1]:
-        edges.append(begins[edges[-1]])
-    edges.reverse()
-    first, *others = served = [reduce(CandidateBatch.joined, batches[begin:end]) for begin, end in pairwise(edges)]
-    spare = min([batch.deadline - ends[end] for batch, end in zip(served, edges[1:], strict=True)])
+    served = _best_batches(view, point, batches, seconds, start)
+    if not served or (served[0].first and view.drop_policy == "Expired"):
+        return slack_fit.decide(view)
+    first, *others = (reduce(CandidateBatch.joined, batches[path.first : path.stop]) for path in served)
+    spare = min([batches[path.first].deadline - path.end for path in served])
     return Dispatch(point, fill_batch(view, point, first, first.rows, [(other, other.rows) for other in others], spare))
+
+
+def _is_worth_its_time(point: Point, row_slice: RowSlice) -> bool:
+    request = row_slice.request
+    is_plain = row_slice.provisional_response is None and not request.accuracy_floor
+    return is_plain and request.options.utility > 0 and point.accuracy_for(request.options.task) > 0
+
+
+def _best_batches(
+    view: SchedulerView, point: Point, batches: Sequence[CandidateBatch], seconds: Sequence[float], start: float
+) -> list[_Path]:
+    """Return the batches that are worth most in time, joined if that is faster; `seconds` of 1, 2, … rows."""
+    worths = [sum([value * point.accuracy_for(task) for task, value in batch.weights.items()]) for batch in batches]
+    own_seconds = [seconds[batch.rows - 1] for batch in batches]
+    price = _TIME_TIE_BREAK * sum(worths) / max(sum(own_seconds), 1e-9)
+    joined = [_joined_rows(batches, index, view.max_batch_rows) for index in range(len(batches))]
+    path = None
+    if all(map(gt, worths, [price * each for each in own_seconds])):
+        path = _best_path(batches, joined, worths, seconds, price, start, drops=False)
+    path = path or _best_path(batches, joined, worths, seconds, price, start, drops=True)
+    served: list[_Path] = []
+    while path is not None and path.before is not None:
+        served.append(path)
+        path = path.before
+    return served[::-1]
+
+
+def _best_path(
+    batches: Sequence[CandidateBatch],
+    joined: Sequence[list[tuple[int, int]]],
+    worths: Sequence[float],
+    seconds: Sequence[float],
+    price: float,
+    start: float,
+    *,
+    drops: bool,
+) -> _Path | None:
+    """Return the path of most worth, which serves all batches unless it `drops` some; None if there is none."""
+    paths: list[list[_Path]] = [[_Path(start, 0.0)], *([] for _ in batches)]
+    for index, batch in enumerate(batches):
+        front = _undominated(paths[index])
+        for path in front[:: len(front) // MAX_PATHS + 1]:
+            if drops:
+                paths[index + 1].append(path)
+            for count, rows in ((1, batch.rows), *joined[index]):
+                end, stop = path.end + seconds[rows - 1], index + count
+                if end <= batch.deadline + SECONDS_ROUNDING:
+                    worth = path.worth + sum(worths[index:stop]) - price * seconds[rows - 1]
+                    paths[stop].append(_Path(end, worth, path, index, stop))
+    return next(reversed(_undominated(paths[-1])), None)
+
+
+def _undominated(paths: list[_Path]) -> list[_Path]:
+    """Return the paths that are worth more than all that end earlier; of equal ones, those that drop the last rows."""
+    kept, best = list[_Path](), -inf
+    for path in sorted(paths, key=lambda path: (round(path.end, 9), path.stop, -path.first)):
+        if path.worth > best + _WORTH_ROUNDING:
+            kept.append(path)
+            best = path.worth
+    return kept
 
 
 def _joined_rows(batches: Sequence[CandidateBatch], index: int, max_rows: int) -> list[tuple[int, int]]:
@@ -118,17 +183,6 @@ def _joined_rows(batches: Sequence[CandidateBatch], index: int, max_rows: int) -
             break
         joined.append((count, rows))
     return joined
-
-
-def _worth_their_time(point: Point, batches: Sequence[CandidateBatch], seconds: Sequence[float]) -> bool:
-    """Whether no batch has a floor or a provisional response, and all are worth more than the price of their time."""
-    values: list[float] = []
-    for batch in batches:
-        if batch.head.request.accuracy_floor or batch.provisional_value:
-            return False
-        values.append(sum([value * point.accuracy_for(task) for task, value in batch.weights.items()]))
-    price = _TIME_TIE_BREAK * sum(values) / max(sum(seconds), 1e-9)
-    return all(map(gt, values, [price * each for each in seconds]))
 
 
 def _time_price(planned: Sequence[PlannedGroup[CandidateBatch]]) -> float:

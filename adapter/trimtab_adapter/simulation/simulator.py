@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import cycle
+from operator import attrgetter
 
 import numpy as np
 from numpy.typing import NDArray
@@ -58,6 +59,7 @@ from trimtab_router.scheduling.stage_scheduler import QueueSettings, StageSchedu
 
 _REQUEST = InferRequest("", ())
 _SAMPLE_SECONDS = 1.0
+_IS_PENDING = attrgetter("escalation_pending")
 _LONGEST_BACKLOG = 10.0
 """Multiple of the load's duration for which a backlog is still served."""
 _UNANSWERED = ("", "Backlog")
@@ -232,9 +234,10 @@ class Simulator:
         """Process the next request, and schedule the one after it."""
         index, now = self.received, self.events.now
         self.received += 1
-        self.recent.count_received(now)
         if self.received < len(self.arrivals):
             self.events.call_at(self.arrivals[self.received], self._arrive)
+        if self.scenario.controller is not None:
+            self.recent.count_received(now)
         images = next(self.images)
         call = Call(_REQUEST, self._inputs(images), self.wanted, next(self.options), images, now)
         try:
@@ -244,8 +247,8 @@ class Simulator:
             return
         if self.scenario.controller is not None:
             self.counter.record(now)
-        if request_state.prompt_tokens and self.scenario.controller is not None:
-            self.tokens.record(now, request_state.prompt_tokens)
+            if request_state.prompt_tokens:
+                self.tokens.record(now, request_state.prompt_tokens)
         before = self.scenario.environment.before_seconds
         if before:
             self.events.call_at(now + before, partial(self.executor.advance, request_state))
@@ -262,8 +265,8 @@ class Simulator:
         variants, points = {}, {}
         for stage, served in request_state.served.items():
             variants[stage], points[stage] = served[0].variant, served[0].operating_point
-            if served[0].confidences is not None:
-                self.unescalated[index] |= any(piece.escalation_pending for piece in served)
+            if served[0].confidences is not None and any(map(_IS_PENDING, served)):
+                self.unescalated[index] = True
         self.variants[index], self.points[index] = variants, points
         if self.scenario.controller is not None:
             self.rows.record(self.events.now, request_state.rows_by_stage)
@@ -286,7 +289,8 @@ class Simulator:
     def _end(self, index: int, end: RequestOutcome) -> None:
         self.outcomes[index] = end
         self.counts[end] += 1
-        self.recent.count_outcome(self.events.now, end)
+        if self.scenario.controller is not None:
+            self.recent.count_outcome(self.events.now, end)
 
     def _sample(self, at_seconds: float) -> None:
         """Record a sample each second."""

@@ -97,9 +97,9 @@ class PipelineExecutor:
             for ready in ready_stages:
                 if not self._enqueue(state, self._create_request(state, ready, now), now):
                     return
-        if not state.cursor.finished:
+        elif not state.cursor.finished:
             return
-        if state.served:
+        elif state.served:
             state.end()
         else:
             names = ", ".join(state.cursor.inputs)

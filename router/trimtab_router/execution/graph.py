@@ -199,18 +199,16 @@ class GraphCursor:
     def outputs(self) -> dict[str, Array]:
         outputs: dict[str, Array] = {}
         for name in self._requested_outputs:
-            value = self._value(self._graph.outputs[name])
+            read = self._graph.outputs[name]
+            value = (self.inputs if read.of_request else self._values).get(read.key)
             if value is not None:
                 outputs[name] = value
         return outputs
 
-    def _value(self, read: _Read) -> Array | None:
-        return self.inputs.get(read.key) if read.of_request else self._values[read.key]
-
     def _gather(self, node: _Node) -> dict[str, Array]:
         inputs: dict[str, Array] = {}
         for read in node.reads:
-            value = self._value(read)
+            value = (self.inputs if read.of_request else self._values).get(read.key)
             if value is not None:
                 inputs[read.name] = value
             elif not read.optional:

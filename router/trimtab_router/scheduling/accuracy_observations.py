@@ -20,23 +20,25 @@ _VARIANCES = (0.06, 0.12)  # upper bounds: of confidences, and of the difference
 
 
 class _Mean:
-    """A decaying mean."""
+    """A decaying mean, and that of squares."""
 
-    __slots__ = ("kept", "total", "weight")
+    __slots__ = ("kept", "squares", "total", "weight")
 
     def __init__(self, kept: float) -> None:
-        self.kept, self.weight, self.total = kept, 0.0, 0.0
+        self.kept, self.weight, self.total, self.squares = kept, 0.0, 0.0, 0.0
 
-    def add(self, total: float, weight: float) -> None:
-        """Add values of this total weight and weighted total."""
-        self.forget(weight)
-        self.weight += weight
-        self.total += total
+    def add(self, total: float, weight: float, squares: float = 0.0) -> None:
+        """Add values of this total weight, weighted total and weighted sum of squares."""
+        keep = math.exp(-weight / self.kept)
+        self.weight = keep * self.weight + weight
+        self.total = keep * self.total + total
+        self.squares = keep * self.squares + squares
 
     def forget(self, rows: float) -> None:
         keep = math.exp(-rows / self.kept)
         self.weight *= keep
         self.total *= keep
+        self.squares *= keep
 
     def value(self, prior: float, rows: float) -> float:
         return (self.total + rows * prior) / (self.weight + rows)
@@ -58,15 +60,14 @@ class Observations:
         self._forget_long()
 
     def _forget_long(self) -> None:
-        self._long, self._long_squares = _Mean(DECAY_LONG_ROWS), _Mean(DECAY_LONG_ROWS)
+        self._long = _Mean(DECAY_LONG_ROWS)
 
     def add(self, changes: Sequence[float], weight: float) -> None:
         """Add first-pass rows of this weight each, by their confidence less the profiled mean."""
         rows, total = weight * len(changes), weight * sum(changes)
         self.rows += rows
         self._confidence.add(total, rows)
-        self._long.add(total, rows)
-        self._long_squares.add(weight * sum([change * change for change in changes]), rows)
+        self._long.add(total, rows, weight * sum([change * change for change in changes]))
         self._times.add(self.seen_at * rows, rows)
         self._escalation_gain.forget(rows)
 
@@ -76,7 +77,6 @@ class Observations:
         self._escalation_gain.add(gain, rows)
         self._confidence.forget(rows)
         self._long.forget(rows)
-        self._long_squares.forget(rows)
 
     def change(self) -> float | None:
         """Return the change of accuracy; None if it is not significant."""
@@ -101,7 +101,7 @@ class Observations:
         if rows < MIN_LONG_ROWS:
             return None
         change = self._long.value(0.0, PRIOR_ROWS)
-        variance = self._long_squares.value(0.0, 0.0) - self._long.value(0.0, 0.0) ** 2
+        variance = self._long.squares / rows - self._long.value(0.0, 0.0) ** 2
         error = math.sqrt(max(variance, 0.0) * (1.0 / rows + 1.0 / self._samples))
         significant = min(abs(change), abs(change + correction)) > max(MIN_LONG_DRIFT, MIN_STANDARD_ERRORS * error)
         return change + correction if significant else None

@@ -64,7 +64,7 @@ class LatencyModel:
         self._predictions: dict[tuple[int, int], Prediction] = {}  # since the last observation
         self._later_seconds: float | None = None
         self._planned_later_seconds: float | None = None
-        self._compute_times = ServiceTimes()
+        self.compute_times = ServiceTimes()
         self._typical_rows = 1.0
         self.apply_plan(plan)
 
@@ -299,9 +299,9 @@ class LatencyModel:
             self._later_seconds = max(downstream) if downstream else 0.0
         return self._later_seconds
 
-    def reserved_seconds(self) -> float:
+    def reserved_seconds(self, later_seconds: float) -> float:
         """Return what second passes leave to the downstream stages beyond `later_seconds`: their planned queueing."""
-        return max(self.planned_later_seconds() - self.later_seconds(), 0.0)
+        return max(self.planned_later_seconds() - later_seconds, 0.0)
 
     def planned_later_seconds(self) -> float:
         if self._planned_later_seconds is None:
@@ -327,9 +327,6 @@ class LatencyModel:
         ratios = {other: self.service_times.recent_ratio(other) for other in self.other_variants - {self.variant}}
         return {other: ratio for other, ratio in ratios.items() if ratio is not None}
 
-    def compute_seconds(self, batch: Batch) -> float:
-        return self._compute_times.expect(batch.key, batch.rows)
-
     def on_dispatch(self, rows: int) -> None:
         """Learn the size of batches; `rows` includes concurrent prefills."""
         before = round(self._typical_rows)
@@ -352,7 +349,7 @@ class LatencyModel:
         self.service_times.observe(key, batch.rows, usual, concurrent=batch.concurrent_prefills, now=now)
         self.forget_predictions()
         if answer.compute_seconds is not None:
-            self._compute_times.observe(key, batch.rows, answer.compute_seconds)
+            self.compute_times.observe(key, batch.rows, answer.compute_seconds)
             if batch.found_idle:
                 transfer_seconds = max(seconds - others - answer.compute_seconds, 0.0)
                 replica.transfer_seconds += WEIGHT * (transfer_seconds - replica.transfer_seconds)

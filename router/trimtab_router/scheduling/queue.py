@@ -35,11 +35,8 @@ class DeadlineQueue:
         self._sequence = count()
         self._stale = 0
 
-    def has_room(self, rows: int) -> bool:
-        return self.rows + rows <= self.max_rows
-
     def push(self, row_slice: RowSlice) -> None:
-        """Add a slice. Call `has_room` first, except for rows that are retried."""
+        """Add a slice. Check `max_rows` first, except for rows that are retried."""
         request = row_slice.request
         lane = self._lanes.get(request.signature)
         if lane is None:

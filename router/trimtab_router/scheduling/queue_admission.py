@@ -49,14 +49,19 @@ class QueueAdmission:
         queue = self._queue
         if request.accuracy_floor and not self._latency_model.reaches(request):
             return self._too_inaccurate(request)
-        if request.rows > queue.max_rows:
-            return invalid(f"stage {self._stage}: {request.rows} rows in one request; send at most {queue.max_rows}")
-        if not queue.has_room(request.rows):
-            held = f"its queue holds {queue.rows} rows of at most {queue.max_rows}"
-            seconds = max(self._wait_seconds(queue.rows, status), RETRY_SECONDS)
-            message = f"stage {self._stage}: {held}; try again later"
-            return Refusal("QueueFull", message, stage=self._stage, retry_after_seconds=seconds)
+        if queue.rows + request.rows > queue.max_rows:
+            return self._without_room(request, status)
+        if not queue.rows or self._drop_policy != "Predicted" or status.unready_since is not None:
+            return None
         return self._predicted_refusal(request, now, status)
+
+    def _without_room(self, request: StageRequest, status: StageStatus) -> Refusal:
+        rows, max_rows = self._queue.rows, self._queue.max_rows
+        if request.rows > max_rows:
+            return invalid(f"stage {self._stage}: {request.rows} rows in one request; send at most {max_rows}")
+        seconds = max(self._wait_seconds(rows, status), RETRY_SECONDS)
+        message = f"stage {self._stage}: its queue holds {rows} rows of at most {max_rows}; try again later"
+        return Refusal("QueueFull", message, stage=self._stage, retry_after_seconds=seconds)
 
     def drop_reason(self, request: StageRequest, now: float, status: StageStatus) -> Refusal:
         waited_seconds = now - request.enqueued_at
@@ -86,8 +91,6 @@ class QueueAdmission:
 
         It would cost its client time and the queue room. Only rows dispatched before it, and not dropped for it, count.
         """
-        if self._drop_policy != "Predicted" or status.unready_since is not None:
-            return None
         alike = not self._queue.special_rows and not request.special
         rows_ahead = self._queue.rows_before(request.due_at) if alike else rows_ahead_of(request, self._queue)
         if not rows_ahead:
@@ -182,7 +185,8 @@ class Expiry:
         return max(self.unready_since, head.request.enqueued_at) + self._grace_seconds
 
     def set_response_timers(self, batch: Batch) -> None:
-        later_seconds = self._latency_model.later_seconds() + self._latency_model.reserved_seconds()
+        later_seconds = self._latency_model.later_seconds()
+        later_seconds += self._latency_model.reserved_seconds(later_seconds)
         for request in dict.fromkeys(
             row_slice.request for row_slice in batch.row_slices if not row_slice.request.closed
         ):

@@ -6,10 +6,13 @@ one goes on.
 """
 
 from collections.abc import Callable, Iterable, Sequence
+from operator import attrgetter
 from typing import Protocol
 
 from trimtab_pipelines.stages import EMBEDDINGS_INPUT, Stage
 from trimtab_router.scheduling.replica_slots import ReplicaSlots
+
+_FREE = attrgetter("free")
 
 
 class EncoderStage(Protocol):
@@ -44,6 +47,8 @@ class ReplicaSelection:
     def variant_for(self, replica: ReplicaSlots, current: str) -> str | None:
         """Return a replica's variant; None if it may not serve. Of a colocated stage, only colocated ones may."""
         ready = replica.ready_variants
+        if self._target in ready and not self._chooses:  # the common case
+            return self._target
         if self._chooses and self._colocated[current]:
             ready = frozenset(variant for variant in ready if self._colocated[variant])
         return _ready_variant(ready, self._target, current)
@@ -51,7 +56,10 @@ class ReplicaSelection:
     def free_replica(self, replicas: Iterable[ReplicaSlots], current: str) -> ReplicaSlots | None:
         if self._chooses:
             replicas = [replica for replica in replicas if self.variant_for(replica, current)]
-        return _least_loaded([replica for replica in replicas if replica.free], self._target)
+        free = list(filter(_FREE, replicas))
+        if len(free) < 2:  # the common case, for every batch
+            return free[0] if free else None
+        return _least_loaded(free, self._target)
 
     def early_prefill_replica(self, replicas: Iterable[ReplicaSlots], current: str) -> tuple[ReplicaSlots, str] | None:
         variants = {replica: self.variant_for(replica, current) for replica in replicas if replica.has_spare_capacity}
@@ -86,8 +94,6 @@ def _least_loaded(replicas: Sequence[ReplicaSlots], planned: str) -> ReplicaSlot
 
     An engine in which requests wait comes last, and requests of others at an engine count as its load.
     """
-    if len(replicas) == 1:  # the common case, for every batch
-        return replicas[0]
 
     def load(replica: ReplicaSlots) -> tuple[bool, bool, float, int]:
         pending = replica.pending_tokens if replica.prefilling else replica.inflight

@@ -8,7 +8,7 @@ from trimtab_pipelines.stages import Stage
 from trimtab_protocol.chat.internal_wire import Chunk, LastChunk
 from trimtab_protocol.tensors import Array
 from trimtab_router.scheduling.interfaces import Dispatcher, Feature, StatsSink, Transport
-from trimtab_router.scheduling.policies.interface import Dispatch
+from trimtab_router.scheduling.policies.interface import Dispatch, SchedulerView
 from trimtab_router.scheduling.prefix_routing import PrefixRouting
 from trimtab_router.scheduling.prompt_lengths import PromptFeatures, PromptLengths
 from trimtab_router.scheduling.queue import DeadlineQueue
@@ -102,11 +102,10 @@ class EncodeScheduler(StageScheduler):
     def release_embeddings(self, references: Array) -> None:
         self._transport.release(references)
 
-    def max_batch_rows(self, variant: str) -> int:
-        """Return the batch limit. Images are divided between the free encoders, so that the first does not take all."""
-        max_rows = super().max_batch_rows(variant)
-        free = sum(replica.free for replica in self.replicas)
-        return min(max_rows, -(-self.queue.rows // free)) if free else max_rows
+    def view(self, variant: str, now: float, replica: ReplicaSlots | None = None) -> SchedulerView:
+        """Return a view. Images are divided between the free encoders, so that the first does not take all."""
+        view, free = super().view(variant, now, replica), sum(replica.free for replica in self.replicas)
+        return replace(view, max_batch_rows=min(view.max_batch_rows, -(-self.queue.rows // free))) if free else view
 
     def rows_to_send(self, row_slices: Sequence[RowSlice]) -> list[RowSlice]:
         return self._single_flight.unique_rows(super().rows_to_send(row_slices))

@@ -194,7 +194,8 @@ class ServiceTimes:
         estimate.idle_drops = 0
         if not estimate.profiled:
             _learn_size(estimate, rows, seconds)
-        base = estimate.base_beside(rows, concurrent)
+        cached = None if concurrent else estimate.cached.get(rows)
+        base = cached or estimate.base_beside(rows, concurrent)
         if base <= 0:
             return
         low, high = RATIO_BOUNDS

@@ -107,6 +107,8 @@ class ShadowEvaluation(Feature):
         return min(self._request_rows.limit / rows, 1.0)
 
     def on_idle(self, dispatcher: Dispatcher, now: float) -> None:
+        if not self._waiting:
+            return
         replica = dispatcher.replica_selection.free_replica(dispatcher.replicas, dispatcher.variant)
         if replica is None:
             return
@@ -117,7 +119,7 @@ class ShadowEvaluation(Feature):
 
     def _best_point(self, variant: str, replica: ReplicaSlots) -> Point:
         points = self._latency_model.points(variant, ready=replica.ready_variants)
-        return max(points, key=lambda point: point.accuracy)
+        return points[0] if len(points) == 1 else max(points, key=lambda point: point.accuracy)
 
     def _is_comparable(self, batch: Batch, best: Point, task: str) -> bool:
         return self._accuracy_monitor.has_baseline(batch.key, task) and self._accuracy_monitor.has_baseline(

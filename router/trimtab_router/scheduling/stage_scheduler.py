@@ -8,6 +8,7 @@ injected. The router and the simulator share it, so that both decide alike.
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from operator import attrgetter
 from typing import NamedTuple
 
 from trimtab_pipelines.plan import StagePlan
@@ -47,6 +48,7 @@ from trimtab_router.scheduling.shadow_evaluation import ShadowEvaluation
 from trimtab_router.scheduling.stage_request import RowSlice, StageRequest
 
 ARRIVAL_WINDOW_SECONDS = 0.5
+_ROWS, _HAS_WAITING = attrgetter("rows"), attrgetter("has_waiting")
 ReplicaChoice = Callable[[Iterable[ReplicaSlots], str], ReplicaSlots | None]
 
 
@@ -260,7 +262,7 @@ class StageScheduler:
         self._arrival_rate.note(request.rows, request.enqueued_at)
         now, queue = request.enqueued_at, self.queue
         for replica in self.replicas:
-            if replica.free or replica.accepts_prefetch(now):
+            if replica.free or (replica.prefetch_from <= now and replica.accepts_prefetch(now)):
                 self.wake()
                 return
         if queue.rows - request.rows < self.plan.batch_size <= queue.rows:
@@ -312,9 +314,7 @@ class StageScheduler:
             self._stats.observe_batch(batch.key, batch.rows, *self.latency_model.observe(batch, outcome, now))
 
     def wake(self) -> None:
-        if self._wake_pending or not (
-            self.queue.rows or (self._waiting and any(feature.has_waiting for feature in self._waiting))
-        ):
+        if self._wake_pending or not (self.queue.rows or (self._waiting and any(map(_HAS_WAITING, self._waiting)))):
             return
         self._wake_pending = True
         self._clock.call_when_idle(self._dispatch_ready, self._pending_arrivals)
@@ -370,6 +370,7 @@ class StageScheduler:
     def view(self, variant: str, now: float, replica: ReplicaSlots | None = None) -> SchedulerView:
         """Return what the policy sees of the stage if a replica is free; None: of the stage as a whole."""
         prefills, alike, model = 0, self.replicas, self.latency_model
+        later_seconds = model.later_seconds()
         if self.concurrent_rows and self.policy.prepare is None:
             prefills = self.concurrent_prefills() if replica is None else replica.concurrent_prefills
         if replica is not None and self.plan.other_groups:
@@ -378,10 +379,10 @@ class StageScheduler:
             now=now,
             waiting=self.queue,
             points=model.points(variant, prefills, None if replica is None else replica.ready_variants),
-            max_batch_rows=self.max_batch_rows(variant),
-            later_seconds=model.later_seconds(),
+            max_batch_rows=model.max_batch_rows(variant),
+            later_seconds=later_seconds,
             drop_policy=self._drop_policy,
-            reserved_seconds=model.reserved_seconds() if self.queue.special_rows else 0.0,
+            reserved_seconds=model.reserved_seconds(later_seconds) if self.queue.special_rows else 0.0,
             ready_replicas=self.ready_replicas if alike is self.replicas else len(alike),
             free_at=partial(_expected_free_times, alike, now),
             concurrent_rows=self.concurrent_rows,
@@ -390,9 +391,6 @@ class StageScheduler:
             arrivals_rps=partial(self._arrival_rate.rps, now),
             loaded_point=("", "") if replica is None else replica.last_point,
         )
-
-    def max_batch_rows(self, variant: str) -> int:
-        return self.latency_model.max_batch_rows(variant)
 
     def _variant_of(self, replica: ReplicaSlots) -> str:
         """Return the variant of a replica; of another group than the planned variant's, one that the plan lists."""
@@ -501,7 +499,7 @@ class StageScheduler:
     def dispatch(self, replica: ReplicaSlots, dispatch: Dispatch, now: float, *, early: bool = False) -> None:
         """Send the rows of a decision that are still needed to a replica; `early`: before all images are encoded."""
         row_slices = self.rows_to_send(dispatch.row_slices)
-        rows = sum([row_slice.rows for row_slice in row_slices])
+        rows = sum(map(_ROWS, row_slices))
         if not rows:  # other rows of these requests were just dropped
             return
         batch = Batch(
@@ -540,8 +538,8 @@ class StageScheduler:
         for row_slice in batch.row_slices:
             if row_slice.attempts:
                 return
-        replica = batch.replica
-        replica.prefetch_from = replica.prefetch_time(batch.dispatched_at, self.latency_model.compute_seconds(batch))
+        compute_seconds = self.latency_model.compute_times.expect(batch.key, batch.rows)
+        batch.replica.prefetch_from = batch.replica.prefetch_time(batch.dispatched_at, compute_seconds)
 
     def _set_prefetch_timers(self, now: float) -> None:
         """Set a timer for each computing replica: a full batch waits."""
@@ -557,7 +555,7 @@ class StageScheduler:
 
 
 def _expected_free_times(replicas: Sequence[ReplicaSlots], now: float) -> list[float]:
-    return sorted(replica.expected_free_time(now) for replica in replicas if replica.ready_variants)
+    return sorted([replica.expected_free_time(now) for replica in replicas if replica.ready_variants])
 
 
 def _decide_or_fall_back(policy: Policy, stats: StatsSink, view: SchedulerView) -> Dispatch | WaitUntil:

@@ -24,7 +24,7 @@ The contract for a policy's author:
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from heapq import heappop, heappush
-from itertools import islice, takewhile
+from itertools import islice
 from typing import Literal
 
 from trimtab_router.scheduling.queue import MAX_SLICES, BatchCandidates, DeadlineQueue
@@ -235,13 +235,13 @@ def drop_rank(request: StageRequest, row_seconds: float = 1.0) -> DropRank:
 
 def rows_ahead_of(request: StageRequest, waiting: Iterable[RowSlice]) -> int:
     """Count the rows due no later than a request that are not dropped before it."""
-    due = takewhile(lambda row_slice: row_slice.request.due_at <= request.due_at, waiting)
-    rank = drop_rank(request)
-    return sum(
-        row_slice.rows
-        for row_slice in due
-        if row_slice.provisional_response is None and drop_rank(row_slice.request) >= rank
-    )
+    rows, rank = 0, drop_rank(request)
+    for row_slice in waiting:
+        if row_slice.request.due_at > request.due_at:
+            break
+        if row_slice.provisional_response is None and drop_rank(row_slice.request) >= rank:
+            rows += row_slice.rows
+    return rows
 
 
 def first_to_drop(view: SchedulerView) -> list[RowSlice]:

@@ -165,6 +165,8 @@ def _best_path(
 
 def _undominated(paths: list[_Path]) -> list[_Path]:
     """Return the paths that are worth more than all that end earlier; of equal ones, those that drop the last rows."""
+    if len(paths) == 1:
+        return paths
     kept, best = list[_Path](), -inf
     for path in sorted(paths, key=lambda path: (round(path.end, 9), path.stop, -path.first)):
         if path.worth > best + _WORTH_ROUNDING:

@@ -124,6 +124,22 @@ def interpolate_latency(profile: PointProfile, rows: int, quantile: float) -> fl
     return low + (high - low) * (rows - below) / (above - below)
 
 
+class Uniform:
+    """Numbers from 0 to 1."""
+
+    def __init__(self, random: np.random.Generator) -> None:
+        self._random = random
+        self._drawn, self._next = random.random(0), 0
+
+    def draw(self, count: int) -> NDArray[np.float64]:
+        """Draw numbers; must not be modified."""
+        begin, self._next = self._next, self._next + count
+        if self._next > self._drawn.size:
+            drawn = self._random.random(max(_BLOCK, count))
+            self._drawn, begin, self._next = np.concatenate([self._drawn[begin:], drawn]), 0, count
+        return self._drawn[begin : self._next]
+
+
 class FanOut:
     """Rows of a counted output per input row."""
 

@@ -26,7 +26,7 @@ from trimtab_adapter.simulation.generation import (
 )
 from trimtab_adapter.simulation.replica_set import SimulatedReplicaSet
 from trimtab_adapter.simulation.result import SecondSample, SimulationResult
-from trimtab_adapter.simulation.sampling import ServiceTimeSampler, fan_outs
+from trimtab_adapter.simulation.sampling import ServiceTimeSampler, Uniform, fan_outs
 from trimtab_adapter.simulation.transport import (
     BatchTally,
     SimulatedMachine,
@@ -136,7 +136,7 @@ def transports(
             clock=clock,
             times=ServiceTimeSampler(stage, scenario.profiles[stage.name], environment, next(streams)),
             fan_outs=fan_outs(stage, environment, next(streams)),
-            confidences=confidence,
+            confidences=Uniform(confidence),
             environment=environment,
             machine=machine,
             on_idle=on_idle,
@@ -225,6 +225,7 @@ class Simulator:
                 stats=self.batches[name],
                 query_of_death=None,
             )
+            transport.scheduler.accuracy_monitor.enabled = False  # its result is not used
         return {name: transport.scheduler for name, transport in self.transports.items()}
 
     def _replica_ended(self, replica: SimulatedReplica) -> None:

@@ -9,7 +9,7 @@ from typing import Literal
 import numpy as np
 
 from trimtab_adapter.simulation.environment import Environment, MachineSpeed
-from trimtab_adapter.simulation.sampling import FanOut, ServiceTimeSampler
+from trimtab_adapter.simulation.sampling import FanOut, ServiceTimeSampler, Uniform
 from trimtab_pipelines.replica_groups import ReplicaGroup
 from trimtab_pipelines.stages import EMBEDDINGS_INPUT, Stage
 from trimtab_protocol.tensors import Array
@@ -86,6 +86,12 @@ class BatchTally(StatsSink):
 
 
 @lru_cache(maxsize=4096)
+def counts_of(*counts: int) -> Array:
+    """The rows of a counted output for each input row; must not be modified."""
+    return np.array(counts)
+
+
+@lru_cache(maxsize=4096)
 def rows_of(count: int) -> Array:
     """An array of this many rows; only its length has a meaning."""
     return np.zeros(count, dtype=np.int8)
@@ -115,7 +121,7 @@ class SimulatedTransport(Transport):
         clock: Clock,
         times: ServiceTimeSampler,
         fan_outs: Mapping[str, FanOut],
-        confidences: np.random.Generator,
+        confidences: Uniform,
         environment: Environment,
         machine: SimulatedMachine,
         on_idle: Callable[[SimulatedReplica], None],
@@ -187,12 +193,13 @@ class SimulatedTransport(Transport):
         given = dict.fromkeys(self._whole, rows_of(rows))
         for count, fan_out in self._fan_outs.items():
             counts = fan_out.draw(rows)
-            given |= dict.fromkeys(self._counted[count], rows_of(sum(counts))) | {count: np.array(counts)}
+            given |= dict.fromkeys(self._counted[count], rows_of(sum(counts)))
+            given[count] = counts_of(*counts)
         if self._encodes:
             given[EMBEDDINGS_INPUT] = _references(rows)
         if self._confidence is not None:
             task = piece.request.options.task
-            given[self._confidence] = simulated_confidences(point, task, self._confidences.random(rows))
+            given[self._confidence] = simulated_confidences(point, task, self._confidences.draw(rows))
         return given
 
 

@@ -60,6 +60,7 @@ class AccuracyMonitor:
     """Monitor of the points of one stage, for all rows and for the tasks with profiled accuracies."""
 
     def __init__(self, stage: Stage) -> None:
+        self.enabled = True
         self._measured = _measured(stage)
         self._accuracies = {(v.name, p.name, ""): p.accuracy for v in stage.variants for p in v.points}
         self._accuracies |= {key_and_task: accuracy.accuracy for key_and_task, accuracy in self._measured.items()}
@@ -91,7 +92,7 @@ class AccuracyMonitor:
 
     def observe(self, key: Key, task: str, confidences: Array, now: float, *, weight: float = 1.0) -> None:
         """Add first-pass rows of this weight each. Confidences outside 0 … 1 are ignored."""
-        measured = self._measured_of(key, task)
+        measured = self._measured_of(key, task) if self.enabled else None
         if measured is None:
             return
         changes = [value - measured.confidence for value in confidences.tolist() if 0.0 <= value <= 1.0]
@@ -105,7 +106,11 @@ class AccuracyMonitor:
         both = (self._measured_of(key, task), self._measured_of(before.point, task))
         values, first_confidences = (np.asarray(array, dtype=np.float64) for array in (confidences, before.confidences))
         valid = _valid(values) & _valid(first_confidences)
-        if not valid.any() or not all(accuracy is not None and accuracy.calibrated for accuracy in both):
+        if (
+            not self.enabled
+            or not valid.any()
+            or not all(accuracy is not None and accuracy.calibrated for accuracy in both)
+        ):
             return
         for observations in self._observations_of(key, task, now):
             gain = float((values - first_confidences)[valid].sum()) - int(valid.sum()) * before.expected_gain

@@ -185,9 +185,10 @@ async def _first_pass(cluster: Cluster, server: "Server", operator: "Operator", 
 
 async def _next_pass(server: "Server", operator: "Operator", count: int, progress: Progress) -> Pass:
     """Wait until the operator has reconciled every pipeline again."""
-    task, before = progress.add_task("reconciled again", total=count), await operator.reconciles()
+    task = progress.add_task("reconciled again", total=count)
 
     async def wait() -> None:
+        before = await operator.reconciles()
         while (reconciled := await operator.reconciles() - before) < count:
             await asyncio.sleep(0.2)
             progress.update(task, completed=reconciled)

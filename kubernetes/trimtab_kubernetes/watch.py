@@ -9,6 +9,9 @@ import math
 import time
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
+from typing import NamedTuple
+
+import orjson
 
 from trimtab_kubernetes.client import Cluster, Listing
 from trimtab_kubernetes.errors import Backoff, ClusterError, NotFound, Unreachable
@@ -41,6 +44,20 @@ class Change:
         return self.listing is not None
 
 
+class _Known(NamedTuple):
+    """The version of an object and, in JSON, what identifies it; all of thousands would take as much as a cache."""
+
+    version: str | None
+    identity: bytes
+
+    @classmethod
+    def of(cls, found: Object) -> "_Known":
+        metadata = found["metadata"]
+        metadata.pop("managedFields", None)  # half of an object's size
+        identity = {name: found[name] for name in ("apiVersion", "kind", "metadata") if name in found}
+        return cls(metadata.get("resourceVersion"), orjson.dumps(identity))
+
+
 async def list_and_watch(
     cluster: Cluster,
     kind: str | Kind,
@@ -54,7 +71,7 @@ async def list_and_watch(
     With a name, only the object of that name, which requires permission for that object only. Each list is followed by
     a change with `synced`. Objects that were deleted during a gap are yielded as deleted.
     """
-    known: dict[Key, Object] = {}
+    known: dict[Key, _Known] = {}
     version, last_version, backoff = "", 0, Backoff(INITIAL_BACKOFF_SECONDS, MAX_BACKOFF_SECONDS)
     while True:
         began, received = math.inf, False
@@ -63,7 +80,7 @@ async def list_and_watch(
                 listing = await cluster.list(kind, namespace, labels, name)
                 for change in _differences(known, listing, last_version):
                     yield change
-                known = {key_of(item): _identity(item) for item in listing.items}
+                known = {key_of(item): _Known.of(item) for item in listing.items}
                 yield Change(listing=listing)
                 version = listing.resource_version
                 del listing
@@ -76,7 +93,7 @@ async def list_and_watch(
                 if what == "DELETED":
                     known.pop(key, None)
                 else:
-                    known[key] = _identity(found)
+                    known[key] = _Known.of(found)
                 yield Change(key, found, deleted=what == "DELETED")
             if not received and time.monotonic() - began < MIN_WATCH_SECONDS:
                 raise Unreachable(f"watch of {kind} ended immediately")
@@ -91,20 +108,14 @@ async def list_and_watch(
             await asyncio.sleep(delay_seconds)
 
 
-def _identity(found: Object) -> Object:
-    """What is known of a deleted object; the whole of thousands would take as much memory as a cache."""
-    found["metadata"].pop("managedFields", None)  # half of an object's size
-    return {name: found[name] for name in ("apiVersion", "kind", "metadata") if name in found}
-
-
-def _differences(known: dict[Key, Object], listing: Listing, last_version: int) -> list[Change]:
+def _differences(known: dict[Key, _Known], listing: Listing, last_version: int) -> list[Change]:
     """Changed and deleted objects between a known state and a list, which may be older than `last_version`."""
     rewound = [Change(rewound=True)] if int(listing.resource_version or 0) < last_version else []
     now = {key_of(item): item for item in listing.items}
-    gone = [Change(key, last, deleted=True) for key, last in known.items() if key not in now]
+    gone = [Change(key, orjson.loads(last.identity), deleted=True) for key, last in known.items() if key not in now]
     changed = [
         Change(key, item)
         for key, item in now.items()
-        if key not in known or known[key]["metadata"].get("resourceVersion") != item["metadata"].get("resourceVersion")
+        if key not in known or known[key].version != item["metadata"].get("resourceVersion")
     ]
     return rewound + gone + changed

@@ -57,7 +57,7 @@ class ReconcileResult:
 class _Settled:
     """A state in which a reconciliation wrote nothing. It is not reconciled again until it changes or a time comes."""
 
-    observed: ObservedState
+    state: tuple[object, ...]
     until: float
 
 
@@ -158,16 +158,17 @@ class Controller:
         return outcome.requeue_after_seconds
 
     async def reconcile(self, key: Key) -> ReconcileResult:
+        state, settled = self.store.state(key), self._settled.get(key)
+        is_settled = settled is not None and settled.state == state and not self.store.refused.get(key)
+        if settled is not None and is_settled and self._clock() < settled.until:
+            self._metrics.outcomes.labels("unchanged").inc()
+            return self._unchanged(settled.until)
         observed = self.store.observe(key)
         if observed is None:
             self._metrics.forget(key)
             self.store.refused.pop(key, None)
             self._settled.pop(key, None)
             return ReconcileResult(0, None)
-        settled = self._settled.get(key)
-        if settled is not None and settled.observed == observed and self._clock() < settled.until:
-            self._metrics.outcomes.labels("unchanged").inc()
-            return self._unchanged(settled.until)
         decided = self._decide(key, observed)
         writes = await self._applier.apply(key, decided)
         self._metrics.outcomes.labels("changed" if writes else "unchanged").inc()
@@ -176,8 +177,10 @@ class Controller:
             return ReconcileResult(writes, 0.0)  # the status describes the state before the writes: reconcile again
         waits = (decided.requeue_after_seconds, self._applier.retry_seconds(key))
         until = self._clock() + min((seconds for seconds in waits if seconds is not None), default=math.inf)
-        if not self.store.refused.get(key):
-            self._settled[key] = _Settled(replace(observed, refused={}), until)
+        if self.store.refused.get(key):
+            self._settled.pop(key, None)
+        else:
+            self._settled[key] = _Settled(state, until)
         return self._unchanged(until)
 
     def _unchanged(self, until: float) -> ReconcileResult:

@@ -62,6 +62,15 @@ class PipelineCache:
     def _pods(self) -> Iterable[Object]:
         return (pod for key in self.objects.keys("Pod") if (pod := self.objects.get("Pod", key)))
 
+    def state(self, key: Key) -> tuple[object, ...]:
+        """What `observe` returns, without parsing: the same as long as nothing changes but rejected writes."""
+        entries = self.objects.entries(key)
+        pods = [entry.read() for entry in entries if entry.kind == "Pod"] if self.leaving else ()
+        return entries, self.kinds, self._leaving(pods)
+
+    def _leaving(self, pods: Iterable[Object]) -> dict[str, str]:
+        return {node: self.leaving[node] for pod in pods if (node := _node(pod)) in self.leaving}
+
     def get(self, key: Key, ref: Ref) -> Object | None:
         return self.objects.get(ref.kind, (key[0], ref.name))
 
@@ -89,5 +98,5 @@ class PipelineCache:
             pods=pods,
             kinds=self.kinds,
             refused=self.refused.get(key, {}),
-            leaving={node: self.leaving[node] for pod in pods if (node := _node(pod)) in self.leaving},
+            leaving=self._leaving(pods),
         )

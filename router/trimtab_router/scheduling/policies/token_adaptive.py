@@ -10,7 +10,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import reduce
 from math import inf
-from operator import gt
 from typing import NamedTuple
 
 import numpy as np
@@ -124,13 +123,19 @@ def _best_batches(
 ) -> list[_Path]:
     """Return the batches that are worth most in time, joined if that is faster; `seconds` of 1, 2, … rows."""
     worths = [sum([value * point.accuracy_for(task) for task, value in batch.weights.items()]) for batch in batches]
-    own_seconds = [seconds[batch.rows - 1] for batch in batches]
-    price = _TIME_TIE_BREAK * sum(worths) / max(sum(own_seconds), 1e-9)
-    joined = [_joined_rows(batches, index, view.max_batch_rows) for index in range(len(batches))]
+    price = _TIME_TIE_BREAK * sum(worths) / max(sum([seconds[batch.rows - 1] for batch in batches]), 1e-9)
+    steps = [
+        [
+            (index + count, seconds[rows - 1], sum(worths[index : index + count]) - price * seconds[rows - 1])
+            for count, rows in ((1, batch.rows), *_joined_rows(batches, index, view.max_batch_rows))
+        ]
+        for index, batch in enumerate(batches)
+    ]
+    deadlines = [batch.deadline + SECONDS_ROUNDING for batch in batches]
     path = None
-    if all(map(gt, worths, [price * each for each in own_seconds])):
-        path = _best_path(batches, joined, worths, seconds, price, start, drops=False)
-    path = path or _best_path(batches, joined, worths, seconds, price, start, drops=True)
+    if all(alone[2] > 0.0 for alone, *_ in steps):
+        path = _best_path(deadlines, steps, start, drops=False)
+    path = path or _best_path(deadlines, steps, start, drops=True)
     served: list[_Path] = []
     while path is not None and path.before is not None:
         served.append(path)
@@ -139,27 +144,21 @@ def _best_batches(
 
 
 def _best_path(
-    batches: Sequence[CandidateBatch],
-    joined: Sequence[list[tuple[int, int]]],
-    worths: Sequence[float],
-    seconds: Sequence[float],
-    price: float,
-    start: float,
-    *,
-    drops: bool,
+    deadlines: Sequence[float], steps: Sequence[Sequence[tuple[int, float, float]]], start: float, *, drops: bool
 ) -> _Path | None:
-    """Return the path of most worth, which serves all batches unless it `drops` some; None if there is none."""
-    paths: list[list[_Path]] = [[_Path(start, 0.0)], *([] for _ in batches)]
-    for index, batch in enumerate(batches):
+    """Return the path of most worth, which serves all batches unless it `drops` some; None if there is none.
+
+    `steps` from each batch: the batch that follows, seconds and worth.
+    """
+    paths: list[list[_Path]] = [[_Path(start, 0.0)], *([] for _ in steps)]
+    for index, deadline in enumerate(deadlines):
         front = _undominated(paths[index])
         for path in front[:: len(front) // MAX_PATHS + 1]:
             if drops:
                 paths[index + 1].append(path)
-            for count, rows in ((1, batch.rows), *joined[index]):
-                end, stop = path.end + seconds[rows - 1], index + count
-                if end <= batch.deadline + SECONDS_ROUNDING:
-                    worth = path.worth + sum(worths[index:stop]) - price * seconds[rows - 1]
-                    paths[stop].append(_Path(end, worth, path, index, stop))
+            for stop, seconds, worth in steps[index]:
+                if path.end + seconds <= deadline:
+                    paths[stop].append(_Path(path.end + seconds, path.worth + worth, path, index, stop))
     return next(reversed(_undominated(paths[-1])), None)
 
 

@@ -7,7 +7,7 @@ from typing import Any, Self
 from tests.router.fakes import FakeReplica, Rig, a_pipeline, a_request, a_rig
 
 REQUESTS = 30
-MAX_CALLS = 466
+MAX_CALLS = 424
 """For a request alone at a router with two stages: a tenth more than it makes."""
 
 

@@ -267,9 +267,9 @@ class StageStats:
         batch_size, service, service_ratio, at_point = self._bound(key)
         batch_size.observe(rows)
         service.observe(seconds)
-        service_ratio.set(ratio)
-        self._rows.inc(rows)
-        at_point.inc(rows)
+        service_ratio.value = ratio
+        self._rows.value += rows
+        at_point.value += rows
 
     def count_escalated_rows(self, first: Key, second: Key, rows: int) -> None:
         count = self._row_counts.escalated.get((first, second))

@@ -48,7 +48,7 @@ class RequestAccounting:
         self.recent = RecentOutcomes()
 
     def count_received(self, now: float, requests: int = 1) -> None:
-        self._metrics.received.inc(requests)
+        self._metrics.received.value += requests
         self.recent.count_received(now, requests)
 
     def count_outcome(self, outcome: RequestOutcome, requests: int = 1) -> None:
@@ -60,7 +60,7 @@ class RequestAccounting:
         now, accuracy = self._clock.now, state.accuracy
         latency_seconds = now - state.arrived_at
         outcome = OK if state.met_slo(now, self._slo) else LATE
-        self._metrics.outcomes[outcome].inc()
+        self._metrics.outcomes[outcome].value += 1
         self._metrics.latency.observe(latency_seconds)
         self._metrics.accuracy.observe(accuracy)
         self.recent.record_response(now, outcome, latency_seconds, accuracy)

@@ -58,6 +58,7 @@ class BatchCompletion:
         self.suspects = SuspectRows(grace_seconds)
         self._query_of_death = query_of_death
         self._stage = stage
+        self._inputs = len(stage.inputs)
         self.retryable = stage.retryable
         self._queue = queue
         self._stats = stats
@@ -94,6 +95,7 @@ class BatchCompletion:
     def _complete(self, batch: Batch, answer: Completed, now: float) -> None:
         seconds = now - batch.dispatched_at
         point = self.point_served(batch, answer)
+        usual_accuracy = batch.point.accuracy if batch.point.name == point.name else point.accuracy
         for row_slice, outputs in zip(batch.row_slices, answer.outputs, strict=True):
             request = row_slice.request
             waited = batch.dispatched_at - request.enqueued_at
@@ -101,6 +103,7 @@ class BatchCompletion:
                 self._stats.observe_queue_seconds(waited)
             if request.closed:
                 continue
+            is_usual = not request.options.task and row_slice.escalation is None and len(request.inputs) == self._inputs
             served = ServedRows(
                 variant=batch.variant,
                 operating_point=point.name,
@@ -108,7 +111,7 @@ class BatchCompletion:
                 queue_seconds=waited,
                 service_seconds=seconds,
                 rows=row_slice.rows,
-                accuracy=self._accuracy(batch, point, row_slice),
+                accuracy=usual_accuracy if is_usual else self._accuracy(batch, point, row_slice),
                 dispatched_at=batch.dispatched_at,
                 confidences=outputs[self._stage.confidence] if self._stage.confidence else None,
                 counted_by=self._counted_by,
@@ -135,7 +138,7 @@ class BatchCompletion:
         ):
             return row_slice.escalation.accuracy
         task = row_slice.request.options.task
-        if len(row_slice.request.inputs) < len(self._stage.inputs):
+        if len(row_slice.request.inputs) < self._inputs:
             less = self._stage.point_for_inputs(batch.variant, point.name, row_slice.request.inputs)
             if less is not None:
                 return less.measured_accuracy(task).value

@@ -250,7 +250,7 @@ def interpolate(sizes: list[int], seconds: list[float], rows: float) -> float:
 
 
 def _learn_size(estimate: _Estimate, rows: int, seconds: float) -> None:
-    index, expected = bisect_left(estimate.sizes, rows), estimate.base(rows)
+    index, expected = bisect_left(estimate.sizes, rows), estimate.cached.get(rows) or estimate.base(rows)
     bounded = min(seconds, OUTLIER * expected) if expected > 0 else seconds
     if index < len(estimate.sizes) and estimate.sizes[index] == rows:
         estimate.seconds[index] += WEIGHT * (bounded - estimate.seconds[index])

@@ -100,6 +100,7 @@ _ROWS = attrgetter("rows")
 HANG_FACTOR = 20.0
 FIRST_BATCH_FACTOR = 10.0
 MAX_REQUEST_IDS = 16
+_KNOWN_AT_DISPATCH = {OPTIONS, TASK_INPUT}
 OnEnd = Callable[[Batch, BatchOutcome], None]
 OnResult = Callable[[Mapping[str, Array] | None], None]
 
@@ -373,10 +374,13 @@ class HttpTransport:
         inputs: list[list[Tensor]] = []
         for name in slices[0].request.inputs:
             if name != excluded and (point.inputs is None or name in point.inputs):
-                datatype = self._datatypes[name]
+                datatype, known_at_dispatch = self._datatypes[name], name in _KNOWN_AT_DISPATCH
                 parts: list[Tensor] = []
                 for row_slice in slices:
-                    parts.append(Tensor(name, datatype, self._rows(batch, row_slice, name)))  # noqa: PERF401 - a call less
+                    rows = row_slice.request.inputs[name]
+                    if known_at_dispatch or row_slice.rows != len(rows):
+                        rows = self._rows(batch, row_slice, name)
+                    parts.append(Tensor(name, datatype, rows))
                 inputs.append(parts)
         compiles = False
         if self._serves_chats:
@@ -409,9 +413,7 @@ class HttpTransport:
         """Rows of an input, with what only dispatch knows: the time left of chats, and the indices of tasks."""
         if name == OPTIONS and self._generates:
             return rows_with_deadline(batch.dispatched_at, row_slice, name)
-        rows = row_slice.request.inputs[name]
-        if row_slice.rows != len(rows):
-            rows = rows[row_slice.start : row_slice.stop]
+        rows = row_slice.array(name)
         return _rows_with_task(batch, row_slice, rows) if name == TASK_INPUT and row_slice.request.task else rows
 
 

@@ -17,6 +17,9 @@ from trimtab_router.scheduling.stage_request import RowSlice
 
 
 def decide(view: SchedulerView) -> Dispatch | WaitUntil:
+    sole = view.waiting.sole()
+    if sole is not None and sole.rows == 1 and (points := view.points_for(sole)):  # the common case
+        return Dispatch(points[0], [sole])
     drops_first = first_to_drop(view)
     if drops_first:
         return WaitUntil(view.now, drops_first)

@@ -16,8 +16,9 @@ from trimtab_pipelines.documents import (
     write_json,
 )
 from trimtab_pipelines.jsonl import JsonLinesFile
+from trimtab_pipelines.memory_profile import with_measured_memory
 from trimtab_pipelines.plan import PipelinePlan
-from trimtab_pipelines.profile import ModelProfile
+from trimtab_pipelines.profile import ModelProfile, memory_by_stage
 from trimtab_pipelines.spec import InferencePipeline
 
 log = logging.getLogger(__name__)
@@ -35,8 +36,8 @@ class FileConfigSource:
         self._gpus = gpus
         self._paths = (_file(pipeline, "pipeline.yaml"), _file(profiles, "profile.yaml"))
         self._stamps = tuple(file_stamp(path) for path in self._paths)
-        self.pipeline: InferencePipeline = _on_one_machine(load_pipeline(self._paths[0]), gpus)
         self.profiles: Mapping[str, ModelProfile] = load_profiles(self._paths[1])
+        self.pipeline: InferencePipeline = self._sized(load_pipeline(self._paths[0]))
 
     def refresh(self) -> str | None:
         stamps = tuple(file_stamp(path) for path in self._paths)
@@ -47,8 +48,12 @@ class FileConfigSource:
             pipeline, profiles = load_pipeline(self._paths[0]), load_profiles(self._paths[1])
         except DocumentError as error:
             return f"{error}; the last valid pipeline and profiles stay in use"
-        self.pipeline, self.profiles = _on_one_machine(pipeline, self._gpus), profiles
+        self.profiles = profiles
+        self.pipeline = self._sized(pipeline)
         return None
+
+    def _sized(self, pipeline: InferencePipeline) -> InferencePipeline:
+        return with_measured_memory(_on_one_machine(pipeline, self._gpus), memory_by_stage(self.profiles))
 
 
 def _on_one_machine(pipeline: InferencePipeline, gpus: int | None) -> InferencePipeline:

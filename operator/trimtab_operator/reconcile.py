@@ -28,6 +28,7 @@ from trimtab_operator.reconciliation.status import events as events_of
 from trimtab_operator.settings import Settings
 from trimtab_pipelines.documents import DocumentError, parse_pipeline
 from trimtab_pipelines.kubernetes_names import STAGE_LABEL, router_name
+from trimtab_pipelines.memory_profile import with_measured_memory
 
 _PRUNED_KINDS = frozenset(
     {
@@ -68,9 +69,10 @@ def reconcile(observed: ObservedState, settings: Settings, now: float) -> Reconc
         pipeline = parse_pipeline(observed.pipeline, "InferencePipeline", settings.flavors)
     except DocumentError as error:
         return invalid_reconciliation(observed, str(error), now)
-    site = ClusterSite(pipeline, observed.owned, pod_states(observed.pods, observed.leaving), settings)
-    config_map = observed.owned.get(Ref("ConfigMap", router_name(pipeline.name)))
     measured = profiling(pipeline, observed.profiles, observed.owned, settings)
+    sized = with_measured_memory(pipeline, measured.memory)
+    site = ClusterSite(sized, observed.owned, pod_states(observed.pods, observed.leaving), settings)
+    config_map = observed.owned.get(Ref("ConfigMap", router_name(pipeline.name)))
     selection = select_plan(site, planning.read_plan_history(pipeline, observed.plan, config_map, now), now)
     replicas = decide_replicas(site, selection.plan, selection.limit)
     monitored = "PodMonitor" in observed.kinds

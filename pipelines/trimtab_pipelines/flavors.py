@@ -9,7 +9,7 @@ from typing import Self
 from pydantic import Field, model_validator
 
 from trimtab_pipelines.errors import UserError
-from trimtab_pipelines.quantity import Amount, Seconds
+from trimtab_pipelines.quantity import Amount, Bytes, Seconds
 from trimtab_pipelines.resource import Model, Name, is_empty
 from trimtab_pipelines.variants import Toleration, Variant
 
@@ -43,6 +43,8 @@ class ResourceFlavor(Model):
     prices: Prices = Prices()
     limit: Amount | None = Field(default=None, exclude_if=lambda limit: limit is None)
     """Most devices that the replicas of a pipeline may request together; cores, for replicas without devices."""
+    memory: Bytes | None = Field(default=None, gt=0, exclude_if=lambda memory: memory is None)
+    """Memory that pods can request on one of its nodes. Replicas that need more are not planned."""
     node_startup_seconds: Seconds = Field(default=0.0, alias="nodeStartup", exclude_if=is_empty)
     """Usual time until an autoscaler has added a node. A replica may wait twice as long for one."""
     spot: bool = Field(default=False, exclude_if=is_empty)

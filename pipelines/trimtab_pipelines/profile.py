@@ -13,6 +13,7 @@ from typing import Literal, Self
 
 from pydantic import Field, model_validator
 
+from trimtab_pipelines.memory_profile import MemoryProfile, MemoryProfiles
 from trimtab_pipelines.quantity import Cores, SecondsBySize
 from trimtab_pipelines.resource import Model, Name, Resource, is_empty
 from trimtab_pipelines.variants import ParameterValue
@@ -331,6 +332,8 @@ class ModelProfileSpec(Model):
     points: tuple[PointProfile, ...] = Field(min_length=1, max_length=4096)
     models: dict[str, ModelIdentity] = Field(default_factory=dict)
     """Identity of each measured variant. Absent in older profiles."""
+    memory: dict[str, MemoryProfile] = Field(default_factory=dict, exclude_if=is_empty)
+    """Resident memory of a replica of each measured variant. Absent in older profiles, and of a user's containers."""
     base_allocation: dict[str, Cores] = Field(default_factory=dict)
     """Minimum cores with which each variant meets the stage's SLO and base load."""
     stage_slo_seconds: float | None = Field(default=None, gt=0)
@@ -374,11 +377,16 @@ def profiles_by_stage(profiles: Iterable[ModelProfile]) -> dict[str, ModelProfil
     return merged
 
 
+def memory_by_stage(profiles: Mapping[str, ModelProfile]) -> dict[str, MemoryProfiles]:
+    return {stage: profile.spec.memory for stage, profile in profiles.items()}
+
+
 def _merge(earlier: ModelProfile, later: ModelProfile) -> ModelProfile:
     points = {(p.variant, p.operating_point, p.cores): p for p in (*earlier.spec.points, *later.spec.points)}
     merged = {
         "points": tuple(points.values()),
         "models": earlier.spec.models | later.spec.models,
+        "memory": earlier.spec.memory | later.spec.memory,
         "base_allocation": earlier.spec.base_allocation | later.spec.base_allocation,
     }
     return later.model_copy(update={"spec": later.spec.model_copy(update=merged)})

@@ -4,16 +4,16 @@ Stages are measured in the order of the pipeline; each gets the outputs of the m
 """
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field, replace
 from itertools import count
 from pathlib import Path
 
 import numpy as np
-import psutil
 
 from trimtab_pipelines.documents import dump_yaml, write_atomically
+from trimtab_pipelines.memory_profile import MemoryProfile, with_shared_bytes
 from trimtab_pipelines.profile import (
     ChatProfile,
     LatencyCurve,
@@ -22,6 +22,7 @@ from trimtab_pipelines.profile import (
     ModelProfileSpec,
     PointProfile,
 )
+from trimtab_pipelines.replica_groups import replica_groups
 from trimtab_pipelines.resource import Metadata
 from trimtab_pipelines.spec import InferencePipeline
 from trimtab_pipelines.stages import Stage
@@ -34,11 +35,11 @@ from trimtab_profiler.fit import fit_latency
 from trimtab_profiler.identity import BusyShare, model_identity, this_machine, usable_cores
 from trimtab_profiler.measure import FULL, QUICK, Batch, Effort, Samples, measure_round
 from trimtab_profiler.measurement_grid import GridPoint, grid, scale_to_cores
+from trimtab_profiler.memory import RESIDENT, measure_memory, read_bytes
 from trimtab_profiler.replica import BatchRejected, Replica, check_models, running_replica
 
 ROWS = 64
 BATCHES_PER_POINT = 4
-MEMORY_SHARE = 0.5
 PROFILE_FILE = "profile.yaml"
 
 
@@ -178,42 +179,32 @@ def fit_errors(profiles: Mapping[str, ModelProfile]) -> list[float]:
     ]
 
 
-def replica_groups(variants: Iterable[Variant], memory_bytes: float) -> list[list[str]]:
-    """Group variants, in order, into replicas whose declared memory stays within a bound; a container is alone."""
-    groups: list[list[str]] = []
-    used, alone = 0, False
-    for variant in variants:
-        if not groups or alone or variant.container is not None or used + variant.resources.memory > memory_bytes:
-            groups.append([])
-            used = 0
-        groups[-1].append(variant.name)
-        alone = variant.container is not None
-        used += variant.resources.memory
-    return groups
-
-
 async def _profile_stage(run: _Run, stage: Stage) -> ModelProfile:
     rows = inputs.stage_rows(run.pipeline, stage, run.rows, ROWS)
     best = max(stage.variants, key=lambda variant: variant.accuracy)
     points: list[PointProfile] = []
+    memory: dict[str, MemoryProfile] = {}
+    threads = 1
     for threads in sorted({point.threads for point in run.grids[stage.name]}):
         grid_points = [point for point in run.grids[stage.name] if point.threads == threads]
         names = {point.variant for point in grid_points}
         variants = [variant for variant in stage.variants if variant.name in names]
-        for group in replica_groups(variants, MEMORY_SHARE * psutil.virtual_memory().available):
-            async with _running(run, stage, group, threads) as replica:
-                for point in grid_points:
-                    if point.variant in group:
-                        points += await _profile_point(run, stage, point, replica, rows)
-                if best.name in group and run.needs_outputs_of(stage):
+        for variant in variants:
+            own = [point for point in grid_points if point.variant == variant.name]
+            async with _running(run, stage, variant, threads) as replica:
+                if found := await _measure_memory(run, stage, own, replica, rows):
+                    memory[variant.name] = found
+                for point in own:
+                    points += await _profile_point(run, stage, point, replica, rows)
+                if variant is best and run.needs_outputs_of(stage):
                     run.rows |= await _capture(run, stage, best, replica, rows)
-    return _document(run, stage, points)
+    return _document(run, stage, points, await _with_shared_bytes(run, stage, memory, threads))
 
 
-def _running(run: _Run, stage: Stage, group: Sequence[str], threads: int) -> AbstractAsyncContextManager[Replica]:
-    if stage.variant(group[0]).container is not None:
-        return running_engine(stage, group[0], run.folder)
-    return running_replica(run.pipeline, run.folder, stage.name, group, threads)
+def _running(run: _Run, stage: Stage, variant: Variant, threads: int) -> AbstractAsyncContextManager[Replica]:
+    if variant.container is not None:
+        return running_engine(stage, variant.name, run.folder)
+    return running_replica(run.pipeline, run.folder, stage.name, [variant.name], threads)
 
 
 async def _profile_point(
@@ -224,9 +215,7 @@ async def _profile_point(
     Batches have only the inputs that the router sends. Generation stages are also measured to the first token, and with
     chats without images.
     """
-    sent = stage.variant(point.variant).point(point.operating_point).batch_inputs(stage.inputs)
-    excluded = run.pipeline.spec.stage(stage.name).excluded_input(point.variant)
-    rows = {name: array for name, array in rows.items() if name != excluded and (sent is None or name in sent)}
+    rows = _sent_rows(run, stage, point, rows)
     measurements = await _measure(run, stage, point, replica, rows)
     if not chat_profile.needs_chat_profile(stage, rows):
         return [point_profile(point, cores, measurements) for cores in point.allocations]
@@ -263,13 +252,55 @@ async def _profile_point(
     ]
 
 
+def _sent_rows(run: _Run, stage: Stage, point: GridPoint, rows: inputs.Rows) -> dict[str, inputs.Array]:
+    """The inputs that the router sends to a point."""
+    sent = stage.variant(point.variant).point(point.operating_point).batch_inputs(stage.inputs)
+    excluded = run.pipeline.spec.stage(stage.name).excluded_input(point.variant)
+    return {name: array for name, array in rows.items() if name != excluded and (sent is None or name in sent)}
+
+
+async def _infer(run: _Run, stage: Stage, point: GridPoint, replica: Replica, batch: Batch) -> None:
+    """Serve a batch; one of chats has a new tenant, so that it reuses no cached prefix."""
+    tenant = f"profile-{next(run.tenants)}" if stage.serves_chats else ""
+    await replica.infer(point.variant, point.operating_point, batch, tenant)
+
+
+async def _measure_memory(
+    run: _Run, stage: Stage, points: Sequence[GridPoint], replica: Replica, rows: inputs.Rows
+) -> MemoryProfile | None:
+    """Measure the memory of a variant over all of its points; None if its process is a user's."""
+    if replica.pid is None:
+        return None
+    datatypes = inputs.datatypes(run.pipeline, stage)
+
+    async def serve(size: int) -> None:
+        for point in points:
+            batch = inputs.batch(_sent_rows(run, stage, point, rows), size, 0, datatypes)
+            await _infer(run, stage, point, replica, batch)
+
+    longest_seconds = len(points) * (run.options.longest_batch_seconds or math.inf)
+    return await measure_memory(replica.pid, serve, points[0].batch_sizes, longest_seconds)
+
+
+async def _with_shared_bytes(
+    run: _Run, stage: Stage, memory: Mapping[str, MemoryProfile], threads: int
+) -> dict[str, MemoryProfile]:
+    """Load the variants of each replica group together, which shows what they share."""
+    shared = dict(memory)
+    for group in replica_groups(stage):
+        alone = {name: memory[name] for name in group.names & memory.keys()}
+        if len(alone) > 1:
+            async with running_replica(run.pipeline, run.folder, stage.name, sorted(alone), threads) as replica:
+                if replica.pid is not None:
+                    shared |= with_shared_bytes(alone, read_bytes(replica.pid, RESIDENT))
+    return shared
+
+
 async def _measure(run: _Run, stage: Stage, point: GridPoint, replica: Replica, rows: inputs.Rows) -> list[Measurement]:
     options, datatypes = run.options, inputs.datatypes(run.pipeline, stage)
 
     async def serve(batch: Batch) -> None:
-        # A batch of chats has a new tenant, so that it reuses no cached prefix.
-        tenant = f"profile-{next(run.tenants)}" if stage.serves_chats else ""
-        await replica.infer(point.variant, point.operating_point, batch, tenant)
+        await _infer(run, stage, point, replica, batch)
 
     samples_of = {size: Samples(size) for size in point.batch_sizes}
     for round_number in range(options.effort.rounds):
@@ -346,7 +377,9 @@ async def _capture(
     return inputs.concatenate_outputs(stage, [answer.outputs for answer in answers])
 
 
-def _document(run: _Run, stage: Stage, points: Sequence[PointProfile]) -> ModelProfile:
+def _document(
+    run: _Run, stage: Stage, points: Sequence[PointProfile], memory: Mapping[str, MemoryProfile]
+) -> ModelProfile:
     slo_seconds = stage_slo_seconds(points, stage)
     sizes = {(point.variant, point.operating_point): len(point.batch_sizes) for point in run.grids[stage.name]}
     skipped = any(len(point.measurements) < sizes[point.variant, point.operating_point] for point in points)
@@ -358,6 +391,7 @@ def _document(run: _Run, stage: Stage, points: Sequence[PointProfile]) -> ModelP
             hardware=this_machine(),
             models={variant.name: model_identity(variant, run.folder) for variant in stage.variants},
             points=tuple(points),
+            memory=dict(memory),
             base_allocation=dict(base_allocation(points, stage, slo_seconds, run.options.threshold_rps)),
             stage_slo_seconds=slo_seconds,
             longest_batch_seconds=run.options.longest_batch_seconds if skipped else None,

@@ -35,6 +35,9 @@ class BatchRejected(ProfileError):
 class Replica:
     """Model server of one stage, for sequential use; `model` is its name for all variants, if it has its own."""
 
+    pid: int | None = None
+    """Of its process; None of a user's server."""
+
     def __init__(self, connection: HttpConnection, host: str, model: str | None = None) -> None:
         self._connection = connection
         self._host = host
@@ -82,7 +85,9 @@ async def running_replica(
         try:
             connection = await _connect(process)
             try:
-                yield Replica(connection, HOST)
+                replica = Replica(connection, HOST)
+                replica.pid = process.pid
+                yield replica
             finally:
                 connection.close()
                 await connection.closed

@@ -46,6 +46,24 @@ def described(pipeline, load_rps):
     return describe_option(plan_of(pipeline, load_rps).spec.stages[0])
 
 
+def test_replicas_larger_than_a_node_are_not_planned() -> None:
+    pipeline = a_priced_pipeline()
+    roomy, small = ({"memory": f"{size}Gi"} for size in (64, 1))
+    document = pipeline.model_dump(mode="json", by_alias=True)
+    variants = {variant["name"]: variant for variant in document["spec"]["stages"][0]["variants"]}
+    for kind, size in {"old": small, "new": roomy}.items():
+        variants[f"on-{kind}"]["resources"]["memory"] = "2Gi"
+        next(each for each in document["spec"]["flavors"] if each["name"] == kind).update(size)
+    document["spec"]["stages"][0]["variants"] = [variants["on-old"], variants["on-new"]]
+
+    assert plan_of(parse_pipeline(document, "p"), 10).spec.stages[0].variant == "on-new"
+    for flavor in document["spec"]["flavors"]:
+        flavor.update(small)
+    message = "on-old need 2560 MiB, more than a node of flavor old has"
+    with pytest.raises(PlanningError, match=message):
+        plan_of(parse_pipeline(document, "p"), 10)
+
+
 @pytest.mark.parametrize("goal", ["MinCost", "Weighted", "MaxAccuracy"])
 @pytest.mark.parametrize("cores", [1.25, 4.0])
 def test_cores_are_planned_before_gpus_of_equal_accuracy(goal, cores):

@@ -233,6 +233,20 @@ async def test_rejected_plan_leaves_the_last_good_one_serving(serving, changes, 
     assert {found["involvedObject"]["kind"] for found in rejections} == {"InferencePipeline", "PipelinePlan"}
 
 
+async def test_measured_memory_raises_the_limit_of_replicas(serving) -> None:
+    profile = await serving.get("ModelProfile", min(await serving.names("ModelProfile")))
+    variant, peak = profile["spec"]["points"][0]["variant"], 2**31
+    measured = {"loadedBytes": peak, "startPeakBytes": peak, "peakBytes": {"1": peak}}
+    profile["spec"]["memory"] = {variant: measured}
+    await serving.cluster.replace(profile, manager="user")
+    await serving.settle()
+
+    deployment = await serving.get("Deployment", replica_group_name("sample", "first", variant))
+    resources = deployment["spec"]["template"]["spec"]["containers"][0]["resources"]
+    assert resources["limits"]["memory"] == resources["requests"]["memory"] == "2560Mi"  # a quarter above the peak
+    assert (await serving.conditions())["ProfilesReady"] == ("True", "AllProfiled")
+
+
 async def test_unreadable_profile_is_named_by_condition_and_event(serving) -> None:
     name = min(await serving.names("ModelProfile"))
     profile = await serving.get("ModelProfile", name)

@@ -5,7 +5,7 @@ import pytest
 from tests.builders import a_measurement, a_variant, an_echo_pipeline
 from trimtab_pipelines.stages import Stage
 from trimtab_profiler.measurement_grid import GridPoint, grid, scale_to_cores
-from trimtab_profiler.profile import ProfileOptions, point_profile, replica_groups
+from trimtab_profiler.profile import ProfileOptions, point_profile
 
 
 def a_stage(*variants: dict[str, object]) -> Stage:
@@ -61,13 +61,6 @@ def test_point_is_scaled_to_each_allocation() -> None:
     assert (half.cores, whole.cores) == (0.5, 1.0)
     assert half.latency_seconds(2) == 2 * whole.latency_seconds(2) == pytest.approx(0.036)
     assert half.fit.seconds(1) == pytest.approx(2 * whole.fit.seconds(1))
-
-
-def test_variants_share_a_replica_while_memory_allows() -> None:
-    sizes = {"a": "300Mi", "b": "300Mi", "c": "900Mi", "d": "100Mi"}
-    stage = a_stage(*(a_variant(name, resources={"cpu": 1, "memory": size}) for name, size in sizes.items()))
-
-    assert replica_groups(stage.variants, 700 * 2**20) == [["a", "b"], ["c"], ["d"]]
 
 
 def test_full_profile_uses_whole_cores_of_the_machine() -> None:

@@ -22,6 +22,7 @@ from tests.local_run import Up, command_line, until, up
 from trimtab_pipelines.documents import load_pipeline, write_json
 from trimtab_pipelines.edge_settings import EdgeSettings
 from trimtab_pipelines.processes.parent_death import command_tied_to_parent
+from trimtab_profiler.memory import PEAK, forget_peak, read_bytes
 from trimtab_router.envoy.sockets import Sockets
 from trimtab_router.limits import payload_bytes
 
@@ -141,7 +142,7 @@ async def hostile(server: Server, figures: Figures) -> AsyncIterator[Server]:
     assert server.processes() == processes
     assert Counter(line.code for line in lines if line.code != "ok") == {}
     for name, pid in processes.items():
-        peak, limit = peak_memory_bytes(pid) / MEBIBYTE, limits[name] / MEBIBYTE
+        peak, limit = read_bytes(pid, PEAK) / MEBIBYTE, limits[name] / MEBIBYTE
         figures.require(f"peak memory of {name}, MiB", round(peak, 1), "<=", limit)
     figures.require("longest stop of the router's loop, seconds", round(max(stops), 3), "<=", MAX_STOP_SECONDS)
 
@@ -149,10 +150,4 @@ async def hostile(server: Server, figures: Figures) -> AsyncIterator[Server]:
 def forget_peak_memory(pids: Iterable[int]) -> None:
     for pid in pids:
         with suppress(OSError):
-            Path(f"/proc/{pid}/clear_refs").write_text("5", encoding="ascii")
-
-
-def peak_memory_bytes(pid: int) -> int:
-    """Most resident memory since the peak was last forgotten."""
-    lines = Path(f"/proc/{pid}/status").read_text(encoding="ascii", errors="replace").splitlines()
-    return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("VmHWM"))
+            forget_peak(pid)

@@ -26,12 +26,13 @@ from tests.figures import Figures
 from tests.local_run import chat_pipeline, chat_plan, post, until, up
 from tests.security import raw_http
 from tests.security.attacks import BURDENING, FETCHED, READ, SHOWN, SPELLED, Attack, Ground, a_small_png, chat
-from tests.security.conftest import HOSTILE_NICENESS, MEBIBYTE, Server, forget_peak_memory, peak_memory_bytes
+from tests.security.conftest import HOSTILE_NICENESS, MEBIBYTE, Server, forget_peak_memory
 from trimtab_pipelines.documents import load_endpoints, load_pipeline, write_json
 from trimtab_pipelines.edge_settings import EdgeSettings
 from trimtab_pipelines.processes.parent_death import command_tied_to_parent
 from trimtab_pipelines.replica_groups import memory_bytes
 from trimtab_pipelines.spec import InferencePipeline
+from trimtab_profiler.memory import PEAK, read_bytes
 
 pytestmark = pytest.mark.security
 
@@ -141,7 +142,7 @@ async def attack(
         before, began = psutil.Process(router).memory_info().rss, cpu_seconds(router)
         responses.add(await respond(server.local.rest_port, pieces()))
         seconds.append(cpu_seconds(router) - began)
-        growth.append((peak_memory_bytes(router) - before) / MEBIBYTE)
+        growth.append((read_bytes(router, PEAK) - before) / MEBIBYTE)
     figures.require("additional memory, MiB", round(max(growth), 1), "<=", MAX_MEMORY_MEBIBYTES)
     figures.require("processor time, seconds", round(min(seconds), 4), "<=", MAX_CPU_SECONDS, depends_on_load=True)
     return responses
@@ -241,7 +242,7 @@ async def test_friendly_chats_are_served_beside_hostile_ones(server: Server, sto
     figures.add(p99_seconds_calm_hostile_in_turn=" ".join(f"{p99:.3f}" for p99 in p99s))
     figures.add(friendly_chats=len(chats), **{f"hostile_{status}": count for status, count in sent.items()})
     for name, limit in memory_limits(server).items():
-        peak = peak_memory_bytes(processes[name]) / MEBIBYTE
+        peak = read_bytes(processes[name], PEAK) / MEBIBYTE
         figures.require(f"peak memory of the {name}, MiB", round(peak, 1), "<=", limit / MEBIBYTE)
     failed = Counter(c.code for c in chats if c.code != "ok")
     figures.require("failed friendly chats", failed.total(), "<=", 0)

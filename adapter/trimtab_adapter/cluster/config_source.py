@@ -11,7 +11,8 @@ from trimtab_kubernetes.cache import Cache
 from trimtab_kubernetes.objects import Key, Object, key_of
 from trimtab_pipelines.documents import DocumentError, parse, parse_pipeline
 from trimtab_pipelines.flavors import ResourceFlavor
-from trimtab_pipelines.profile import ModelProfile, profiles_by_stage
+from trimtab_pipelines.memory_profile import with_measured_memory
+from trimtab_pipelines.profile import ModelProfile, memory_by_stage, profiles_by_stage
 from trimtab_pipelines.profiling import FINGERPRINT_ANNOTATION
 from trimtab_pipelines.quantity import format_cores, parse_quantity
 from trimtab_pipelines.spec import InferencePipeline
@@ -86,7 +87,7 @@ class ClusterConfigSource:
     def _read_pipeline(self, found: Object) -> InferencePipeline:
         pipeline = parse_pipeline(found, f"{PIPELINE} {self._key[0]}/{self._key[1]}", self._flavors)
         pipeline, self.remark = limit_to_schedulable(pipeline)
-        return pipeline
+        return with_measured_memory(pipeline, memory_by_stage(self.profiles))
 
     def _read_profile(self, found: Object) -> ModelProfile | None:
         name, version = _name(found), _version(found)

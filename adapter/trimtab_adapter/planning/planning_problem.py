@@ -3,17 +3,19 @@
 Its profiles are adjusted to the current chats and service times.
 """
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from math import ceil
 from typing import Any
 
 from trimtab_adapter.planning.latency import sustained_load_rps
 from trimtab_pipelines.errors import OperationFailed
+from trimtab_pipelines.flavors import DEFAULT_NAME
 from trimtab_pipelines.graph import predecessors
 from trimtab_pipelines.operating_point import OperatingPoint
 from trimtab_pipelines.plan import PipelinePlan, StagePlan
 from trimtab_pipelines.profile import ModelProfile, PointProfile
+from trimtab_pipelines.replica_groups import memory_bytes, replica_groups
 from trimtab_pipelines.spec import InferencePipelineSpec, RouterSettings
 from trimtab_pipelines.stages import Stage
 from trimtab_pipelines.variants import Variant
@@ -143,7 +145,7 @@ def profiled_points(problem: PlanningProblem, stage: Stage) -> list[tuple[Varian
         raise PlanningError(f"stage {stage.name} has no profile; profile the pipeline first")
     profiled = [
         (variant, point, profile)
-        for variant in stage.variants
+        for variant in _variants_that_fit(problem.spec, stage)
         for point in variant.points
         if (profile := point_profile(problem, stage, variant, point)) is not None
     ]
@@ -151,6 +153,22 @@ def profiled_points(problem: PlanningProblem, stage: Stage) -> list[tuple[Varian
         wanted = ", ".join(f"{v.name} with {v.resources.cpu:g} cores" for v in stage.variants)
         raise PlanningError(f"stage {stage.name}: its profile contains none of: {wanted}; profile it again")
     return profiled
+
+
+def _variants_that_fit(spec: InferencePipelineSpec, stage: Stage) -> tuple[Variant, ...]:
+    """Variants whose replica groups fit into a node of their flavor; PlanningError if there are none."""
+    nodes = {flavor.name: flavor.memory for flavor in spec.flavors if flavor.memory is not None}
+    if not nodes:
+        return stage.variants
+    needed = {name: memory_bytes(group.variants) for group in replica_groups(stage) for name in group.names}
+    fitting = tuple(v for v in stage.variants if needed[v.name] <= nodes.get(v.flavor or DEFAULT_NAME, math.inf))
+    if not fitting:
+        least = min(stage.variants, key=lambda variant: needed[variant.name])
+        raise PlanningError(
+            f"stage {stage.name}: the replicas of {least.name} need {needed[least.name] / 2**20:.0f} MiB, more than a "
+            f"node of flavor {least.flavor or DEFAULT_NAME} has; use a larger one or variantPlacement: Dedicated"
+        )
+    return fitting
 
 
 def prefill_profile(
@@ -204,4 +222,4 @@ def required_routers(settings: RouterSettings, peak_rps: float, cpu_seconds_per_
     if not cpu_seconds_per_request:
         return settings.clamp(current)
     load = peak_rps * cpu_seconds_per_request / ROUTER_UTILIZATION
-    return settings.clamp(max(ceil(load), min(ceil(load + ROUTER_RELEASE_MARGIN), current)))
+    return settings.clamp(max(math.ceil(load), min(math.ceil(load + ROUTER_RELEASE_MARGIN), current)))

@@ -30,14 +30,17 @@ from trimtab_pipelines.documents import (
     accept_plan,
     load_edge,
     load_pipeline,
+    load_profiles,
     load_published_plan,
     pipeline_folder,
     write_json,
 )
+from trimtab_pipelines.memory_profile import with_measured_memory
 from trimtab_pipelines.plan import PipelinePlan, plan_capacity
 from trimtab_pipelines.processes.child_process import ChildProcess, RouterPorts, StartError, command_options
 from trimtab_pipelines.processes.forked_process import preload
 from trimtab_pipelines.processes.malloc_tuning import release_freed_memory
+from trimtab_pipelines.profile import memory_by_stage
 from trimtab_pipelines.router_state import RouterState
 from trimtab_pipelines.spec import InferencePipeline
 from trimtab_router.envoy.sockets import Sockets
@@ -167,9 +170,11 @@ class Supervisor:
         budget = self.pipeline.spec.budget
         limit = budget.cores + budget.surge_cores
         memory = memory_bytes_per_replica(self.pipeline, limit, psutil.virtual_memory().available)
+        profiles = load_profiles(self.setup.profiles_file) if self.setup.profiles_file is not None else {}
+        sized = with_measured_memory(self.pipeline, memory_by_stage(profiles))
         home = self.setup.home or pipeline_folder(self.setup.pipeline_file)
         identity = load_edge(self.setup.edge).replicas
-        site = LocalSite(self.pipeline, home, self.setup.folder, limit, memory, identity, self.devices)
+        site = LocalSite(sized, home, self.setup.folder, limit, memory, identity, self.devices)
         self.replica_manager = ReplicaManager(
             site, time.monotonic, self._changed.set, self.record_fault, self.record_fault
         )

@@ -30,7 +30,7 @@ from trimtab_operator.manifests.routers import FOLDER, PIPELINE_FILE, role_bindi
 from trimtab_operator.settings import Settings
 from trimtab_pipelines.kubernetes_names import profile_job_name, profiler_name, router_name
 from trimtab_pipelines.profiling import FINGERPRINT_ANNOTATION, ProfileTask
-from trimtab_pipelines.replica_groups import memory_bytes
+from trimtab_pipelines.replica_groups import memory_bytes, replica_groups
 from trimtab_pipelines.spec import InferencePipeline
 from trimtab_pipelines.variants import Variant
 
@@ -131,7 +131,7 @@ def _resources(pipeline: InferencePipeline, task: ProfileTask, variants: Sequenc
         return resources(CLIENT_CORES, PROFILER_MEMORY_BYTES)
     return resources(
         max(variant.resources.cpu for variant in variants),
-        PROFILER_MEMORY_BYTES + _largest_stage(pipeline, task),
+        PROFILER_MEMORY_BYTES + _largest_group(pipeline, task),
         max(variant.resources.gpu for variant in variants),
         pipeline.spec.flavor(variants[0]),
     )
@@ -148,8 +148,11 @@ def _token_volume() -> Object:
     return {"name": "token", "projected": {"sources": sources}}
 
 
-def _largest_stage(pipeline: InferencePipeline, task: ProfileTask) -> int:
+def _largest_group(pipeline: InferencePipeline, task: ProfileTask) -> int:
+    """Memory of the largest replica that it measures."""
     return max(
-        memory_bytes([pipeline.spec.stage(stage).variant(name) for name in names])
+        memory_bytes(group.variants)
         for stage, names in task.variants_by_stage.items()
+        for group in replica_groups(pipeline.spec.stage(stage))
+        if group.names & set(names)
     )

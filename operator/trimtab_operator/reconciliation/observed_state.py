@@ -149,6 +149,8 @@ def _termination_message(container: Mapping[str, Any]) -> str:
     ended = container.get("lastState", {}).get("terminated") or {}
     if not ended:
         return str((container.get("state", {}).get("waiting") or {}).get("message", "the container cannot start"))
+    if ended.get("reason") == "OOMKilled":
+        return "the container exceeded its memory limit; raise resources.memory of the variants that it hosts"
     return f"the container exited with code {ended.get('exitCode')} {ended.get('reason', '')}".strip()
 
 

@@ -1,7 +1,7 @@
 """Missing profiles of a pipeline, and the Jobs that measure them."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from trimtab_kubernetes.conditions import ConditionState, failing, ok
 from trimtab_kubernetes.objects import Object
@@ -10,7 +10,8 @@ from trimtab_operator.manifests.profile_jobs import TTL_SECONDS, profile_job, pr
 from trimtab_operator.settings import Settings
 from trimtab_pipelines.documents import DocumentError, parse
 from trimtab_pipelines.kubernetes_names import profile_job_name
-from trimtab_pipelines.profile import ModelProfile
+from trimtab_pipelines.memory_profile import MemoryProfiles
+from trimtab_pipelines.profile import ModelProfile, memory_by_stage, profiles_by_stage
 from trimtab_pipelines.profiling import ProfileTask, missing_profile_tasks, profile_tasks
 from trimtab_pipelines.spec import InferencePipeline
 from trimtab_pipelines.status import condition_of
@@ -28,6 +29,8 @@ class ProfilingState:
     objects: tuple[Object, ...]
     """Jobs with their ServiceAccount."""
     invalid: tuple[InvalidProfile, ...] = ()
+    memory: Mapping[str, MemoryProfiles] = field(default_factory=dict)
+    """Measured memory by stage and variant."""
 
 
 def profiling(
@@ -42,7 +45,8 @@ def profiling(
     if invalid:
         ignored = "; ".join(f"ignored: {message}" for _, message in invalid)
         finding = replace(finding, message=f"{finding.message}; {ignored}")
-    return ProfilingState(missing, finding, (*account, *jobs), tuple(invalid))
+    memory = memory_by_stage(profiles_by_stage(profiles))
+    return ProfilingState(missing, finding, (*account, *jobs), tuple(invalid), memory)
 
 
 def _parse_profiles(found: Sequence[Object]) -> tuple[list[ModelProfile], list[InvalidProfile]]:

@@ -94,6 +94,8 @@ class InferencePipelineStatus(Model):
     stages: tuple[StageStatus, ...] = ()
     cores: str | None = None
     """Cores requested by all existing replicas."""
+    devices: str | None = Field(default=None, exclude_if=lambda devices: devices is None)
+    """Devices requested by all existing replicas, by resource flavor, such as `2 l4, 1 h100`."""
     schedulable: Schedulable | None = None
     """Set while the nodes have less capacity than the budget."""
     rps: str | None = None

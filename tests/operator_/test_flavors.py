@@ -136,6 +136,7 @@ async def test_flavors_of_the_cluster_serve_a_pipeline(cluster: Cluster, namespa
 
     assert (await scene.conditions())["PlanApplied"] == ("True", "Applied")
     assert await scene.replicas("trimtab.dev/flavor") == {"mig": 1}
+    assert (await scene.status())["devices"] == "1 mig"
     scene.settings = SETTINGS
     scene.restart()
     await scene.look()

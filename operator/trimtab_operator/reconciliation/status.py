@@ -3,7 +3,7 @@
 Contains the operator's own fields; the adapter writes the others with its own field manager.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,10 +18,11 @@ from trimtab_operator.reconciliation.plan_selection import PlanSelection
 from trimtab_operator.reconciliation.profiling import InvalidProfile
 from trimtab_operator.reconciliation.replica_rollout import ClusterSite
 from trimtab_operator.reconciliation.write_errors import OBJECTS_WRITTEN, objects_written
+from trimtab_pipelines.flavors import DEFAULT_NAME
 from trimtab_pipelines.kubernetes_names import OPERATOR_MANAGER, ROUTER_REST_PORT, advisory_name, router_name
 from trimtab_pipelines.plan import StagePlan
 from trimtab_pipelines.resource import API_VERSION
-from trimtab_pipelines.rollout import total
+from trimtab_pipelines.rollout import ReplicaGroupState, total
 from trimtab_pipelines.status import condition_of
 
 
@@ -57,6 +58,8 @@ def pipeline_status(inputs: StatusInputs) -> Object:
         "cores": f"{total(each.requested for each in inputs.site.sets).cores:g}",
         "conditions": conditions([ready, *findings], before, generation, inputs.now),
     }
+    if devices := _devices(inputs.site.sets):
+        status["devices"] = devices
     if selection.good is not None:
         status["planGeneration"] = selection.good.spec.generation
     if selection.plan is not None:
@@ -65,6 +68,14 @@ def pipeline_status(inputs: StatusInputs) -> Object:
     if selection.schedulable is not None:
         status["schedulable"] = selection.schedulable.model_dump(mode="json", by_alias=True)
     return _status("InferencePipeline", name, namespace, status)
+
+
+def _devices(sets: Iterable[ReplicaGroupState]) -> str:
+    counts: dict[str, int] = {}
+    for requested in (each.requested for each in sets):
+        flavor = next(iter(requested.flavors), DEFAULT_NAME)
+        counts[flavor] = counts.get(flavor, 0) + requested.gpus
+    return ", ".join(f"{count} {flavor}" for flavor, count in counts.items() if count)
 
 
 def invalid_status(document: Object, message: str, now: float, reason: str = "InvalidSpec") -> Object:
@@ -86,7 +97,7 @@ def invalid_events(document: Object, message: str, now: float, reason: str = "In
     return (event(document, reason, message, decision=message, by=OPERATOR_MANAGER, now_seconds=now, bad=True),)
 
 
-_OWN_FIELDS = ("url", "planGeneration", "stages", "cores", "schedulable")
+_OWN_FIELDS = ("url", "planGeneration", "stages", "cores", "devices", "schedulable")
 _OWN_CONDITIONS = (OBJECTS_WRITTEN, "ProfilesReady", "PlanApplied", "StagesReady", "RouteReady")
 
 

@@ -66,6 +66,7 @@ DEFINITIONS = (
             Column("Accuracy", ".status.accuracy"),
             Column("P99", ".status.p99"),
             Column("Cores", ".status.cores"),
+            Column("Devices", ".status.devices", priority=1),
             Column("Cost", ".status.costPerHour", priority=1),
             Column("Mode", ".spec.mode", priority=1),
             Column("Plan", ".status.planGeneration", "integer", 1),

@@ -13,6 +13,7 @@ from trimtab_pipelines.replica_groups import SERVER_MEMORY_BYTES, ReplicaGroup, 
 from trimtab_pipelines.resource import Model
 from trimtab_pipelines.spec import InferencePipeline
 from trimtab_pipelines.stages import Stage
+from trimtab_pipelines.variants import Variant
 
 MAX_BYTES = 2**50
 MARGIN = 1.25
@@ -72,25 +73,20 @@ def with_measured_memory(pipeline: InferencePipeline, measured: Mapping[str, Mem
 
 
 def _with_memory(stage: Stage, measured: MemoryProfiles) -> Stage:
-    groups = replica_groups(stage)
-    taken: set[Hashable] = {stage.hosting_key(group.variants[0]) for group in groups}
     memory: dict[str, int] = {}
-    for group in groups:
-        own = group.variants[0].resources
-        needed = max(own.memory, _needed_bytes(stage, group, measured))
-        while needed > own.memory:
-            resources = own.model_copy(update={"memory": needed})
-            key = stage.hosting_key(group.variants[0].model_copy(update={"resources": resources}))
-            if key not in taken:  # else two groups would become one
-                taken.add(key)
-                break
-            needed += STEP_BYTES
+    taken: dict[Hashable, str] = {}
+    for group in sorted(replica_groups(stage), key=lambda group: _needed_bytes(stage, group, measured) > 0):
+        needed = max(group.variants[0].resources.memory, _needed_bytes(stage, group, measured))
+        while taken.setdefault(stage.hosting_key(_requesting(group.variants[0], needed)), group.name) != group.name:
+            needed += STEP_BYTES  # else two groups would become one
         memory |= dict.fromkeys(group.names, needed)
-    variants = tuple(
-        variant.model_copy(update={"resources": variant.resources.model_copy(update={"memory": memory[variant.name]})})
-        for variant in stage.variants
-    )
+    variants = tuple(_requesting(variant, memory[variant.name]) for variant in stage.variants)
     return stage if variants == stage.variants else stage.model_copy(update={"variants": variants})
+
+
+def _requesting(variant: Variant, memory_bytes: int) -> Variant:
+    resources = variant.resources.model_copy(update={"memory": memory_bytes})
+    return variant.model_copy(update={"resources": resources})
 
 
 def _needed_bytes(stage: Stage, group: ReplicaGroup, measured: MemoryProfiles) -> int:

@@ -58,3 +58,10 @@ def test_groups_with_other_requests_stay_apart() -> None:
 
     assert [group.names for group in replica_groups(sized.spec.stages[0])] == [{"small"}, {"large"}]
     assert [variant.resources.memory // MIB for variant in sized.spec.stages[0].variants] == [1056, 1024]
+
+
+def test_dedicated_variants_get_what_each_needs() -> None:
+    stage = a_stage(variants=[a_variant("a"), a_variant("b")], variantPlacement="Dedicated")
+    sized = with_measured_memory(a_pipeline([stage]), {"first": {"a": a_memory_profile(2048, {1: 2048})}})
+
+    assert [variant.resources.memory // MIB for variant in sized.spec.stages[0].variants] == [2048, 512]

@@ -119,12 +119,14 @@ def _table(profile: ModelProfile) -> Table:
     spec = profile.spec
     slo = f"; stage SLO {1000 * spec.stage_slo_seconds:.1f} ms" if spec.stage_slo_seconds else ""
     drawn = "; on inputs drawn at random, --samples measures on yours" if spec.inputs == "Drawn" else ""
-    columns = ("variant", "point", "cores", "batch 1 p50", "batch 1 p99", "max rows/s", "at batch", "fit error")
+    columns = ("variant", "point", "cores", "batch 1 p50", "batch 1 p99", "max rows/s", "at batch", "fit error", "peak")
     rows = []
     for point in spec.points:
         first = point.measurements[0]
         best = max(point.measurements, key=lambda measured: measured.throughput_rps)
         latencies = [f"{1000 * s:.2f} ms" for s in (first.latency_seconds_p50, first.latency_seconds_p99)]
         fastest = (f"{best.throughput_rps:.0f}", str(best.batch_size), f"{100 * point.fit.mean_relative_error:.1f} %")
-        rows.append((point.variant, point.operating_point, f"{point.cores:g}", *latencies, *fastest))
+        memory = spec.memory.get(point.variant)
+        peak = f"{max(memory.peak_bytes.values()) / 2**20:.0f} MiB" if memory is not None else ""
+        rows.append((point.variant, point.operating_point, f"{point.cores:g}", *latencies, *fastest, peak))
     return terminal_table(columns, rows, f"{spec.stage}{slo}{drawn}")

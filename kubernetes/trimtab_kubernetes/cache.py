@@ -13,7 +13,7 @@ from typing import Any, Generic, NamedTuple, TypeVar
 import orjson
 
 from trimtab_kubernetes.client import Cluster, Listing
-from trimtab_kubernetes.objects import Key, Object, key_of, version_of
+from trimtab_kubernetes.objects import Key, Object, key_of, to_json, version_of
 from trimtab_kubernetes.watch import Change, list_and_watch
 
 log = logging.getLogger(__name__)
@@ -77,7 +77,7 @@ class Cache(Generic[Group]):
         if group is None:
             return before
         metadata = {name: value for name, value in found["metadata"].items() if name != "managedFields"}
-        text = orjson.dumps({name: found[name] for name in found if name != "binaryData"} | {"metadata": metadata})
+        text = to_json({name: found[name] for name in found if name != "binaryData"} | {"metadata": metadata})
         entry = Entry(kind, key, version_of(found), metadata.get("uid"), group, text)
         self._objects.setdefault(kind, {})[key] = self._groups.setdefault(group, {})[kind, key] = entry
         return before | {group}

@@ -19,7 +19,7 @@ from trimtab_kubernetes.errors import NotFound, Unreachable, error_for
 from trimtab_kubernetes.kinds import Kind, kind_of
 from trimtab_kubernetes.objects import Object
 
-PAGE_OBJECTS = "500"  # of a list, as kubectl's: thousands take longer than the request timeout on a busy server
+PAGE_OBJECTS = "200"  # of a list, some MiB: thousands take longer than the request timeout on a busy server
 METADATA = f"{JSON};as=PartialObjectMetadataList;g=meta.k8s.io;v=v1"
 WATCH_SECONDS = 300  # the server ends a watch after this time, so that dead connections are detected
 _NAMESPACE_FILE = Path("/var/run/secrets/kubernetes.io/serviceaccount/namespace")
@@ -76,20 +76,39 @@ class Cluster:
         *,
         accept: str = JSON,
     ) -> Listing:
-        """Objects of a kind, of one namespace or all, with a label selector or a name; `accept`: JSON or METADATA.
+        """All pages of a list at once."""
+        items, version = list[Object](), ""
+        async for page in self.pages(kind, namespace, labels, name, accept=accept):
+            items += page.items
+            version = page.resource_version
+        return Listing(items, version)
 
-        They are read in pages, each within the request timeout. Raises Gone if the server forgets the list meanwhile.
+    async def pages(
+        self,
+        kind: str | Kind,
+        namespace: str | None = None,
+        labels: str | None = None,
+        name: str | None = None,
+        *,
+        accept: str = JSON,
+    ) -> AsyncIterator[Listing]:
+        """Yield the objects of a kind, of one namespace or all, with a label selector or a name, page by page.
+
+        `accept`: JSON or METADATA. Each page is read within the request timeout. Raises Gone if the server forgets the
+        list meanwhile.
         """
-        known, items, token = _kind(kind), list[Object](), None
+        known, token = _kind(kind), None
         query = {"labelSelector": labels, "fieldSelector": _named(name), "limit": PAGE_OBJECTS}
         identity = {"apiVersion": known.api_version, "kind": known.kind}
         while True:
             request = Request("GET", known.path(namespace), {**query, "continue": token}, accept=accept)
             page = await self._connection.call(request, self._may_write)
-            items += [item | identity for item in page.get("items") or ()]
+            yield Listing(
+                [item | identity for item in page.get("items") or ()], page["metadata"].get("resourceVersion", "")
+            )
             token = page["metadata"].get("continue")
             if not token:
-                return Listing(items, page["metadata"].get("resourceVersion", ""))
+                return
 
     async def apply(
         self,

@@ -16,7 +16,7 @@ import orjson
 from trimtab_kubernetes.client import Cluster, Listing
 from trimtab_kubernetes.errors import Backoff, ClusterError, NotFound, Unreachable
 from trimtab_kubernetes.kinds import Kind
-from trimtab_kubernetes.objects import Key, Object, key_of
+from trimtab_kubernetes.objects import Key, Object, key_of, to_json
 
 log = logging.getLogger(__name__)
 
@@ -29,7 +29,7 @@ MIN_WATCH_SECONDS = 1.0
 class Change:
     """An object's current state; `deleted` with its last known metadata. `managedFields` are left out.
 
-    The end of a list is a change with the listing only. A list older than what the watch has seen, which the API
+    The end of a list is a change with a listing of names only. A list older than what the watch has seen, which the API
     server returns after its store was restored from a backup, begins with a change that is `rewound` only.
     """
 
@@ -54,8 +54,8 @@ class _Known(NamedTuple):
     def of(cls, found: Object) -> "_Known":
         metadata = found["metadata"]
         metadata.pop("managedFields", None)  # half of an object's size
-        identity = {name: found[name] for name in ("apiVersion", "kind", "metadata") if name in found}
-        return cls(metadata.get("resourceVersion"), orjson.dumps(identity))
+        identity: Object = {name: found[name] for name in ("apiVersion", "kind", "metadata") if name in found}
+        return cls(metadata.get("resourceVersion"), to_json(identity))
 
 
 async def list_and_watch(
@@ -77,13 +77,9 @@ async def list_and_watch(
         began, received = math.inf, False
         try:
             if not version:
-                listing = await cluster.list(kind, namespace, labels, name)
-                for change in _differences(known, listing, last_version):
+                async for change in _list(cluster.pages(kind, namespace, labels, name), known, last_version):
                     yield change
-                known = {key_of(item): _Known.of(item) for item in listing.items}
-                yield Change(listing=listing)
-                version = listing.resource_version
-                del listing
+                    version = change.listing.resource_version if change.listing else ""
             began = time.monotonic()
             async for what, found in cluster.watch(kind, namespace, labels, version, name):
                 version, received = found["metadata"]["resourceVersion"], True
@@ -108,14 +104,19 @@ async def list_and_watch(
             await asyncio.sleep(delay_seconds)
 
 
-def _differences(known: dict[Key, _Known], listing: Listing, last_version: int) -> list[Change]:
-    """Changed and deleted objects between a known state and a list, which may be older than `last_version`."""
-    rewound = [Change(rewound=True)] if int(listing.resource_version or 0) < last_version else []
-    now = {key_of(item): item for item in listing.items}
-    gone = [Change(key, orjson.loads(last.identity), deleted=True) for key, last in known.items() if key not in now]
-    changed = [
-        Change(key, item)
-        for key, item in now.items()
-        if key not in known or known[key].version != item["metadata"].get("resourceVersion")
-    ]
-    return rewound + gone + changed
+async def _list(pages: AsyncIterator[Listing], known: dict[Key, _Known], last_version: int) -> AsyncIterator[Change]:
+    """Update the known objects by a list, which may be older than `last_version`; yield what has changed."""
+    listed = set[Key]()
+    async for page in pages:
+        if not listed and int(page.resource_version or 0) < last_version:
+            yield Change(rewound=True)
+        for item in page.items:
+            key, before = key_of(item), known.get(key_of(item))
+            known[key] = _Known.of(item)
+            listed.add(key)
+            if before is None or before.version != known[key].version:
+                yield Change(key, item)
+    for key in known.keys() - listed:
+        yield Change(key, orjson.loads(known.pop(key).identity), deleted=True)
+    names: list[Object] = [{"metadata": {"namespace": key[0], "name": key[1]}} for key in listed]
+    yield Change(listing=Listing(names, page.resource_version))

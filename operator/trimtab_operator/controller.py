@@ -8,9 +8,9 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from trimtab_kubernetes import Change, Cluster, ClusterError, NotFound, list_and_watch
-from trimtab_kubernetes.client import METADATA
+from trimtab_kubernetes.client import METADATA, Listing
 from trimtab_kubernetes.errors import Backoff
-from trimtab_kubernetes.objects import Key
+from trimtab_kubernetes.objects import Key, Object, key_of
 from trimtab_kubernetes.work_queue import WorkQueue
 from trimtab_operator.applier import Applier
 from trimtab_operator.manifests.objects import SELECTOR
@@ -132,15 +132,21 @@ class Controller:
 
     async def _list(self, kind: str) -> None:
         """Read the objects of a kind, unless their versions are known."""
-        objects = self.store.objects
+        objects, selector = self.store.objects, SELECTORS[kind]
         for namespace in self._namespaces:
-            listing = await self._cluster.list(kind, namespace, SELECTORS[kind], accept=METADATA)
-            if not all(map(objects.is_known, listing.items)):
-                listing = await self._cluster.list(kind, namespace, SELECTORS[kind])
-                for item in listing.items:
-                    objects.put(item)
-            for found in objects.missing(kind, namespace, listing):
+            names, version, all_known = list[Object](), "", True
+            async for page in self._cluster.pages(kind, namespace, selector, accept=METADATA):
+                all_known = all_known and all(map(objects.is_known, page.items))
+                names += [
+                    {"metadata": dict(zip(("namespace", "name"), key_of(item), strict=True))} for item in page.items
+                ]
+                version = page.resource_version
+            for found in objects.missing(kind, namespace, Listing(names, version)):
                 objects.remove(found)
+            if not all_known:
+                async for page in self._cluster.pages(kind, namespace, selector):
+                    for item in page.items:
+                        objects.put(item)
 
     async def _handle(self, key: Key) -> float | None:
         with self._metrics.seconds.time():

@@ -184,8 +184,8 @@ class Storage:
     """Released by each kind whose list was read."""
     statuses: list[Object] = field(default_factory=list)
 
-    async def list(self, kind: str, *_: object) -> Listing:
-        return Listing([each for each in self.objects if each["kind"] == kind], "9")
+    async def pages(self, kind: str, *_: object) -> AsyncIterator[Listing]:
+        yield Listing([each for each in self.objects if each["kind"] == kind], "9")
 
     async def both_watched(self) -> None:
         await self.watched.acquire()

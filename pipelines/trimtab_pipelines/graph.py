@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from graphlib import CycleError, TopologicalSorter
 
 from trimtab_pipelines.stages import PipelineOutput, Stage
-from trimtab_pipelines.tensors import RequestInput, StageOutput
+from trimtab_pipelines.tensors import RequestInput, StageOutput, TensorSpec
 
 REQUEST = "request"
 
@@ -21,13 +21,21 @@ def check_references(
     """Require that every `from` names an existing tensor, and that no stage is named `request`."""
     if any(stage.name == REQUEST for stage in stages):
         raise ValueError(f"stages: the name {REQUEST!r} is reserved for the request; rename the stage")
-    known = {f"{REQUEST}.inputs.{tensor.name}" for tensor in inputs}
-    known |= {f"{stage.name}.outputs.{tensor.name}" for stage in stages for tensor in stage.outputs}
+    known: dict[str, TensorSpec] = {f"{REQUEST}.inputs.{tensor.name}": tensor for tensor in inputs}
+    known |= {f"{stage.name}.outputs.{tensor.name}": tensor for stage in stages for tensor in stage.outputs}
     readers = [(f"stage {stage.name}: inputs.{i.name}", i.source) for stage in stages for i in stage.inputs]
     readers += [(f"outputs.{output.name}", output.source) for output in outputs]
     for where, source in readers:
         if source not in known:
             raise ValueError(f"{where}.from {source!r} is unknown; known tensors: {', '.join(sorted(known))}")
+    for stage in stages:
+        for read in stage.inputs:
+            if read.padding is not None and not known[read.source].can_hold(read.padding):
+                raise ValueError(
+                    f"stage {stage.name}: inputs.{read.name}.padding {read.padding:g} fits no {read.source} of "
+                    f"{known[read.source].datatype} {[*known[read.source].shape]}; it must be a number of that "
+                    "datatype, and a dimension must have any size (-1)"
+                )
 
 
 def predecessors(stage: Stage) -> set[str]:

@@ -45,6 +45,10 @@ class StageInput(Model):
     source: Reference = Field(alias="from")
     optional: bool = False
     """The stage runs without this input if its source is absent."""
+    padding: float | None = Field(default=None, exclude_if=lambda value: value is None)
+    """Value that dimensions of any size are filled with up to one of few sizes, so that rows of different sizes share a
+    batch; the model must tell it from content.
+    """
 
 
 class PipelineOutput(Model):

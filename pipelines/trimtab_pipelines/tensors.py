@@ -31,6 +31,16 @@ class TensorSpec(Model):
             and all(expected in {-1, size} for expected, size in zip(self.shape, row, strict=True))
         )
 
+    def can_hold(self, padding: float) -> bool:
+        """Whether a dimension has any size, so that rows are padded, and the number is one of the datatype."""
+        if -1 not in self.shape or self.datatype in {"BYTES", "BOOL"}:
+            return False
+        if self.datatype.startswith("FP"):
+            return math.isfinite(padding)
+        bits = int(self.datatype.lstrip("UINT"))
+        low, high = (0, 2**bits) if self.datatype.startswith("U") else (-(2 ** (bits - 1)), 2 ** (bits - 1))
+        return padding.is_integer() and low <= padding < high
+
     @property
     def row_bytes(self) -> int:
         """Bytes of one row as binary data; 0 for strings and open shapes."""

@@ -34,6 +34,18 @@ def rejection(document):
     return str(error.value)
 
 
+@pytest.mark.parametrize(
+    ("padding", "datatype", "shape"),
+    [(-1, "UINT8", [-1]), (0.5, "INT64", [-1]), (0, "BYTES", [-1]), (0, "FP32", [4]), (300, "UINT8", [-1])],
+)
+def test_padding_that_its_tensor_cannot_have_is_rejected(padding, datatype, shape):
+    document = a_pipeline_document([a_stage("read")], inputs=[{"name": "x", "datatype": datatype, "shape": shape}])
+    (read,) = document["spec"]["stages"][0]["inputs"]
+    read["padding"] = padding
+
+    assert f"padding {padding} fits no {read['from']} of {datatype} {shape}" in rejection(document)
+
+
 def a_fan_out():
     """A finder that produces a number of crops per row, and a reader of crops."""
     find = a_stage(

@@ -200,3 +200,20 @@ def test_an_answer_is_at_most_as_large_as_the_stage_says(outputs, least, most):
     stage = a_pipeline([a_stage("s", outputs=outputs)], outputs=[{"name": "y", "from": "s.outputs.y"}]).spec.stages[0]
 
     assert least <= max_response_bytes(stage, 10, 777) <= most
+
+
+@pytest.mark.parametrize("sizes", [(5, 6), (9, 12), (1, 1), (3, 3)])
+def test_padded_rows_of_different_sizes_share_a_shape(sizes):
+    tokens = {"name": "tokens", "datatype": "INT32", "shape": [-1, 2]}
+    stage = a_stage("read", variants=[a_variant()])
+    stage["inputs"] = [{"name": "tokens", "from": "request.inputs.tokens", "padding": -1}]
+    graph = Graph(a_pipeline([stage], inputs=[tokens], outputs=[{"name": "y", "from": "read.outputs.y"}]).spec)
+    rows = [np.arange(4 * size, dtype=np.int32).reshape(2, size, 2) for size in sizes]
+
+    (first,), (second,) = (GraphCursor(graph, {"tokens": each}, ("y",)).advance() for each in rows)
+    padded = first.inputs["tokens"]
+
+    assert padded.shape == second.inputs["tokens"].shape == (2, sizes[1], 2)
+    assert padded.dtype == np.int32
+    np.testing.assert_array_equal(padded[:, : sizes[0]], rows[0])
+    assert (padded[:, sizes[0] :] == -1).all()

@@ -6,15 +6,16 @@ required input is skipped and its outputs are absent. A stage without rows is sk
 """
 
 from collections.abc import Container, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import NamedTuple
 
 import numpy as np
 
 from trimtab_pipelines.graph import REQUEST, split_reference
+from trimtab_pipelines.model_spec import source_of
 from trimtab_pipelines.spec import InferencePipelineSpec
-from trimtab_pipelines.stages import EMBEDDINGS_INPUT, IMAGES_INPUT, MESSAGES_INPUT, Stage
+from trimtab_pipelines.stages import EMBEDDINGS_INPUT, IMAGES_INPUT, MESSAGES_INPUT, Stage, StageInput
 from trimtab_pipelines.tensors import StageOutput
 from trimtab_protocol import DTYPES
 from trimtab_protocol.tensors import Array
@@ -39,6 +40,9 @@ class _Read:
     of_request: bool
     key: str
     optional: bool = False
+    padding: float | None = None
+    padded: tuple[int, ...] = ()
+    """Axes that are padded."""
 
     @classmethod
     def of(cls, name: str, source: str, *, optional: bool = False) -> "_Read":
@@ -63,7 +67,7 @@ class Graph:
     def __init__(self, spec: InferencePipelineSpec) -> None:
         self.stages: tuple[Stage, ...] = spec.ordered_stages
         self._spec = spec
-        self._nodes = {stage.name: _node(stage) for stage in self.stages}
+        self._nodes = {stage.name: self._node(stage) for stage in self.stages}
         read = {split_reference(output.source)[0] for output in spec.outputs}
         self.streaming_stage = next(
             (stage.name for stage in self.stages if stage.generates and stage.name in read), None
@@ -93,19 +97,23 @@ class Graph:
         return tuple(node for name, node in self._nodes.items() if name in needed)
 
     def datatype_of(self, source: str) -> str:
-        owner, name = split_reference(source)
-        tensors = self._spec.inputs if owner == REQUEST else self._spec.stage(owner).outputs
-        return next(tensor.datatype for tensor in tensors if tensor.name == name)
+        return source_of(self._spec, source).datatype
 
     def downstream(self, stage: str) -> tuple[str, ...]:
         return tuple(name for name, node in self._nodes.items() if stage in node.upstream)
 
+    def _node(self, stage: Stage) -> _Node:
+        reads = tuple(map(self._read, stage.inputs))
+        upstream = frozenset(split_reference(read.key)[0] for read in reads if not read.of_request)
+        outputs_by_key = tuple((f"{stage.name}.outputs.{output.name}", output) for output in stage.outputs)
+        return _Node(stage.name, upstream, reads, outputs_by_key, stage.encodes)
 
-def _node(stage: Stage) -> _Node:
-    reads = tuple(_Read.of(tensor.name, tensor.source, optional=tensor.optional) for tensor in stage.inputs)
-    upstream = frozenset(split_reference(read.key)[0] for read in reads if not read.of_request)
-    outputs_by_key = tuple((f"{stage.name}.outputs.{output.name}", output) for output in stage.outputs)
-    return _Node(stage.name, upstream, reads, outputs_by_key, stage.encodes)
+    def _read(self, tensor: StageInput) -> _Read:
+        read = _Read.of(tensor.name, tensor.source, optional=tensor.optional)
+        if tensor.padding is None:
+            return read
+        open_axes = (axis for axis, size in enumerate(source_of(self._spec, tensor.source).shape, 1) if size == -1)
+        return replace(read, padding=tensor.padding, padded=tuple(open_axes))
 
 
 class GraphCursor:
@@ -210,7 +218,7 @@ class GraphCursor:
         for read in node.reads:
             value = (self.inputs if read.of_request else self._values).get(read.key)
             if value is not None:
-                inputs[read.name] = value
+                inputs[read.name] = value if read.padding is None else pad(value, read.padding, read.padded)
             elif not read.optional:
                 return {}
         return inputs
@@ -219,6 +227,17 @@ class GraphCursor:
         for key, output in node.outputs_by_key:
             self._values[key] = None if absent else empty_array(output)
         self._done.add(node.name)
+
+
+def pad(rows: Array, value: float, axes: Container[int]) -> Array:
+    """Rows [rows, …] with some axes filled up to a power of two, or one and a half times one."""
+    missing = [(0, padded_size(size) - size if axis in axes else 0) for axis, size in enumerate(rows.shape)]
+    return np.pad(rows, missing, constant_values=value)
+
+
+def padded_size(size: int) -> int:
+    power = 1 << max(size - 1, 0).bit_length()
+    return power // 4 * 3 if 0 < size <= power // 4 * 3 else power
 
 
 def empty_array(output: StageOutput) -> Array:

@@ -12,6 +12,10 @@ from typing import Any, Literal
 from trimtab_pipelines.tensors import Datatype, StageOutput, TensorSpec
 
 Medium = Literal["text", "image", "audio"]
+RATE = "rate"
+"""Input with the hertz of audio that is sent as samples; by default those of the model."""
+ARRAYS: Mapping[Medium, tuple[Datatype, tuple[int, ...]]] = {"image": ("UINT8", (-1, -1, 3)), "audio": ("FP32", (-1,))}
+"""Arrays that a stage may read in place of files: RGB by row and column, and samples in -1…1."""
 Outputs = Mapping[str, tuple[Datatype, tuple[int, ...]]]
 
 
@@ -25,7 +29,7 @@ class Limit:
 
 @dataclass(frozen=True, slots=True)
 class TaskTensors:
-    """Tensors of a task; each input is a BYTES value per row, of one medium."""
+    """Tensors of a task; each input is a BYTES value per row, of one medium, or what ARRAYS allows in its place."""
 
     medium: Medium
     inputs: tuple[TensorSpec, ...]
@@ -35,18 +39,33 @@ class TaskTensors:
 
     @classmethod
     def of(
-        cls, medium: Medium, inputs: Sequence[str], outputs: Outputs, counted_by: str | None = None, optional: str = ""
+        cls,
+        medium: Medium,
+        inputs: Sequence[str],
+        outputs: Outputs,
+        counted_by: str | None = None,
+        optional: Sequence[str] = (),
     ) -> "TaskTensors":
         return cls(
             medium,
-            tuple(TensorSpec(name=name, datatype="BYTES") for name in inputs),
+            tuple(TensorSpec(name=name, datatype="INT32" if name == RATE else "BYTES") for name in inputs),
             tuple(
                 StageOutput(
                     name=name, datatype=datatype, shape=shape, counted_by=None if name == counted_by else counted_by
                 )
                 for name, (datatype, shape) in outputs.items()
             ),
-            frozenset({optional}),
+            frozenset(optional),
+        )
+
+    def read_as(self, datatypes: Mapping[str, Datatype]) -> tuple[TensorSpec, ...]:
+        """Inputs, as arrays where a stage has these."""
+        datatype, shape = ARRAYS.get(self.medium, ("BYTES", ()))
+        return tuple(
+            TensorSpec(name=each.name, datatype=datatype, shape=shape)
+            if each.datatype == "BYTES" and datatypes.get(each.name) == datatype
+            else each
+            for each in self.inputs
         )
 
 
@@ -68,11 +87,13 @@ HF_FAMILIES: Mapping[str, TaskTensors] = {
     "hf/token-classification": TaskTensors.of("text", ["text"], _ENTITIES, "entities"),
     "hf/question-answering": TaskTensors.of("text", ["question", "context"], {"answer": ("BYTES", ()), **_SPAN}),
     "hf/summarization": TaskTensors.of("text", ["text"], _TEXT),
-    "hf/translation": TaskTensors.of("text", ["text", "language"], _TEXT, optional="language"),
+    "hf/translation": TaskTensors.of("text", ["text", "language"], _TEXT, optional=["language"]),
     "hf/text-embedding": TaskTensors.of("text", ["text"], _EMBEDDING),
-    "hf/speech-recognition": TaskTensors.of("audio", ["audio"], {**_TEXT, "score": ("FP32", ())}, optional="score"),
+    "hf/speech-recognition": TaskTensors.of(
+        "audio", ["audio", RATE], {**_TEXT, "score": ("FP32", ())}, optional=["score", RATE]
+    ),
     "hf/image-classification": TaskTensors.of("image", ["image"], _LABEL),
-    "hf/object-detection": TaskTensors.of("image", ["image"], _OBJECTS, "objects", optional="crop"),
+    "hf/object-detection": TaskTensors.of("image", ["image"], _OBJECTS, "objects", optional=["crop"]),
     "hf/zero-shot-image-classification": TaskTensors.of("image", ["image"], _LABEL),
     "hf/image-embedding": TaskTensors.of("image", ["image"], _EMBEDDING),
 }

@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from trimtab_pipelines.families import HF_FAMILIES, LIMITS, Medium
+from trimtab_pipelines.families import ARRAYS, HF_FAMILIES, LIMITS, Medium
 from trimtab_pipelines.graph import REQUEST
 from trimtab_pipelines.spec import InferencePipeline
 from trimtab_pipelines.tensors import RequestInput, TensorSpec
@@ -119,7 +119,7 @@ DEFAULT_DISTRIBUTIONS: Mapping[Medium, str] = {"text": "newstest-french", "audio
 
 @dataclass(frozen=True, slots=True)
 class InputLaw:
-    """Medium and lengths of the values of a BYTES input, or of a text in token ids."""
+    """Medium and lengths of the values of a BYTES input, of arrays in its place, or of a text in token ids."""
 
     medium: Medium
     lengths: LengthDistribution | None = None
@@ -129,6 +129,11 @@ class InputLaw:
 
     def draw(self, spec: TensorSpec, count: int, any_size: int, random: np.random.Generator) -> Array:
         """Draw rows of the input; dimensions of any size have `any_size`."""
+        if spec.datatype == "UINT8":
+            return random.integers(0, 256, (count, *reversed(IMAGE_SIZE_PX), 3), dtype=np.uint8)
+        if spec.datatype == "FP32" and self.lengths is not None:
+            seconds = min(self.lengths.mean, self.limit)
+            return random.standard_normal((count, int(seconds * SAMPLES_PER_SECOND)), dtype=np.float32) / 10
         if spec.datatype != "BYTES":
             return self._draw_tokens(count, random)
         shape = (count, *(any_size if size == -1 else size for size in spec.shape))
@@ -156,8 +161,12 @@ def input_laws(pipeline: InferencePipeline) -> dict[str, InputLaw]:
     """How BYTES inputs of a request, and those that the annotation names, are drawn; ValueError if it is invalid."""
     kind = payloads_of(pipeline)
     named = _parse_distributions(kind, pipeline.spec.inputs) if "=" in kind and ":" not in kind else {}
-    drawn = [spec for spec in pipeline.spec.inputs if spec.datatype == "BYTES" or spec.name in named]
-    return {spec.name: _input_law(pipeline, spec, named.get(spec.name)) for spec in drawn}
+    laws = {spec: _input_law(pipeline, spec, named.get(spec.name)) for spec in pipeline.spec.inputs}
+    return {
+        spec.name: law
+        for spec, law in laws.items()
+        if spec.name in named or spec.datatype == "BYTES" or (spec.datatype, spec.shape) == ARRAYS.get(law.medium)
+    }
 
 
 def _input_law(pipeline: InferencePipeline, spec: RequestInput, distribution: str | None) -> InputLaw:

@@ -155,7 +155,8 @@ class HostedModel:
             ) from error
 
     def _trial_input(self, rows: int, expected: TensorSpec) -> Array:
-        shape, dtype = (rows, *(1 if size == -1 else size for size in expected.shape)), DTYPES[expected.datatype]
+        any_size = 1 if expected.datatype == BYTES else getattr(self.network, "example_size", 1)
+        shape, dtype = (rows, *(any_size if size == -1 else size for size in expected.shape)), DTYPES[expected.datatype]
         if expected.datatype != BYTES:
             return np.zeros(shape, dtype)
         network = self.network

@@ -30,7 +30,7 @@ from trimtab_pipelines.families import HF_FAMILIES, Medium
 from trimtab_pipelines.model_spec import InputSpec, ModelSpec
 from trimtab_pipelines.operating_point import OperatingPoint
 from trimtab_protocol import Tensor
-from trimtab_protocol.tensors import bytes_array
+from trimtab_protocol.tensors import DATATYPES, bytes_array
 
 transformers: Any = import_module("transformers")
 ROWS = 200
@@ -85,8 +85,11 @@ def a_spec(task: str, folder: Path, **parameters: Any) -> ModelSpec:
     )
 
 
-def infer(model: HostedModel, **inputs: Rows) -> dict[str, Any]:
-    tensors = tuple(Tensor(name, "BYTES", bytes_array(rows, (len(rows),))) for name, rows in inputs.items())
+def infer(model: HostedModel, **inputs: Rows | np.ndarray) -> dict[str, Any]:
+    arrays = {
+        name: bytes_array(rows, (len(rows),)) if isinstance(rows, list) else rows for name, rows in inputs.items()
+    }
+    tensors = tuple(Tensor(name, DATATYPES[array.dtype], array) for name, array in arrays.items())
     names = [output.name for output in model.spec.outputs]
     outputs, _ = model.compute(tensors, model.spec.operating_points[0], names)
     return {output.name: output.array for output in outputs}
@@ -221,6 +224,48 @@ def test_audio_of_other_formats_and_rates_is_read():
         assert np.abs(samples - expected)[100:-100].max() <= tolerance, form
 
 
+def an_array_model(task: str, folder: Path, **arrays: tuple[str, tuple[int, ...]]) -> HostedModel:
+    spec = a_spec(task, folder)
+    read = [InputSpec(name=name, datatype=datatype, shape=shape) for name, (datatype, shape) in arrays.items()]
+    return load_model(spec.model_copy(update={"inputs": tuple(read)}))
+
+
+def test_pixels_are_answered_as_their_files(folder):
+    pixels = np.random.default_rng(0).integers(256, size=(3, 40, 56, 3), dtype=np.uint8)
+    files = []
+    for picture in pixels:
+        files.append(io.BytesIO())
+        Image.fromarray(picture).save(files[-1], "PNG")
+    path = folder("image-classification")
+    model = an_array_model("image-classification", path, image=("UINT8", (-1, -1, 3)))
+
+    answers = infer(model, image=pixels)
+    expected = infer(a_model("image-classification", path), image=[file.getvalue() for file in files])
+    with pytest.raises(InvalidRow, match="56 x 0 pixels"):
+        infer(model, image=pixels[:, :0])
+
+    assert answers["label"].tolist() == expected["label"].tolist()
+    np.testing.assert_array_equal(answers["score"], expected["score"])
+
+
+def test_samples_are_answered_as_their_files(folder):
+    sound = np.random.default_rng(0).normal(0, 0.1, (2, 4_000)).astype(np.float32)
+    rates_hz = (8_000, 16_000)
+    files = [io.BytesIO() for _ in sound]
+    for file, samples_, rate_hz in zip(files, sound, rates_hz, strict=True):
+        soundfile.write(file, samples_, rate_hz, format="WAV", subtype="FLOAT")
+    path = folder("speech-recognition")
+    model = an_array_model("speech-recognition", path, audio=("FP32", (-1,)), rate=("INT32", ()))
+
+    answers = infer(model, audio=sound, rate=np.array(rates_hz, np.int32))
+    expected = infer(a_model("speech-recognition", path), audio=[file.getvalue() for file in files])
+
+    assert answers["text"].tolist() == expected["text"].tolist()
+    for wrong, problem in ((sound[:, :100], r"0.0125 s of audio; send 0.025"), (np.nan * sound, "not finite")):
+        with pytest.raises(InvalidRow, match=problem):
+            infer(model, audio=wrong, rate=np.array(rates_hz, np.int32))
+
+
 def wav_of(seconds: float, rate_hz: int = RATE_HZ) -> bytes:
     file = io.BytesIO()
     soundfile.write(file, np.zeros(int(seconds * rate_hz), np.float32), rate_hz, format="WAV")
@@ -297,6 +342,8 @@ def test_compiled_model_answers_as_the_eager_one(folder, task):
 
 
 def test_compiling_is_refused_by_name_if_it_cannot_be(folder, monkeypatch):
+    with pytest.raises(ModelError, match=r"parameters.compile: Input should be 'none' or 'torch.compile'"):
+        a_model("text-classification", folder("text-classification"), compile="AOTInductor")
     with pytest.raises(ModelError, match=r"parameters.compile torch.compile: models of this task are not compiled"):
         a_model("summarization", folder("summarization"), compile="torch.compile")
     monkeypatch.setenv("CXX", "no-such-compiler")

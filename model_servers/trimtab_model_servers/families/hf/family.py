@@ -29,6 +29,7 @@ TASKS: dict[str, Any] = {
 def build(spec: ModelSpec) -> Built:
     """Check the stage's tensors and the variant's parameters, then load the checkpoint; raises ModelError."""
     declared, task = HF_FAMILIES[spec.family], TASKS[spec.family.partition("/")[2]]
-    check_tensors(declared.inputs, declared.outputs, spec, declared.optional)
+    inputs = declared.read_as({tensor.name: tensor.datatype for tensor in spec.inputs})
+    check_tensors(inputs, declared.outputs, spec, declared.optional)
     parameters = read_parameters(task.parameters, spec)
     return Built(task(Checkpoint.open(spec), parameters), "stored")

@@ -17,6 +17,7 @@ class ImageTask(Task):
     """A model that reads one image file per row."""
 
     medium = "image"
+    example_size = 224
 
     def __init__(self, checkpoint: Checkpoint, parameters: Any) -> None:
         self.processor = checkpoint.image_processor()

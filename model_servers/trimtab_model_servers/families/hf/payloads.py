@@ -4,6 +4,7 @@ import io
 from collections.abc import Iterable
 
 import numpy as np
+import torch
 from PIL import Image as Pillow
 
 from trimtab_model_servers.chat.image_decoder import decode_image, process_budget, read_image
@@ -28,8 +29,15 @@ def decode_texts(name: str, rows: Array, max_bytes: int, min_bytes: int = 1) -> 
     return texts
 
 
-def decode_images(name: str, rows: Array) -> list[Pillow.Image]:
-    """RGB images of a tensor [rows] of PNG, JPEG, WebP or GIF files; InvalidRow for any other content."""
+def decode_images(name: str, rows: Array | torch.Tensor) -> list[Pillow.Image]:
+    """RGB images of a tensor [rows] of PNG, JPEG, WebP or GIF files, or UINT8 [rows, height, width, 3].
+
+    InvalidRow for any other content, or without pixels.
+    """
+    if isinstance(rows, torch.Tensor):
+        if not rows[:1].numel():
+            raise InvalidRow(f"input {name!r}: images of {rows.shape[2]} x {rows.shape[1]} pixels; send at least one")
+        return [Pillow.fromarray(pixels) for pixels in rows.cpu().numpy()]
     images = []
     for number, row in enumerate(rows):
         try:

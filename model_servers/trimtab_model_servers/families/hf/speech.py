@@ -12,7 +12,7 @@ from trimtab_model_servers.families.hf.checkpoint import Checkpoint, TaskParamet
 from trimtab_model_servers.families.hf.payloads import encode_texts
 from trimtab_model_servers.families.hf.task import Task, Tensors
 from trimtab_model_servers.families.transformers_package import TRANSFORMERS
-from trimtab_pipelines.families import MAX_SECONDS
+from trimtab_pipelines.families import MAX_SECONDS, RATE
 from trimtab_pipelines.operating_point import OperatingPoint
 from trimtab_protocol.tensors import Array
 
@@ -27,6 +27,7 @@ class SpeechRecognition(Task):
     """The text of each audio file, as transformers' pipeline of this task decodes it."""
 
     medium = "audio"
+    example_size = 16_000
     parameters = SpeechParameters
 
     def __init__(self, checkpoint: Checkpoint, parameters: SpeechParameters) -> None:
@@ -52,7 +53,8 @@ class SpeechRecognition(Task):
 
     def infer(self, inputs: Tensors, point: OperatingPoint) -> Tensors:
         del point  # a single operating point
-        sounds = decode_audio("audio", inputs["audio"], self._extractor.sampling_rate, self._max_seconds)
+        rates_hz = inputs[RATE].tolist() if RATE in inputs else ()
+        sounds = decode_audio("audio", inputs["audio"], self._extractor.sampling_rate, self._max_seconds, rates_hz)
         texts, scores = [""] * len(sounds), torch.zeros(len(sounds))
         for rows in self._batches(sounds):
             batch = [sounds[row] for row in rows]

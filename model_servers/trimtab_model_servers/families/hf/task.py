@@ -24,6 +24,8 @@ class Task:
     medium: ClassVar[Medium]
     auto_class: str
     parameters: ClassVar[type[TaskParameters]] = TaskParameters
+    example_size: ClassVar[int] = 1
+    """Size of the open dimensions of an array that the model warms up with."""
     compiles: ClassVar[bool] = False
     """Whether one graph of a compiled model serves all numbers and lengths of rows, and another one a single row."""
 

@@ -2,12 +2,12 @@
 
 import math
 from collections.abc import Iterable
-from typing import Literal, Self
+from typing import Annotated, Literal, Self
 
 from pydantic import Field, model_validator
 
 from trimtab_pipelines.quantity import Fraction
-from trimtab_pipelines.resource import Model
+from trimtab_pipelines.resource import Model, Name, is_empty
 
 AccuracyBasis = Literal["Expected", "LowerBound"]
 """Which figure of an accuracy is used: its value, or the lower end of its interval if known."""
@@ -50,6 +50,10 @@ class AccuracyEvidence(Model):
     """Mean confidence of the model on these samples, for stages with a confidence output. Accuracy drift is detected
     from its change.
     """
+    confidence_shifts: dict[Name, Annotated[float, Field(ge=-1, le=1)]] = Field(
+        default_factory=dict, max_length=64, exclude_if=is_empty
+    )
+    """By later stage: how much its mean confidence changes if this model, not the best one, gives its inputs."""
 
     @property
     def source_label(self) -> str:

@@ -21,7 +21,7 @@ class ScoredRows:
     correct: NDArray[np.integer]
     """Correct results of each row. Shape (rows,)."""
     total: NDArray[np.integer]
-    """Expected results of each row. Shape (rows,)."""
+    """Expected results of each row; 0 if its truth is unknown. Shape (rows,)."""
     inputs: frozenset[str] = frozenset()
     """Inputs that the point reads; empty for all."""
 
@@ -39,8 +39,9 @@ class ScoredRows:
         return cls(confidence, correct, total)
 
     def sample(self) -> ConfidenceSample:
-        """Rows with whether all of their results are correct, which choose thresholds."""
-        return ConfidenceSample(self.confidence, self.correct == self.total, self.inputs)
+        """Rows of known truth with whether all of their results are correct, which choose thresholds."""
+        known = self.total > 0
+        return ConfidenceSample(self.confidence[known], (self.correct == self.total)[known], self.inputs)
 
     def escalated(self, then: "ScoredRows", below: float) -> "ScoredRows":
         """The rows after those below a threshold were served at another point."""

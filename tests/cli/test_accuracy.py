@@ -59,7 +59,8 @@ def test_choices_are_the_best_and_single_changes() -> None:
 def test_product_of_stage_accuracies_is_measured_share() -> None:
     shares = {BEST: 0.81, LIGHT_FIRST: 0.54, LIGHT_SECOND: 0.27}
     tallies: dict[Choice, Tally] = {choice: tally(round(100 * share)) for choice, share in shares.items()}
-    found = accuracies(echo_pipeline(), tallies, DIGEST, {BEST: {"first": 0.97}})
+    means = {BEST: {"first": 0.97, "second": 0.9}, LIGHT_FIRST: {"first": 0.8, "second": 0.87}}
+    found = accuracies(echo_pipeline(), tallies, DIGEST, means)
     for choice, share in shares.items():
         first, second = (found[stage, *mine].value for stage, mine in zip(("first", "second"), choice, strict=True))
         assert first * second == pytest.approx(share, abs=2e-4)
@@ -74,7 +75,8 @@ def test_product_of_stage_accuracies_is_measured_share() -> None:
         samples_digest=DIGEST,
         mean_confidence=0.97,
     )
-    assert found["second", "slow", "default"].mean_confidence is None
+    assert found["second", "fast", "default"].mean_confidence is None
+    assert found["first", "fast", "default"].confidence_shifts == {"second": -0.03}, "by its outputs"
 
 
 def test_mean_confidence_needs_a_value_for_each_row() -> None:
@@ -277,7 +279,7 @@ def test_rows_of_a_sample_that_are_scored_one_by_one_escalate() -> None:
     }
     best = escalations(pipeline, answers_by_choice)["second", "one", "fast"][-1]
 
-    assert best.samples == ROWS, "two labelled rows of every second sample"
+    assert best.samples == ROWS // 2 * 3, "all rows of every second sample are served"
     assert best.share == pytest.approx(0.3, abs=0.05)
     assert best.accuracy == pytest.approx(0.5**0.5, abs=0.01), "half of the results, by two stages alike"
 

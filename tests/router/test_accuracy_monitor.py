@@ -16,10 +16,10 @@ ALL = (*KEY, "")
 OUTPUTS = [{"name": "y", "datatype": "INT64"}, {"name": "sure", "datatype": "FP32"}]
 
 
-def measured(accuracy, confidence=None, source="Measured"):
+def measured(accuracy, confidence=None, source="Measured", samples=1000):
     """An accuracy, and how certain the model was of the samples behind it; as certain as it was right by default."""
     sure = accuracy if confidence is None else confidence
-    return {"accuracy": accuracy, "accuracyEvidence": {"source": source, "samples": 1000, "meanConfidence": sure}}
+    return {"accuracy": accuracy, "accuracyEvidence": {"source": source, "samples": samples, "meanConfidence": sure}}
 
 
 POINTS = [{"name": "default", **measured(0.9)}, {"name": "quick", **measured(0.7)}]
@@ -58,7 +58,7 @@ def test_broken_input_is_noticed_within_a_minute(seed):
 
 @pytest.mark.parametrize("seed", range(5))
 def test_small_drift_is_reported_after_some_thousand_rows(seed):
-    rng, watch = np.random.default_rng(seed), a_watch()
+    rng, watch = np.random.default_rng(seed), a_watch([{"name": "at", **measured(0.86, samples=20_000)}])
 
     def answer(rows, accuracy):
         for _ in range(rows // 20):
@@ -66,8 +66,17 @@ def test_small_drift_is_reported_after_some_thousand_rows(seed):
             yield watch.drifted_accuracies(NOW)
 
     assert not any(answer(20_000, 0.86))
-    *_, drifted = answer(10_000, 0.835)
-    assert drifted[ALL] == pytest.approx(0.835, abs=0.01)
+    *_, drifted = answer(10_000, 0.848)
+    assert drifted[ALL] == pytest.approx(0.848, abs=0.005)
+
+
+@pytest.mark.parametrize(("served", "drifted"), [(0.8, {}), (0.86, {ALL: pytest.approx(0.92, abs=0.01)})])
+def test_expected_shift_of_confidence_is_no_drift(served, drifted):
+    watch = a_watch()
+    for _ in range(2000):
+        watch.observe(KEY, "", np.full(5, served), NOW, shift=-0.06)
+
+    assert watch.drifted_accuracies(NOW) == drifted
 
 
 def test_short_large_drift_is_forgotten_after_its_end():

@@ -152,9 +152,15 @@ def attribute(
     for choice, tally in tallies.items():
         for stage, point, reference in zip(pipeline.spec.ordered_stages, choice, best, strict=True):
             if point != reference or choice == best:
-                accuracy = _accuracy(tally, factor, samples_digest)
-                mean = confidences.get(choice, {}).get(stage.name)
-                attributed[stage.name, *point] = accuracy.model_copy(update={"mean_confidence": mean})
+                means, usual = confidences.get(choice, {}), confidences.get(best, {})
+                shifts = {name: round(means[name] - usual[name], DIGITS) for name in means.keys() & usual.keys()}
+                evidence = {
+                    "mean_confidence": means.get(stage.name),
+                    "confidence_shifts": {
+                        name: shifts[name] for name in sorted(shifts) if name != stage.name and shifts[name]
+                    },
+                }
+                attributed[stage.name, *point] = _accuracy(tally, factor, samples_digest).model_copy(update=evidence)
     return attributed
 
 
@@ -236,7 +242,7 @@ def escalations(
         if not best_accuracy:
             continue
         costs = {key: seconds[stage.name, *key] for key in keys} if seconds else {}
-        if by_task is not None and len(scored.samples) == by_task.size:
+        if by_task is not None and np.count_nonzero(scored.rows[best[index]].total) == by_task.size:
             samples = {key: replace(rows.sample(), tasks=by_task) for key, rows in scored.rows.items()}
             measured = measure_stage_escalations(samples)
             kept = undominated_escalations(measured, {key: own.accuracy for key, own in scored.rows.items()}, costs)
@@ -286,9 +292,7 @@ def _scored_rows(
         )
         for key, listed in parts.items()
     }
-    labelled = np.all([own.total > 0 for own in rows.values()], axis=0)
-    samples = np.repeat(np.arange(len(counts)), counts)[labelled]
-    return _StageRows({key: own.subset(labelled) for key, own in rows.items()}, samples)
+    return _StageRows(rows, np.repeat(np.arange(len(counts)), counts))
 
 
 def _rows_of(stage: Stage, answer: ReceivedAnswer, *, scores_are_of_rows: bool) -> ScoredRows | None:

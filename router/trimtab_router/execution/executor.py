@@ -16,6 +16,7 @@ from trimtab_protocol.extensions import EXPECTED_ACCURACY
 from trimtab_protocol.tensors import Array
 from trimtab_router.execution import chat_images
 from trimtab_router.execution.chat_images import ImageSizeCache, PartialImages
+from trimtab_router.execution.confidence_shifts import ConfidenceShifts
 from trimtab_router.execution.graph import Graph, GraphCursor, ReadyStage
 from trimtab_router.execution.response_metadata import StreamTiming, response_accuracy, response_parameters
 from trimtab_router.refusal import Refusal, failure, invalid
@@ -48,6 +49,7 @@ class PipelineExecutor:
         self._clock = clock
         self._graph = graph
         self._sizes = ImageSizeCache()
+        self._confidence_shifts = ConfidenceShifts(scheduler.stage for scheduler in schedulers.values())
         self._encoders = graph.encoders
         self.prompt_sources = {
             name: (tensor, self._generation_schedulers[name].prompt_lengths)
@@ -118,6 +120,7 @@ class PipelineExecutor:
         )
         if stage.confidence is not None:
             request.special = True
+            request.confidence_shift = self._confidence_shifts.of(ready.stage, state.served)
         if ready.stage in state.task_stages:
             request.task = state.options.task
         if ready.stage not in self._chat_stages:

@@ -90,15 +90,21 @@ class AccuracyMonitor:
         """Return whether a profiled mean confidence exists for rows of a task, or for all rows if `task` is empty."""
         return self._measured_of(key, task) is not None
 
-    def observe(self, key: Key, task: str, confidences: Array, now: float, *, weight: float = 1.0) -> None:
-        """Add first-pass rows of this weight each. Confidences outside 0 … 1 are ignored."""
+    def observe(
+        self, key: Key, task: str, confidences: Array, now: float, *, weight: float = 1.0, shift: float = 0.0
+    ) -> None:
+        """Add first-pass rows of this weight each. Confidences outside 0 … 1 are ignored.
+
+        `shift`: how much the variants of earlier stages are expected to change their confidence.
+        """
         measured = self._measured_of(key, task) if self.enabled else None
         if measured is None:
             return
-        changes = [value - measured.confidence for value in confidences.tolist() if 0.0 <= value <= 1.0]
+        expected = measured.confidence + shift
+        changes = [value - expected for value in confidences.tolist() if 0.0 <= value <= 1.0]
         if changes:
             for observations in self._observations_of(key, task, now):
-                observations.add(changes, weight)
+                observations.add(changes, weight, shift)
 
     def observe_escalated(
         self, key: Key, task: str, confidences: Array, before: AccuracyBaseline, now: float, *, weight: float = 1.0
@@ -117,14 +123,22 @@ class AccuracyMonitor:
             observations.add_escalated(weight * gain, weight * int(valid.sum()))
 
     def observe_shadow(
-        self, key: Key, best_point: Key, task: str, confidence: float, best_confidence: float, *, agrees: bool
+        self,
+        key: Key,
+        best_point: Key,
+        task: str,
+        confidence: float,
+        best_confidence: float,
+        *,
+        agrees: bool,
+        shift: float = 0.0,
     ) -> None:
         """Add a row that also ran at the best point, whose response is the better estimate of the correct one."""
         own, best = self._measured_of(key, task), self._measured_of(best_point, task)
         if own is None or best is None or not (0.0 <= confidence <= 1.0 and 0.0 <= best_confidence <= 1.0):
             return
-        claimed = confidence - own.confidence + own.accuracy
-        best_claimed = min(max(best_confidence - best.confidence + best.accuracy, 0.0), 1.0)
+        claimed = confidence - shift - own.confidence + own.accuracy
+        best_claimed = min(max(best_confidence - shift - best.confidence + best.accuracy, 0.0), 1.0)
         expected = best_claimed if agrees else (1.0 - best_claimed) * min(max(claimed, 0.0), 1.0)
         for key_and_task in self._keys(key, task):
             if observations := self._observations.get(key_and_task):

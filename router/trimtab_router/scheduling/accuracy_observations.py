@@ -14,8 +14,9 @@ PRIOR_ROWS, PRIOR_SHADOW_ROWS = 10.0, 200.0  # pseudo-observations that agree wi
 MIN_ROWS, MIN_ESCALATED_ROWS = 100, 50  # observations required before drift is reported
 MIN_LONG_ROWS = 1000
 MIN_DRIFT, MIN_ESCALATED_DRIFT = 0.04, 0.1  # of some hundred rows; of escalated rows, five points of confidence count
-MIN_LONG_DRIFT = 0.02  # confidences of served rows are within two points of those of the profile's samples
-MIN_STANDARD_ERRORS = 3.0  # standard errors that a reported change must exceed
+MIN_LONG_DRIFT = 0.0075  # served rows of the profile's kind are less than half a point from it
+SHIFT_TOLERANCE = 0.5  # of an expected shift: it was measured with one variant, and is similar for others
+MIN_STANDARD_ERRORS, MIN_LONG_ERRORS = 3.0, 3.5  # standard errors that a reported change must exceed
 _VARIANCES = (0.06, 0.12)  # upper bounds: of confidences, and of the difference of one comparison from its prediction
 
 
@@ -56,20 +57,27 @@ class Observations:
         self._samples = samples
         self._times = _Mean(DECAY_ROWS)
         self._confidence = _Mean(DECAY_ROWS)
+        self._shift = _Mean(DECAY_ROWS)
         self._escalation_gain = _Mean(DECAY_ESCALATED_ROWS)
         self._forget_long()
 
     def _forget_long(self) -> None:
         self._long = _Mean(DECAY_LONG_ROWS)
 
-    def add(self, changes: Sequence[float], weight: float) -> None:
-        """Add first-pass rows of this weight each, by their confidence less the profiled mean."""
+    def add(self, changes: Sequence[float], weight: float, shift: float = 0.0) -> None:
+        """Add first-pass rows of this weight each, by their confidence less the expected mean.
+
+        `shift`: how far the expected mean is from the profiled one. A large change begins the long memory anew.
+        """
         rows, total = weight * len(changes), weight * sum(changes)
         self.rows += rows
         self._confidence.add(total, rows)
         self._long.add(total, rows, weight * sum([change * change for change in changes]))
+        self._shift.add(abs(shift) * rows, rows)
         self._times.add(self.seen_at * rows, rows)
         self._escalation_gain.forget(rows)
+        if self._large_change() is not None:
+            self._forget_long()
 
     def add_escalated(self, gain: float, rows: float) -> None:
         """Add escalated rows, by the sum of the confidence they gained less the profiled gain."""
@@ -84,18 +92,26 @@ class Observations:
         return by_rows if by_rows is not None else self._change_by_escalations()
 
     def change_by_rows(self) -> float | None:
+        large = self._large_change()
+        return large if large is not None else self._small_change()
+
+    def _large_change(self) -> float | None:
+        if self.rows < MIN_ROWS:
+            return None
         correction = self.shadow_correction.value(0.0, PRIOR_SHADOW_ROWS)
         change = self._confidence.value(0.0, PRIOR_ROWS) + correction
         own, audits = (
             (_VARIANCES[0], self._confidence, PRIOR_ROWS),
             (_VARIANCES[1], self.shadow_correction, PRIOR_SHADOW_ROWS),
         )
-        if self.rows >= MIN_ROWS and abs(change) > max(MIN_DRIFT, MIN_STANDARD_ERRORS * _error(own, audits)):
-            self._forget_long()
-            return change
-        return self._small_change(correction)
+        least = max(MIN_DRIFT + self._shift_error, MIN_STANDARD_ERRORS * _error(own, audits))
+        return change if abs(change) > least else None
 
-    def _small_change(self, correction: float) -> float | None:
+    @property
+    def _shift_error(self) -> float:
+        return SHIFT_TOLERANCE * self._shift.value(0.0, PRIOR_ROWS)
+
+    def _small_change(self) -> float | None:
         """Return the change over the long memory; its own error counts, and that of the profile."""
         rows = self._long.weight
         if rows < MIN_LONG_ROWS:
@@ -103,8 +119,9 @@ class Observations:
         change = self._long.value(0.0, PRIOR_ROWS)
         variance = self._long.squares / rows - self._long.value(0.0, 0.0) ** 2
         error = math.sqrt(max(variance, 0.0) * (1.0 / rows + 1.0 / self._samples))
-        significant = min(abs(change), abs(change + correction)) > max(MIN_LONG_DRIFT, MIN_STANDARD_ERRORS * error)
-        return change + correction if significant else None
+        correction = self.shadow_correction.value(0.0, PRIOR_SHADOW_ROWS)
+        least = max(MIN_LONG_DRIFT + self._shift_error, MIN_LONG_ERRORS * error)
+        return change + correction if min(abs(change), abs(change + correction)) > least else None
 
     def _change_by_escalations(self) -> float | None:
         change = self._escalation_gain.value(0.0, PRIOR_ROWS)

@@ -45,16 +45,19 @@ class ShadowSample:
 
     def on_rows_completed(self, request: StageRequest, start: int, outputs: Mapping[str, Array]) -> None: ...
 
-    def on_completed(self, request: StageRequest, outputs: Mapping[str, Array], served: Sequence[ServedRows]) -> None:  # noqa: ARG002 - of an owner
+    def on_completed(self, request: StageRequest, outputs: Mapping[str, Array], served: Sequence[ServedRows]) -> None:
         """Compare the responses; the best point has also served one more row."""
         label, confidence_output = comparable_output(self._stage), self._stage.confidence
         if label is None or confidence_output is None:
             return
         best: Key = (served[0].variant, served[0].operating_point)
-        self._accuracy_monitor.observe(best, self._task, outputs[confidence_output], self._now)
+        shift = request.confidence_shift
+        self._accuracy_monitor.observe(best, self._task, outputs[confidence_output], self._now, shift=shift)
         agrees = bool(np.array_equal(outputs[label][0], self._row[label][0]))
         confidence, best_confidence = float(self._row[confidence_output][0]), float(outputs[confidence_output][0])
-        self._accuracy_monitor.observe_shadow(self._key, best, self._task, confidence, best_confidence, agrees=agrees)
+        self._accuracy_monitor.observe_shadow(
+            self._key, best, self._task, confidence, best_confidence, agrees=agrees, shift=shift
+        )
 
     def on_refused(self, refusal: Refusal) -> None: ...
 
@@ -91,7 +94,8 @@ class ShadowEvaluation(Feature):
                         batch.key, task, outputs[confidence], first_response, now, weight=weight
                     )
                 continue
-            self._accuracy_monitor.observe(batch.key, task, outputs[confidence], now, weight=weight)
+            shift = row_slice.request.confidence_shift
+            self._accuracy_monitor.observe(batch.key, task, outputs[confidence], now, weight=weight, shift=shift)
             if self._label is None or best.key == batch.key or not self._is_comparable(batch, best, task):
                 continue
             self._share_due += SHARE * weight * row_slice.rows
@@ -134,7 +138,7 @@ class ShadowEvaluation(Feature):
         )
         inputs = {name: row_slice.array(name)[row : row + 1].copy() for name in row_slice.request.inputs}
         request = StageRequest(sample, self._stage.name, 1, inputs, deadline=now + EXPIRY_SECONDS, now=now)
-        request.task = row_slice.request.task
+        request.task, request.confidence_shift = row_slice.request.task, row_slice.request.confidence_shift
         self._waiting.append((now + EXPIRY_SECONDS, request))
 
     def _next_batch(self, now: float, most_rows: int) -> list[RowSlice]:

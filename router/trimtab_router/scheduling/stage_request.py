@@ -163,6 +163,7 @@ class StageRequest:
     queued_rows = 0
     expected_correct = 0.0  # expected number of correct rows among those dispatched
     dispatched_rows = 0  # number of these rows, rows that await escalation included
+    confidence_shift = 0.0  # expected change of their confidence by the variants that gave their inputs
 
     def __init__(
         self,

@@ -5,12 +5,14 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
 from tests.training.digits import variants_of
 from trimtab.accuracy.attribution import ReceivedAnswer, choices, escalations
 from trimtab_loadtester.payloads.labelled import LabelledPayloads
+from trimtab_model_servers.families.digits import Calibration
 from trimtab_model_servers.families.digits.family import VARIANTS, load
 from trimtab_model_servers.families.digits.locator import Locator
 from trimtab_model_servers.families.digits.reader import Reader
@@ -57,9 +59,12 @@ def test_every_variant_has_a_measured_accuracy():
 
 
 def test_each_heavier_variant_is_more_accurate():
-    """Intervals do not overlap."""
+    """On the same pages; the intervals of one variant and the next but one do not overlap."""
     for family in ("locate", "read"):
-        for lighter, heavier in pairwise(variants_of(family)):
+        names = list(variants_of(family))
+        for lighter, heavier in pairwise(names):
+            assert STATED[lighter].accuracy < STATED[heavier].accuracy, (lighter, heavier)
+        for lighter, heavier in zip(names, names[2:], strict=False):
             assert STATED[lighter].accuracy_evidence.high < STATED[heavier].accuracy_evidence.low, (lighter, heavier)
 
 
@@ -80,13 +85,22 @@ def test_weights_are_small_enough_to_commit():
     assert {path.stem for path in WEIGHTS.glob("*.safetensors")} == set(VARIANTS)
 
 
-@pytest.mark.parametrize("variant", list(VARIANTS))
-def test_weights_reach_their_stated_accuracy(variant, scored):
-    """Four standard errors of the small sample beside the stated interval."""
-    stated, evidence = STATED[variant].accuracy, STATED[variant].accuracy_evidence
-    margin = 4 * math.sqrt(stated * (1 - stated) / scored[variant].total.sum())
+def test_stated_confidences_are_those_of_all_served_rows(networks, pages):
+    """Within four standard errors of a small sample, whose rows are correlated by page, and a point."""
+    pixels = torch.from_numpy(np.stack([page.pixels for page in pages]))
+    for locator in variants_of("locate"):
+        with torch.inference_mode():
+            _, _, crops, of_pages = networks[locator](pixels)
+            of_crops = networks["read-xl"](crops)[1]
+        confidence, read = (
+            Calibration(*STATED[name].parameters.values()).apply(found)
+            for name, found in ((locator, of_pages), ("read-xl", of_crops))
+        )
+        evidence = STATED[locator].accuracy_evidence
+        stated = STATED["read-xl"].accuracy_evidence.mean_confidence + evidence.confidence_shifts.get("read", 0.0)
 
-    assert evidence.low - margin <= scored[variant].accuracy <= evidence.high + margin
+        assert abs(float(confidence.mean()) - evidence.mean_confidence) <= 0.01 + 4 * 0.2 / math.sqrt(PAGES), locator
+        assert abs(float(read.mean()) - stated) <= 0.01 + 4 * 0.2 / math.sqrt(PAGES), locator
 
 
 def test_calibrations_are_written_into_the_pipeline(scored, tmp_path):

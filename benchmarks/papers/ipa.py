@@ -56,7 +56,7 @@ class Place:
 
     standing: Literal["above", "on", "below"]
     margin: float
-    """Its served accuracy over the best that a baseline reaches with no more cores; NaN if none does."""
+    """Its served accuracy over the best of the baselines with no more cores, or the same; NaN without one."""
     beaten_by: str = ""
     """The baseline that dominates it."""
 
@@ -72,7 +72,7 @@ def place(evaluation: Evaluation[PlannerRow], case: tuple[str, ...], method: str
     beaten_by = next((name for name, theirs in rivals.items() if _dominates(theirs, ours)), "")
     cores, accuracy = _mean_point(ours)
     points = [_mean_point(theirs) for theirs in rivals.values()]
-    margin = accuracy - max((a for c, a in points if c <= cores), default=math.nan)
+    margin = accuracy - max((a for c, a in points if c <= (1.0 + SAME_CORES) * cores), default=math.nan)
     above = math.isnan(margin) or margin > SAME_ACCURACY
     standing: Literal["above", "on", "below"] = "below" if beaten_by else "above" if above else "on"
     return Place(standing, margin, beaten_by)

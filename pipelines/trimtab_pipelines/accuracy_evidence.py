@@ -22,6 +22,8 @@ AccuracySource = Literal["Measured", "Published", "Declared", "Agreement"]
 or quantized form as the original model, or a variant as the most accurate variant.
 """
 DIGESTS = {"samples_digest", "model_digest"}
+MAX_CLASSES = 64
+"""Of an output whose mix is evidence."""
 AGREEMENT = "agreement with a heavier model"
 
 
@@ -54,6 +56,8 @@ class AccuracyEvidence(Model):
         default_factory=dict, max_length=64, exclude_if=is_empty
     )
     """By later stage: how much its mean confidence changes if this model, not the best one, gives its inputs."""
+    output_shares: dict[str, Fraction] = Field(default_factory=dict, max_length=MAX_CLASSES, exclude_if=is_empty)
+    """Shares of the rows by their class, the value of the stage's first integer output. A changed mix is reported."""
 
     @property
     def source_label(self) -> str:

@@ -56,6 +56,7 @@ ESCALATED_ROWS = "trimtab_escalated_rows_total"
 ESCALATED_LABELS = ("variant", "operating_point", "to_variant", "to_operating_point")
 UNESCALATED_RESPONSES = "trimtab_unescalated_responses_total"
 DRIFTED_POINTS = "trimtab_drifted_points"
+OUTPUT_DRIFT = "trimtab_output_drift"
 
 Finite = Annotated[float, Field(allow_inf_nan=False)]
 Count = Annotated[int, Field(ge=0)]
@@ -96,6 +97,8 @@ class VariantState(StateModel):
 
     service_ratio: Finite | None = None
     """Observed over profiled service time of the variant's last seconds; None before its first batch."""
+    drifted_outputs: dict[str, Finite] = {}
+    """By operating point: how far the mix of its classes is from that of its evidence, 0…1, if it has changed."""
     drifted_accuracies: dict[str, Finite] = {}
     """Observed accuracy of each operating point whose accuracy has drifted from the profiled one."""
     drifted_by_task: dict[str, dict[str, Finite]] = {}

@@ -176,6 +176,12 @@ class Stage(Model):
         reads_task = any(read.name == TASK_INPUT for read in self.inputs)
         return tuple(variant for variant in self.variants if reads_task and variant.container is None)
 
+    @property
+    def class_output(self) -> str | None:
+        """The output that responses are compared by: the first integer of a row; None if there is none."""
+        integers = (o.name for o in self.outputs if o.datatype.startswith(("INT", "UINT", "BOOL")) and not o.counted_by)
+        return next(integers, None)
+
     def excluded_input(self, variant: str) -> str:
         """The input that batches of a variant leave out; empty if they take all inputs."""
         if not self.chooses_encoder_placement:

@@ -63,6 +63,7 @@ def create_executor(
             queue_rows=partial(getattr, scheduler.queue, "rows"),
             ready_replicas=partial(getattr, scheduler, "ready_replicas"),
             drifted_points=partial(_drifted_points, scheduler, clock),
+            output_drift=partial(_output_drift, scheduler),
             unauthenticated_replicas=partial(_unauthenticated_replicas, transport),
         )
         if any(variant.forwards_chats for variant in stage.variants):
@@ -72,6 +73,10 @@ def create_executor(
 
 def _engine_load(scheduler: StageScheduler) -> EngineLoad:
     return EngineLoad.total(replica.engine_load for replica in scheduler.replicas if replica.engine_load)
+
+
+def _output_drift(scheduler: StageScheduler) -> float:
+    return max(scheduler.output_monitor.changed().values(), default=0.0)
 
 
 def _drifted_points(scheduler: StageScheduler, clock: Clock) -> int:

@@ -35,11 +35,12 @@ SAME = [0.5, 0.5, 0.5]
     [
         (([4, 4, 4], SAME), ([6, 6, 6], SAME), "above"),
         (([4, 4, 4], SAME), ([4, 4, 4], SAME), "on"),
+        (([4, 4, 4], SAME), ([4.01, 4.01, 4.01], SAME), "on"),
         (([6, 6, 6], SAME), ([4, 4, 4], SAME), "below FA2-low"),
         (([4, 4, 4], SAME), ([4, 4, 4], [0.6, 0.6, 0.6]), "below FA2-low"),
         (([4, 5, 4.1], SAME), ([4.2, 4.2, 4.5], SAME), "on"),
     ],
-    ids=["cheaper", "equal", "rival cheaper", "rival more accurate", "within the noise"],
+    ids=["cheaper", "equal", "cheaper by a hair", "rival cheaper", "rival more accurate", "within the noise"],
 )
 def test_standing_compares_plans_with_each_baseline(ours, rival, standing):
     evaluation = Evaluation([*rows(OURS, *ours), *rows("FA2-low", *rival)])

@@ -92,7 +92,11 @@ def router_text() -> str:
     metrics.record_certificate_expiration("proxy", time.time() + 90 * 86400)
     stage = metrics.stage("read")
     stage.watch(
-        queue_rows=lambda: 2.0, ready_replicas=lambda: 1.0, drifted_points=float, unauthenticated_replicas=float
+        queue_rows=lambda: 2.0,
+        ready_replicas=lambda: 1.0,
+        drifted_points=float,
+        output_drift=float,
+        unauthenticated_replicas=float,
     )
     stage.record_ejection("read-0", "2 consecutive batches failed")
     stage.record_ejection_end("read-0")

@@ -22,6 +22,7 @@ from trimtab.accuracy.attribution import (
     choices,
     escalations,
     mean_confidences,
+    output_shares,
     task_accuracies,
     task_accuracy_stages,
 )
@@ -59,7 +60,10 @@ def test_choices_are_the_best_and_single_changes() -> None:
 def test_product_of_stage_accuracies_is_measured_share() -> None:
     shares = {BEST: 0.81, LIGHT_FIRST: 0.54, LIGHT_SECOND: 0.27}
     tallies: dict[Choice, Tally] = {choice: tally(round(100 * share)) for choice, share in shares.items()}
-    means = {BEST: {"first": 0.97, "second": 0.9}, LIGHT_FIRST: {"first": 0.8, "second": 0.87}}
+    means: dict[Choice, dict[str, float]] = {
+        BEST: {"first": 0.97, "second": 0.9},
+        LIGHT_FIRST: {"first": 0.8, "second": 0.87},
+    }
     found = accuracies(echo_pipeline(), tallies, DIGEST, means)
     for choice, share in shares.items():
         first, second = (found[stage, *mine].value for stage, mine in zip(("first", "second"), choice, strict=True))
@@ -86,6 +90,15 @@ def test_mean_confidence_needs_a_value_for_each_row() -> None:
         ReceivedAnswer(Score(0, 1), {"some": "0.2"}),
     ]
     assert mean_confidences(heard) == {"all": 0.6}
+
+
+def test_output_shares_are_those_of_the_classes_of_all_rows() -> None:
+    outputs = [{"name": "y", "datatype": "INT64"}, {"name": "sure", "datatype": "FP32"}]
+    pipeline = a_pipeline([a_stage(outputs=outputs, confidence="sure", variants=[a_variant("small")])])
+    answers = [ReceivedAnswer(Score(1, 1), outputs={"y": np.array(classes)}) for classes in ([3], [7, 3], [3])]
+
+    assert output_shares(pipeline, {ONLY: answers}) == {("first", "small", "default"): {"3": 0.75, "7": 0.25}}
+    assert output_shares(pipeline, {ONLY: [ReceivedAnswer(Score(1, 1))]}) == {}
 
 
 def test_correlated_answers_of_a_sample_count_once() -> None:

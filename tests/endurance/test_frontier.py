@@ -62,6 +62,8 @@ class Served:
     """Share of requests that were late, dropped, refused or failed."""
     drifted: tuple[str, ...]
     """Variants whose accuracy the router reports as changed."""
+    mixes: tuple[float, ...]
+    """Distances of changed mixes of classes that the router reports."""
 
 
 class SkewedPages(DigitPayloads):
@@ -155,14 +157,15 @@ class Bench:
         summary, expected = results.summary(), plan.spec.expected
         if expected is None:
             raise RuntimeError("the plan has no expectation")
-        drifted = tuple(
-            f"{variant} {accuracy:.3f}"
+        variants = [
+            named
             for stage in state.stages.values()
-            for variant, own in {stage.variant: stage, **stage.other_variants}.items()
-            for accuracy in own.drifted_accuracies.values()
-        )
+            for named in ((stage.variant, stage), *stage.other_variants.items())
+        ]
+        drifted = tuple(f"{name} {value:.3f}" for name, own in variants for value in own.drifted_accuracies.values())
+        mixes = tuple(distance for _, own in variants for distance in own.drifted_outputs.values())
         missed = 1.0 - summary["slo_fraction"]
-        return Served(expected.cores, expected.accuracy, summary["measured_accuracy"], missed, drifted)
+        return Served(expected.cores, expected.accuracy, summary["measured_accuracy"], missed, drifted, mixes)
 
     @staticmethod
     async def _serve(
@@ -199,6 +202,9 @@ async def test_no_single_variants_are_above_the_frontier(tmp_path: Path, figures
     figures.require("cores of all over single's, at the heaviest accuracy", enough / heaviest.cores, "<=", 0.4)
     figures.require("all: |measured - planned| accuracy, most", gap, "<=", 0.01)
     figures.require("skewed: |measured - planned| accuracy", abs(skewed.measured - skewed.expected), "<=", 0.025)
+    figures.require("skewed: distance of the mix of classes, reported", max(skewed.mixes, default=0.0), ">=", 0.15)
+    reported = sum(len(served.drifted) + len(served.mixes) for plans in found.values() for served in plans)
+    figures.require("not skewed: drifts reported", reported, "==", 0)
     figures.require("all: fraction missed, most", max(served.missed for served in found[ALL]), "<=", 0.0005)
 
 

@@ -183,7 +183,8 @@ async def test_load_and_state_as_the_adapter_reads_them():
         assert state["plan_generation"] == 1
         assert state["accuracy_sources"] == "declared"
         planned = {"variant": "small", "batch_size": 4, "operating_point": "default", "service_ratio": 1.0}
-        accuracies: dict[str, Any] = {"drifted_accuracies": {}, "drifted_by_task": {}, "registered_accuracies": {}}
+        names = ("drifted_accuracies", "drifted_by_task", "drifted_outputs", "registered_accuracies")
+        accuracies: dict[str, Any] = {name: {} for name in names}
         accuracies |= {"other_variants": {}}
         own = {"variant": "small", "operating_point": "default", "escalated": False}
         accuracies |= {"expected_shares": [own | {"rows": 1.0}], "recent_rows": [own | {"rows": 6.0}]}

@@ -16,7 +16,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from trimtab_loadtester.payloads.interface import Outputs, Score
-from trimtab_pipelines.accuracy_evidence import Accuracy, AccuracySource, mean_confidence, wilson_interval
+from trimtab_pipelines.accuracy_evidence import (
+    MAX_CLASSES,
+    Accuracy,
+    AccuracySource,
+    mean_confidence,
+    wilson_interval,
+)
 from trimtab_pipelines.errors import UserError
 from trimtab_pipelines.escalation import Escalation, Key
 from trimtab_pipelines.escalation_evidence import ScoredRows, effective_samples, held_out_escalations
@@ -164,6 +170,25 @@ def attribute(
     return attributed
 
 
+def output_shares(
+    pipeline: InferencePipeline, answers: Mapping[Choice, Sequence[ReceivedAnswer]]
+) -> dict[PointKey, dict[str, float]]:
+    """Map points to the shares of their rows by class, if the pipeline outputs the class of a stage."""
+    names, best = {output.source: output.name for output in pipeline.spec.outputs}, choices(pipeline)[0]
+    found: dict[PointKey, dict[str, float]] = {}
+    for choice, listed in answers.items():
+        for stage, point, reference in zip(pipeline.spec.ordered_stages, choice, best, strict=True):
+            name = names.get(f"{stage.name}.outputs.{stage.class_output}")
+            given = [answer.outputs[name].ravel() for answer in listed if name is not None and name in answer.outputs]
+            if stage.confidence is None or not given or (point == reference and choice != best):
+                continue
+            classes, counts = np.unique(np.concatenate(given), return_counts=True)
+            if classes.size <= MAX_CLASSES:
+                shares = (counts / counts.sum()).round(DIGITS).tolist()
+                found[stage.name, *point] = dict(zip(map(str, classes.tolist()), shares, strict=True))
+    return found
+
+
 def _accuracy(tally: Tally, factor: float, samples_digest: str) -> Accuracy:
     low, high = tally.bounds or wilson_interval(tally.share * tally.effective, tally.effective)
     value, low, high = (round(min(1.0, factor * share), DIGITS) for share in (tally.share, low, high))
@@ -301,7 +326,8 @@ def _rows_of(stage: Stage, answer: ReceivedAnswer, *, scores_are_of_rows: bool) 
     score = answer.score
     if scores_are_of_rows and score.row_correct is not None and score.row_correct.size == len(confidences):
         labelled = np.ones(len(confidences), bool) if score.row_labelled is None else score.row_labelled
-        return ScoredRows(np.array(confidences), score.row_correct.astype(np.int64), labelled.astype(np.int64))
+        correct = (score.row_correct & labelled).astype(np.int64)
+        return ScoredRows(np.array(confidences), correct, labelled.astype(np.int64))
     if len(confidences) != 1 or not score.total:
         return None
     return ScoredRows(np.array(confidences), np.array([score.correct]), np.array([score.total]))

@@ -12,6 +12,7 @@ from trimtab.accuracy.attribution import (
     accuracies,
     escalations,
     mean_confidences,
+    output_shares,
     task_accuracies,
     task_accuracy_stages,
 )
@@ -92,7 +93,11 @@ def command(
         for stage in document.spec.stages
         for variant in stage.variants
     }
-    measured = {key: accuracy.model_copy(update=models[key[:2]]) for key, accuracy in measured.items()}
+    shares = output_shares(document, answers)
+    measured = {
+        key: accuracy.model_copy(update=models[key[:2]] | {"output_shares": shares.get(key, {})})
+        for key, accuracy in measured.items()
+    }
     seconds = _row_seconds(pipeline, document)
     escalations_by_point = escalations(document, answers, seconds) if metric == ACCURACY else {}
     rows = [

@@ -132,6 +132,8 @@ class StageFamilies:
         self.engine_preemptions = gauge("trimtab_engine_preemptions", text, STAGE)
         text = "Operating points whose observed accuracy differs from the profiled one"
         self.drifted_points = gauge(names.DRIFTED_POINTS, text, STAGE)
+        text = "Greatest distance of a mix of classes from its evidence, if it has changed"
+        self.output_drift = gauge(names.OUTPUT_DRIFT, text, STAGE)
         text = "Ratio of observed to profiled service time"
         self.ratio = tallies.gauge("trimtab_service_ratio", text, variant, registry=registry)
 
@@ -242,6 +244,7 @@ class StageStats:
         queue_rows: Callable[[], float],
         ready_replicas: Callable[[], float],
         drifted_points: Callable[[], float],
+        output_drift: Callable[[], float],
         unauthenticated_replicas: Callable[[], float],
     ) -> None:
         families = self._families
@@ -249,6 +252,7 @@ class StageStats:
             (families.queue_rows, queue_rows),
             (families.ready, ready_replicas),
             (families.drifted_points, drifted_points),
+            (families.output_drift, output_drift),
             (families.unauthenticated_replicas, unauthenticated_replicas),
         ):
             gauge.labels(*self._labels).set_function(value)

@@ -40,10 +40,11 @@ def _stage_state(
 ) -> StageState:
     drifted = scheduler.accuracy_monitor.drifted_accuracies(now)
     ratios = scheduler.latency_model.other_service_ratios()
-    others = sorted({*ratios, *(variant for variant, *_ in drifted)} - {scheduler.variant})
+    outputs = scheduler.output_monitor.changed()
+    others = sorted({*ratios, *(variant for variant, *_ in (*drifted, *outputs))} - {scheduler.variant})
     return StageState(
-        **dict(_variant_state(drifted, scheduler.variant, scheduler.latency_model.service_ratio)),
-        other_variants={name: _variant_state(drifted, name, ratios.get(name)) for name in others},
+        **dict(_variant_state(drifted, outputs, scheduler.variant, scheduler.latency_model.service_ratio)),
+        other_variants={name: _variant_state(drifted, outputs, name, ratios.get(name)) for name in others},
         variant=scheduler.variant,
         batch_size=scheduler.plan.batch_size,
         operating_point=scheduler.plan.operating_point,
@@ -74,7 +75,10 @@ def _stage_state(
 
 
 def _variant_state(
-    drifted: Mapping[tuple[str, str, str], float], variant: str, service_ratio: float | None
+    drifted: Mapping[tuple[str, str, str], float],
+    outputs: Mapping[tuple[str, str], float],
+    variant: str,
+    service_ratio: float | None,
 ) -> VariantState:
     overall: dict[str, float] = {}
     by_task: dict[str, dict[str, float]] = {}
@@ -83,4 +87,9 @@ def _variant_state(
             by_task.setdefault(point, {})[task] = accuracy
         elif owner == variant:
             overall[point] = accuracy
-    return VariantState(service_ratio=service_ratio, drifted_accuracies=overall, drifted_by_task=by_task)
+    return VariantState(
+        service_ratio=service_ratio,
+        drifted_outputs={point: distance for (owner, point), distance in outputs.items() if owner == variant},
+        drifted_accuracies=overall,
+        drifted_by_task=by_task,
+    )

@@ -16,6 +16,7 @@ from trimtab_router.refusal import Refusal
 from trimtab_router.scheduling.accuracy_monitor import AccuracyBaseline, AccuracyMonitor
 from trimtab_router.scheduling.interfaces import Dispatcher, Feature
 from trimtab_router.scheduling.latency_model import LatencyModel
+from trimtab_router.scheduling.output_monitor import OutputMonitor
 from trimtab_router.scheduling.policies.interface import Dispatch, Point
 from trimtab_router.scheduling.replica_slots import Batch, BatchOutcome, Completed, ReplicaSlots
 from trimtab_router.scheduling.service_time import Key
@@ -47,7 +48,7 @@ class ShadowSample:
 
     def on_completed(self, request: StageRequest, outputs: Mapping[str, Array], served: Sequence[ServedRows]) -> None:
         """Compare the responses; the best point has also served one more row."""
-        label, confidence_output = comparable_output(self._stage), self._stage.confidence
+        label, confidence_output = self._stage.class_output, self._stage.confidence
         if label is None or confidence_output is None:
             return
         best: Key = (served[0].variant, served[0].operating_point)
@@ -67,9 +68,16 @@ class ShadowSample:
 class ShadowEvaluation(Feature):
     """Sampling of shadow rows of one stage."""
 
-    def __init__(self, stage: Stage, accuracy_monitor: AccuracyMonitor, latency_model: LatencyModel) -> None:
+    def __init__(
+        self,
+        stage: Stage,
+        accuracy_monitor: AccuracyMonitor,
+        output_monitor: OutputMonitor,
+        latency_model: LatencyModel,
+    ) -> None:
         self._stage, self._accuracy_monitor, self._latency_model = stage, accuracy_monitor, latency_model
-        self._label = comparable_output(stage) if stage.confidence is not None and stage.retryable else None
+        self._output_monitor = output_monitor
+        self._label = stage.class_output if stage.confidence is not None and stage.retryable else None
         self._share_due = 0.0
         self._request_rows = Winsorizer()
         self._waiting: deque[tuple[float, StageRequest]] = deque(maxlen=MAX_WAITING)
@@ -96,6 +104,8 @@ class ShadowEvaluation(Feature):
                 continue
             shift = row_slice.request.confidence_shift
             self._accuracy_monitor.observe(batch.key, task, outputs[confidence], now, weight=weight, shift=shift)
+            if self._label is not None and self._accuracy_monitor.enabled:
+                self._output_monitor.observe(batch.key, outputs[self._label], weight)
             if self._label is None or best.key == batch.key or not self._is_comparable(batch, best, task):
                 continue
             self._share_due += SHARE * weight * row_slice.rows
@@ -171,11 +181,3 @@ def _baseline(stage: Stage, point: Key, row_slice: RowSlice) -> AccuracyBaseline
             won = (outputs.accuracy - first.measured_accuracy(task if escalation.by_task else "").value) / outputs.share
             return AccuracyBaseline((first_response.variant, first.name), first_response.confidences, won)
     return None
-
-
-def comparable_output(stage: Stage) -> str | None:
-    """Return the output that responses are compared by: the first integer of a row; None if there is none."""
-    candidates = (
-        o.name for o in stage.outputs if o.datatype.startswith(("INT", "UINT", "BOOL")) and o.counted_by is None
-    )
-    return next(candidates, None)

@@ -28,6 +28,7 @@ from trimtab_router.scheduling.group_sharing import (
 from trimtab_router.scheduling.interfaces import Clock, Feature, StatsSink, Transport, overrides
 from trimtab_router.scheduling.latency_model import LatencyModel, StageCapacity
 from trimtab_router.scheduling.outlier_detection import OutlierDetector
+from trimtab_router.scheduling.output_monitor import OutputMonitor
 from trimtab_router.scheduling.policies import earliest_deadline_first
 from trimtab_router.scheduling.policies.interface import (
     NEVER,
@@ -132,7 +133,7 @@ class StageScheduler:
         self.had_replica = False  # whether a replica was ever ready
         self.replica_selection = ReplicaSelection(stage, plan.variant)
         self.choose_replica: ReplicaChoice = self.replica_selection.free_replica  # for the head of the queue
-        self.accuracy_monitor = AccuracyMonitor(stage)
+        self.accuracy_monitor, self.output_monitor = AccuracyMonitor(stage), OutputMonitor(stage)
         self.completion = BatchCompletion(
             stage,
             self.queue,
@@ -144,7 +145,9 @@ class StageScheduler:
         self.outliers = OutlierDetector(clock, stats, self.wake, retryable=stage.retryable)
         self.features.append(self.outliers)
         if stage.confidence is not None:
-            self.features.append(ShadowEvaluation(stage, self.accuracy_monitor, self.latency_model))
+            self.features.append(
+                ShadowEvaluation(stage, self.accuracy_monitor, self.output_monitor, self.latency_model)
+            )
         self._admission = QueueAdmission(self.queue, self.latency_model, settings.drop_policy)
         self._expiry = Expiry(
             self.queue,

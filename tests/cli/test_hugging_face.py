@@ -1,4 +1,4 @@
-"""Checkpoints served by `trimtab up`: the page's example on texts, and audio files through two stages."""
+"""Checkpoints served by `trimtab up`: the page's example and calls, and audio files through two stages."""
 
 import json
 import re
@@ -12,9 +12,13 @@ import tritonclient.http
 import yaml
 from tritonclient.utils import InferenceServerException
 
+from tests.builders import a_plan
 from tests.local_run import post, trimtab, up
-from tests.model_servers.hf.rows import samples, some_sounds, some_texts
+from tests.model_servers.hf import checkpoints
+from tests.model_servers.hf.rows import samples, some_images, some_sounds, some_texts
 from trimtab_model_servers.families.hf import miniatures
+from trimtab_pipelines.documents import load_pipeline, write_json
+from trimtab_pipelines.families import HF_FAMILIES
 from trimtab_protocol.tensors import bytes_array
 
 pytestmark = pytest.mark.timeout(300)
@@ -92,12 +96,7 @@ def test_audio_files_pass_two_stages(tmp_path: Path) -> None:
     texts = [hear(file)["text"] for file in samples(files)]
     labels = [classify(text, truncation=True)[0]["label"] for text in texts]
 
-    (tmp_path / "call.wav").write_bytes(files[0])
-    by_curl = re.findall(r"^```sh\n(size=.*?)^```$", PAGE.read_text(), re.MULTILINE | re.DOTALL)[0]
-
     with up(tmp_path, pipeline=tmp_path) as serving:
-        command = ["sh", "-c", by_curl.replace("localhost:8080", f"127.0.0.1:{serving.rest_port}")]
-        called = json.loads(subprocess.run(command, cwd=tmp_path, capture_output=True, check=True).stdout)
         client = tritonclient.http.InferenceServerClient(f"127.0.0.1:{serving.rest_port}")
         answer = client.infer("calls", [audio_input(files)])
         with pytest.raises(InferenceServerException, match="stage transcribe: input 'audio': row 0 is no audio file"):
@@ -105,7 +104,50 @@ def test_audio_files_pass_two_stages(tmp_path: Path) -> None:
 
     assert answer.as_numpy("text").tolist() == [text.encode() for text in texts]
     assert answer.as_numpy("label").tolist() == [label.encode() for label in labels]
-    assert [output["data"] for output in called["outputs"]] == [texts[:1], labels[:1]]
+
+
+def write_all_tasks(folder: Path) -> None:
+    """A pipeline `tasks` with a stage of a miniature for each task, which runs if the request has its inputs."""
+    stages, outputs = list[dict[str, Any]](), list[dict[str, str]]()
+    inputs: dict[str, dict[str, Any]] = {}
+    for family, declared in HF_FAMILIES.items():
+        task = family.removeprefix("hf/")
+        if task in {"zero-shot-image-classification", "image-embedding"}:
+            checkpoints.clip(folder / task)
+        else:
+            assert miniatures.write_miniature(family, "roberta", folder / task)
+        required = [tensor.name for tensor in declared.inputs if tensor.name not in declared.optional]
+        inputs |= {name: {"name": name, "datatype": "BYTES", "optional": True} for name in required}
+        outputs.append({"name": task, "from": f"{task}.outputs.{declared.outputs[0].name}"})
+        variant: dict[str, Any] = {"name": "tiny", "family": family, "storageUri": task, "accuracy": 0.9}
+        variant["resources"] = {"cpu": "100m"}
+        if task.startswith("zero-shot"):
+            variant["parameters"] = {"labels": "cat, sky"}
+        stages.append({"name": task, "batchSizes": [1], "variants": [variant]})
+    spec = {"slo": {"latency": "20s"}, "budget": {"cores": "11"}, "stages": stages}
+    spec |= {"inputs": list(inputs.values()), "outputs": outputs}
+    document = {"apiVersion": "trimtab.dev/v1alpha1", "kind": "InferencePipeline", "metadata": {"name": "tasks"}}
+    (folder / "pipeline.yaml").write_text(yaml.safe_dump(document | {"spec": spec}))
+
+
+@pytest.mark.conformance
+def test_page_calls_each_task_by_curl(tmp_path: Path) -> None:
+    write_all_tasks(tmp_path)
+    (tmp_path / "call.wav").write_bytes(some_sounds(1)[0])
+    (tmp_path / "photo.jpg").write_bytes(some_images(2)[1])
+    commands = re.findall(r"^```sh\n(call\(.*?)^```$", PAGE.read_text(), re.MULTILINE | re.DOTALL)[0]
+    tasks = re.findall(r"^(?:call|send) (\S+)", commands, re.MULTILINE)
+
+    write_json(tmp_path / "plan.json", a_plan(load_pipeline(tmp_path)))
+
+    with up(tmp_path, "--plan", str(tmp_path / "plan.json"), pipeline=tmp_path) as serving:
+        script = commands.replace("localhost:8080/v2/models/$1/", f"127.0.0.1:{serving.rest_port}/v2/models/tasks/")
+        printed = subprocess.run(["sh", "-e", "-c", script], cwd=tmp_path, capture_output=True, check=True, text=True)
+
+    answers = [json.loads(answer) for answer in printed.stdout.replace("}{", "}\n{").splitlines()]
+    assert {f"hf/{task}" for task in tasks} == HF_FAMILIES.keys()
+    for task, answer in zip(tasks, answers, strict=True):
+        assert task in {output["name"] for output in answer["outputs"]}, answer
 
 
 def audio_input(files: list[bytes]) -> Any:

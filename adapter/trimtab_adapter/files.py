@@ -36,8 +36,9 @@ class FileConfigSource:
         self._gpus = gpus
         self._paths = (_file(pipeline, "pipeline.yaml"), _file(profiles, "profile.yaml"))
         self._stamps = tuple(file_stamp(path) for path in self._paths)
+        document = load_pipeline(self._paths[0])
         self.profiles: Mapping[str, ModelProfile] = load_profiles(self._paths[1])
-        self.pipeline: InferencePipeline = self._sized(load_pipeline(self._paths[0]))
+        self.pipeline: InferencePipeline = self._sized(document)
 
     def refresh(self) -> str | None:
         stamps = tuple(file_stamp(path) for path in self._paths)

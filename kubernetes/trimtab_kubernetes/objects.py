@@ -15,7 +15,10 @@ Key = tuple[str, str]
 
 def to_json(found: Mapping[str, Any]) -> bytes:
     """JSON to keep: a copy, since orjson's own result occupies up to twice as much memory."""
-    return bytes(memoryview(orjson.dumps(found)))
+    try:
+        return bytes(memoryview(orjson.dumps(found)))
+    except TypeError:  # more than 254 levels, as a field without schema may have
+        return json.dumps(found).encode()
 
 
 def key_of(found: Mapping[str, Any]) -> Key:

@@ -22,7 +22,8 @@ from trimtab_adapter.controller import Tick
 from trimtab_adapter.forecasting import CurrentForecaster, TrainedWeights
 from trimtab_adapter.observation import Load
 from trimtab_adapter.planning.decide import initial_plan
-from trimtab_kubernetes.client import Listing
+from trimtab_kubernetes.client import METADATA, Listing
+from trimtab_kubernetes.connection import JSON
 from trimtab_kubernetes.objects import Object, rfc3339
 from trimtab_operator.controller import Controller
 from trimtab_operator.metrics import Metrics
@@ -67,11 +68,25 @@ class Documents:
 
     @property
     def all(self) -> list[Object]:
-        return copy.deepcopy([self.pipeline, *self.profiles, self.plan])
+        return [as_served(each) for each in (self.pipeline, *self.profiles, self.plan)]
 
     @property
     def key(self) -> tuple[str, str]:
         return NAMESPACE, self.pipeline["metadata"]["name"]
+
+
+def as_served(value: Any) -> Any:
+    """A copy as API servers write it: Go's JSON has numbers of 64 bits, and no half of a surrogate pair."""
+    match value:
+        case dict():
+            return {as_served(key): as_served(each) for key, each in value.items()}
+        case list():
+            return [as_served(each) for each in value]
+        case str():
+            return value.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
+        case int() if not -(2**63) <= value < 2**63:
+            return max(min(value, 10**308), -(10**308)) * 1.0
+    return value
 
 
 @functools.cache
@@ -184,8 +199,10 @@ class Storage:
     """Released by each kind whose list was read."""
     statuses: list[Object] = field(default_factory=list)
 
-    async def pages(self, kind: str, *_: object) -> AsyncIterator[Listing]:
-        yield Listing([each for each in self.objects if each["kind"] == kind], "9")
+    async def pages(self, kind: str, *_: object, accept: str = JSON) -> AsyncIterator[Listing]:
+        found = [each for each in self.objects if each["kind"] == kind]
+        names = [{"kind": kind, "metadata": each["metadata"]} for each in found]
+        yield Listing(names if accept == METADATA else found, "9")
 
     async def both_watched(self) -> None:
         await self.watched.acquire()

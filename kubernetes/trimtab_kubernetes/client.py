@@ -68,17 +68,11 @@ class Cluster:
             return None
 
     async def list(
-        self,
-        kind: str | Kind,
-        namespace: str | None = None,
-        labels: str | None = None,
-        name: str | None = None,
-        *,
-        accept: str = JSON,
+        self, kind: str | Kind, namespace: str | None = None, labels: str | None = None, name: str | None = None
     ) -> Listing:
         """All pages of a list at once."""
         items, version = list[Object](), ""
-        async for page in self.pages(kind, namespace, labels, name, accept=accept):
+        async for page in self.pages(kind, namespace, labels, name):
             items += page.items
             version = page.resource_version
         return Listing(items, version)

@@ -75,8 +75,9 @@ def with_measured_memory(pipeline: InferencePipeline, measured: Mapping[str, Mem
 def _with_memory(stage: Stage, measured: MemoryProfiles) -> Stage:
     memory: dict[str, int] = {}
     taken: dict[Hashable, str] = {}
-    for group in sorted(replica_groups(stage), key=lambda group: _needed_bytes(stage, group, measured) > 0):
-        needed = max(group.variants[0].resources.memory, _needed_bytes(stage, group, measured))
+    needs = [(_needed_bytes(stage, group, measured), group) for group in replica_groups(stage)]
+    for measured_need, group in sorted(needs, key=lambda need: need[0] > 0):
+        needed = max(group.variants[0].resources.memory, measured_need)
         while taken.setdefault(stage.hosting_key(_requesting(group.variants[0], needed)), group.name) != group.name:
             needed += STEP_BYTES  # else two groups would become one
         memory |= dict.fromkeys(group.names, needed)

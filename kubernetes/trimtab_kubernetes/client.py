@@ -12,9 +12,8 @@ from types import TracebackType
 from typing import Any, Self
 
 import aiohttp
-import orjson
 
-from trimtab_kubernetes.connection import JSON, Connection, Request
+from trimtab_kubernetes.connection import JSON, Connection, Request, read_json
 from trimtab_kubernetes.errors import NotFound, Unreachable, error_for
 from trimtab_kubernetes.kinds import Kind, kind_of
 from trimtab_kubernetes.objects import Object
@@ -169,7 +168,7 @@ class Cluster:
         response = await self._connection.send(Request("GET", path, query, timeout_seconds=WATCH_SECONDS + 30.0))
         try:
             while line := await response.content.readline():
-                event = orjson.loads(line)
+                event = read_json(line)
                 if event["type"] == "ERROR":
                     raise error_for(int(event["object"].get("code", 500)), str(event["object"].get("message", "")))
                 yield event["type"], event["object"]

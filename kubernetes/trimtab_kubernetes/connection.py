@@ -17,7 +17,7 @@ import orjson
 from kubernetes.aio import client, config
 
 from trimtab_kubernetes.errors import ClusterError, Unreachable, error_for
-from trimtab_kubernetes.objects import Object
+from trimtab_kubernetes.objects import MAX_LEVELS, Object, without_deep_values
 
 log = logging.getLogger(__name__)
 
@@ -67,7 +67,7 @@ class Connection:
         """The object in the response to a request; raises ClusterError as `send`."""
         response = await self.send(request, may_write)
         try:
-            answer: Object = orjson.loads(await response.read())
+            answer: Object = read_json(await response.read())
         except (aiohttp.ClientError, TimeoutError, ValueError) as error:
             raise Unreachable(f"{request}: {type(error).__name__} {error}") from error
         finally:
@@ -125,6 +125,20 @@ class Connection:
         else:
             path = self._kubeconfig or os.environ.get("KUBECONFIG")  # the client reads it at import only
             await config.load_kube_config(config_file=path, client_configuration=self._settings)
+
+
+def read_json(text: bytes) -> Any:
+    """Read JSON of an API server, which accepts ten times as many levels as orjson reads.
+
+    One object with a field without schema that is so deep would make a list of all objects unreadable; values below
+    MAX_LEVELS become null then. Raises ValueError if it is no JSON.
+    """
+    try:
+        return orjson.loads(text)
+    except ValueError:
+        found = orjson.loads(without_deep_values(text))
+        log.warning("an object of the API server is nested too deeply; values below %d levels are ignored", MAX_LEVELS)
+        return found
 
 
 async def _error_of(request: Request, response: aiohttp.ClientResponse) -> ClusterError:

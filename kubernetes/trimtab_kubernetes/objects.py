@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import re
 from collections.abc import Mapping
 from datetime import UTC, datetime
 from typing import Any
@@ -11,6 +12,25 @@ import orjson
 Object = dict[str, Any]
 Key = tuple[str, str]
 """Namespace and name."""
+
+MAX_LEVELS = 200
+"""Levels that are kept of JSON that is too deep to read; Kubernetes' own objects have about 20."""
+_TOKENS = re.compile(rb'"(?:[^"\\]|\\.)*+"|[\[{]|[\]}]')
+
+
+def without_deep_values(text: bytes) -> bytes:
+    """JSON with null in place of the values below MAX_LEVELS."""
+    kept, level, resumed_at = list[bytes](), 0, 0
+    for token in _TOKENS.finditer(text):
+        if token[0] in {b"{", b"["}:
+            level += 1
+            if level == MAX_LEVELS + 1:
+                kept.append(text[resumed_at : token.start()] + b"null")
+        elif token[0] in {b"}", b"]"}:
+            if level == MAX_LEVELS + 1:
+                resumed_at = token.end()
+            level -= 1
+    return b"".join([*kept, text[resumed_at:]])
 
 
 def to_json(found: Mapping[str, Any]) -> bytes:

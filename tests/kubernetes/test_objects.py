@@ -1,15 +1,22 @@
 """Conditions, events, owners, timestamps and EndpointSlices as the API has them."""
 
+import json
+from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
+import yaml
 
-from tests.builders import a_pipeline, a_stage, a_variant
+from tests.builders import a_pipeline, a_pipeline_document, a_stage, a_variant
+from tests.control_plane import TOKEN
 from trimtab_adapter.cluster.router_metrics_source import Address, addresses
+from trimtab_kubernetes import Cluster
 from trimtab_kubernetes.conditions import MAX_MESSAGE, conditions, failing, ok
+from trimtab_kubernetes.connection import read_json
 from trimtab_kubernetes.endpoint_slices import Backend, parse_endpoint_slice
 from trimtab_kubernetes.events import event
-from trimtab_kubernetes.objects import owner_reference, parse_rfc3339, rfc3339, rfc3339_micro
+from trimtab_kubernetes.objects import MAX_LEVELS, owner_reference, parse_rfc3339, rfc3339, rfc3339_micro
 from trimtab_pipelines.kubernetes_names import STAGE_LABEL, VARIANT_LABEL_PREFIX
 from trimtab_router.watchers.endpoint_slices import ready_endpoints
 
@@ -128,3 +135,43 @@ def test_ipv6_addresses_are_bracketed(address, host):
 def test_absent_slice_fields_are_empty():
     found = parse_endpoint_slice({"metadata": {"name": "bare"}, "ports": None, "endpoints": [{"addresses": []}]})
     assert (found.labels, found.ports, found.backends) == ({}, {}, ())
+
+
+@pytest.mark.parametrize(
+    "deep", ['{"a": ' * 5000 + "1" + "}" * 5000, "[" * 5000 + "]" * 5000], ids=["objects", "lists"]
+)
+async def test_object_too_deep_to_read_leaves_others_whole(
+    cluster: Cluster, namespace: str, kubeconfig: Path, deep: str
+):
+    await cluster.create(a_nested_pipeline(namespace, "plain", {"nodeName": "}]{"}), manager="tests")
+    written = json.dumps(a_nested_pipeline(namespace, "deep", "DEEP")).replace('"DEEP"', deep)
+    path = f"{server_of(kubeconfig)}/apis/trimtab.dev/v1alpha1/namespaces/{namespace}/inferencepipelines"
+    async with httpx.AsyncClient(verify=False) as client:  # noqa: S501 - its certificate is made anew at each start
+        headers = {"Authorization": f"Bearer {TOKEN}", "Content-Type": "application/json"}
+        assert (await client.post(path, content=written, headers=headers)).status_code == 201
+
+    first, second = (await cluster.list("InferencePipeline", namespace)).items
+
+    assert first["metadata"]["name"] == "deep"
+    assert depth_of(first) == MAX_LEVELS - 2  # the list and its items
+    assert second["spec"]["stages"][0]["variants"][0]["podTemplate"]["spec"] == {"x": {"nodeName": "}]{"}}
+
+
+def server_of(kubeconfig: Path) -> str:
+    return str(yaml.safe_load(kubeconfig.read_text())["clusters"][0]["cluster"]["server"])
+
+
+def a_nested_pipeline(namespace: str, name: str, value: object) -> dict[str, Any]:
+    document = a_pipeline_document([a_stage(variants=[a_variant("v")])])
+    document["spec"]["stages"][0]["variants"][0]["podTemplate"] = {"spec": {"x": value}}
+    return document | {"metadata": {"name": name, "namespace": namespace}}
+
+
+def depth_of(value: object) -> int:
+    inner = value.values() if isinstance(value, dict) else value if isinstance(value, list) else None
+    return 0 if inner is None else 1 + max(map(depth_of, inner), default=0)
+
+
+def test_text_that_is_no_json_is_refused():
+    with pytest.raises(ValueError, match="unexpected"):
+        read_json(b'{"a": [1}')

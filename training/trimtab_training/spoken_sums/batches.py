@@ -31,14 +31,16 @@ class Features:
             rows.append((features.bfloat16(), tokens, align(torch.from_numpy(spoken.edges), tokens, len(features))))
         self._rows: list[Row] = sorted(rows, key=lambda row: len(row[0]))
 
-    def draw(self, size: int, random: torch.Generator) -> Batch:
-        """Rows of similar length."""
+    def draw(self, size: int, random: torch.Generator, stride: int = 1) -> Batch:
+        """Rows of similar length, of which each `stride`-th spectrum remains."""
         window = min(_WINDOW * size, len(self._rows))
         start = int(torch.randint(len(self._rows) - window + 1, (1,), generator=random))
-        return _batch([self._rows[start + int(index)] for index in torch.randperm(window, generator=random)[:size]])
+        return _batch(
+            [self._rows[start + int(index)] for index in torch.randperm(window, generator=random)[:size]], stride
+        )
 
-    def batches(self, size: int) -> Iterator[Batch]:
-        return (_batch(self._rows[start : start + size]) for start in range(0, len(self._rows), size))
+    def batches(self, size: int, stride: int = 1) -> Iterator[Batch]:
+        return (_batch(self._rows[start : start + size], stride) for start in range(0, len(self._rows), size))
 
 
 def align(edges: Tensor, tokens: Tensor, features: int) -> Tensor:
@@ -49,8 +51,9 @@ def align(edges: Tensor, tokens: Tensor, features: int) -> Tensor:
     return (within * tokens[:, None]).amax(dim=0)
 
 
-def _batch(rows: Sequence[Row]) -> Batch:
+def _batch(rows: Sequence[Row], stride: int) -> Batch:
     features, tokens, aligned = map(list, zip(*rows, strict=True))
+    features = [row[::stride] for row in features]
     lengths = torch.tensor([len(row) - 1 for row in features])  # the extractor masks the last frame
     padded = nn.utils.rnn.pad_sequence(features, batch_first=True).float()
     mask = torch.arange(padded.shape[1])[None] < lengths[:, None]

@@ -15,6 +15,7 @@ SIZES: Final[Mapping[str, tuple[int, int, int]]] = {
     "transcribe-s": (16, 1, 8),
     "transcribe-m": (32, 1, 16),
     "transcribe-l": (144, 4, 40),
+    "answer-xs": (32, 1, 4),
     "answer-s": (24, 2, 2),
     "answer-l": (64, 3, 4),
 }
@@ -25,6 +26,8 @@ MEL_BINS: Final = 40
 SUBSAMPLING: Final = 8
 FRAME_SAMPLES: Final = SUBSAMPLING * RATE_HZ // 100
 """Samples between two of a transcriber's frames."""
+STRIDES: Final[Mapping[str, int]] = {"transcribe-s": 2}
+"""Spectra that a variant's features leave out: their computation takes most of the lightest one's time."""
 FIRST_WORD: Final = len(_SPECIAL)
 VOCABULARY: Final = FIRST_WORD + len(WORDS)
 
@@ -44,11 +47,11 @@ def word_tokenizer(kind: str) -> Any:
     )
 
 
-def feature_extractor() -> Any:
+def feature_extractor(stride: int = 1) -> Any:
     return HF.ParakeetFeatureExtractor(
         feature_size=MEL_BINS,
         sampling_rate=RATE_HZ,
-        hop_length=RATE_HZ // 100,
+        hop_length=stride * RATE_HZ // 100,
         n_fft=256,
         win_length=RATE_HZ // 40,
         return_attention_mask=True,
@@ -91,7 +94,7 @@ def _with_small_weights(variant: str) -> Any:
         intermediate_size=3 * width,
         num_mel_bins=MEL_BINS,
         subsampling_conv_channels=third,
-        subsampling_factor=SUBSAMPLING,
+        subsampling_factor=SUBSAMPLING // STRIDES.get(variant, 1),
         max_position_embeddings=512,
         layerdrop=0.0,
         **dict.fromkeys(("dropout", "activation_dropout", "attention_dropout"), 0.05),

@@ -21,7 +21,7 @@ from trimtab_training.confidence_fitting import best_temperature
 from trimtab_training.digits_av.formant_synthesis import Split
 from trimtab_training.spoken_sums.batches import Features
 from trimtab_training.spoken_sums.dataset import SumSource, draw_words, evaluate, to_text
-from trimtab_training.spoken_sums.models import SIZES, TOKENIZERS, build, feature_extractor, word_tokenizer
+from trimtab_training.spoken_sums.models import SIZES, STRIDES, TOKENIZERS, build, feature_extractor, word_tokenizer
 from trimtab_training.trainer import Advance, Schedule, argument_parser, loss_bar, train_network, training_progress
 
 TRAINING_SUMS, CALIBRATION_SUMS, TRAINING_TEXTS = 6_000, 500, 400_000
@@ -30,6 +30,7 @@ SCHEDULES: Final[Mapping[str, Schedule]] = {
     "transcribe-s": Schedule(steps=1_500, batch=32, peak_rate=1.5e-2, seed=1),
     "transcribe-m": Schedule(steps=1_200, batch=32, peak_rate=1e-2, seed=2),
     "transcribe-l": Schedule(steps=900, batch=32, peak_rate=3e-3, seed=4),
+    "answer-xs": Schedule(steps=4_000, batch=256, peak_rate=8e-3, seed=6),
     "answer-s": Schedule(steps=4_000, batch=256, peak_rate=8e-3, seed=5),
     "answer-l": Schedule(steps=5_000, batch=256, peak_rate=3e-3, seed=7),
 }
@@ -45,12 +46,12 @@ def frame_counts(model: Any, mask: Tensor) -> Tensor:
     return counts
 
 
-def fit_transcriber(model: Any, pool: Features, schedule: Schedule, advance: Advance) -> None:
+def fit_transcriber(model: Any, pool: Features, schedule: Schedule, advance: Advance, stride: int = 1) -> None:
     """Train by the words' places, which makes the sequence loss converge in a fraction of the steps."""
     random = torch.Generator().manual_seed(schedule.seed)
 
     def loss() -> Tensor:
-        features, mask, tokens, targets = pool.draw(schedule.batch, random)
+        features, mask, tokens, targets = pool.draw(schedule.batch, random, stride)
         with torch.autocast("cpu", dtype=torch.bfloat16):
             logits = model(input_features=features, attention_mask=mask).logits.float()
         sequence = fn.ctc_loss(
@@ -83,10 +84,10 @@ def draw_texts(split: Split, count: int, seed: int) -> Texts:
     return encoded["input_ids"], encoded["attention_mask"], torch.tensor([evaluate(words) for words in drawn])
 
 
-def transcriber_temperature(model: Any, pool: Features) -> float:
+def transcriber_temperature(model: Any, pool: Features, stride: int = 1) -> float:
     """Temperature with the highest likelihood of the measured correctness, given the probabilities of texts."""
     scores, right = [list[float]() for _ in _TEMPERATURES], list[bool]()
-    for features, mask, tokens, _ in pool.batches(32):
+    for features, mask, tokens, _ in pool.batches(32, stride):
         with torch.inference_mode():
             logits, counts = model(input_features=features, attention_mask=mask).logits, frame_counts(model, mask)
         for found, temperature in zip(scores, _TEMPERATURES, strict=True):
@@ -134,9 +135,10 @@ class Suite:
             texts = draw_texts("held-out", 4 * CALIBRATION_SUMS, CALIBRATION_SEED)
             divide_logits(model.classifier, answerer_temperature(model, texts))
         else:
-            fit_transcriber(model, self.sums, schedule, advance)
-            divide_logits(model.ctc_head, transcriber_temperature(model, self.calibration_sums))
-            feature_extractor().save_pretrained(folder)
+            stride = STRIDES.get(variant, 1)
+            fit_transcriber(model, self.sums, schedule, advance, stride)
+            divide_logits(model.ctc_head, transcriber_temperature(model, self.calibration_sums, stride))
+            feature_extractor(stride).save_pretrained(folder)
         model.half().save_pretrained(folder)
         word_tokenizer(TOKENIZERS[variant.partition("-")[0]]).save_pretrained(folder)
 

@@ -53,6 +53,13 @@ def test_price_of_time_leaves_out_the_margin_for_variation():
     assert left(a_view(works, points=sure, arrivals_rps=250.0))[0] != "some"
 
 
+def test_queue_without_much_slack_makes_rows_pay_for_time():
+    works = [a_work(0.5, at=0.0) for _ in range(4)]
+
+    assert left(a_view(works, arrivals_rps=250.0, now=0.1)) == left(a_view(works, arrivals_rps=250.0))
+    assert [left(a_view(works, arrivals_rps=250.0, now=now))[0] for now in (0.1, 0.3, 0.45)] == ["more", "all", "few"]
+
+
 def test_least_valuable_rows_are_given_up_in_overload():
     cheap = [a_work(0.034, utility=0.01) for _ in range(32)]
     dear = [a_work(0.036, utility=1.0) for _ in range(32)]

@@ -225,15 +225,24 @@ def _cached_basis(points: PointSet, max_rows: int) -> _Basis:
     return _Basis(points.points, max_rows)
 
 
+_FREE_SLACK = 0.75
+"""Share of a row's time that is left when its wait begins to raise the price."""
+
+
 def shadow_price(view: SchedulerView, batches: Sequence[CandidateBatch], token_options: TokenOptions) -> float:
-    """Return the utility of a second up to the most urgent deadline, if arriving rows are like the queued `batches`."""
+    """Return the utility of a second up to the most urgent deadline, if arriving rows are like the queued `batches`.
+
+    A queue whose most urgent row has waited long has less time, so that it shortens: else it would stay as long as the
+    deadlines allow, and one slow batch would make rows late.
+    """
     if not batches:
         return 0.0
     request = batches[0].slices[0].request
     horizon = max(request.deadline - request.enqueued_at - view.later_seconds, 1e-6)
     waiting = sum(batch.rows for batch in batches)
     expected = max(waiting, view.arrivals_rps() * horizon)
-    seconds = max(view.ready_replicas, 1) * horizon * waiting / expected
+    left = min(horizon, max(view.slack_seconds(batches[0].slices[0]), 1e-6) / _FREE_SLACK)
+    seconds = max(view.ready_replicas, 1) * left * waiting / expected
     if seconds >= waiting * float(token_options.row_seconds.max()):
         return 0.0  # every row has time for the slowest option
     return marginal_utility(_curves(batches, token_options), seconds)

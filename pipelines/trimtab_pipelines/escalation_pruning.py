@@ -1,7 +1,8 @@
 """Pruning of measured escalations: those that another option of the stage dominates in cost and accuracy are left out.
 
-The cost of an option is the seconds that an average row takes. Without measured seconds, more accurate points count as
-heavier, and an option costs less if its points are no heavier and it escalates no larger share.
+The cost of an option is the seconds that an average row takes. A point also dominates escalations that cost more and
+gain a negligible accuracy. Without measured seconds, more accurate points count as heavier, and an option costs less if
+its points are no heavier and it escalates no larger share.
 """
 
 from collections.abc import Mapping, Sequence
@@ -12,6 +13,8 @@ from trimtab_pipelines.escalation import Escalation, Key
 
 MAX_PER_PAIR = 3
 """Escalations that are kept for each pair of points of different variants."""
+NEGLIGIBLE_ACCURACY = 0.0025
+"""Worth no extra time: a set of thousands of samples cannot resolve it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +45,7 @@ def undominated_escalations(
             return _Option((seconds[first] + escalation.share * seconds[then],), escalation.accuracy)
         return _Option((accuracies[first], accuracies[then], escalation.share), escalation.accuracy)
 
-    rivals = [_Option((cost,), round(accuracies[key], 4)) for key, cost in seconds.items()]
+    rivals = [_Option((cost,), round(accuracies[key] + NEGLIGIBLE_ACCURACY, 4)) for key, cost in seconds.items()]
     rivals += [option(first, escalation) for first, listed in by_point.items() for escalation in listed]
     kept: dict[Key, tuple[Escalation, ...]] = {}
     for first, listed in by_point.items():

@@ -67,6 +67,13 @@ def test_dominated_escalations_are_removed() -> None:
     assert by_seconds == {LIGHT: (cheap,), MIDDLE: ()}, "the middle variant alone beats its use after the light one"
 
 
+def test_negligible_gain_justifies_no_costlier_escalation() -> None:
+    noise, gain, cheaper = (escalation("heavy", *pair) for pair in ((0.97, 0.901), (0.96, 0.904), (0.4, 0.9005)))
+    found = undominated_escalations({LIGHT: (noise, gain, cheaper)}, {LIGHT: 0.8, HEAVY: 0.9}, {LIGHT: 1.0, HEAVY: 2.0})
+
+    assert found[LIGHT] == (gain, cheaper)
+
+
 def test_only_a_few_escalations_remain_per_pair() -> None:
     many = tuple(escalation("heavy", share / 10, 0.8 + share / 100) for share in range(1, 9))
     own = tuple(again.model_copy(update={"variant": None, "to": "full"}) for again in many)

@@ -12,6 +12,7 @@ from math import inf
 import numpy as np
 from numpy.typing import NDArray
 
+from trimtab_pipelines.escalation_pruning import NEGLIGIBLE_ACCURACY
 from trimtab_pipelines.row_splits import (
     UNIT,
     BatchSplit,
@@ -75,7 +76,6 @@ def profiled(point: Point, max_rows: int) -> tuple[float, ...]:
 
 ESCALATION_FILL_ROWS = 8  # assumed rows of an escalation batch, which rows of several jobs fill
 NONE = -1
-NEGLIGIBLE_ACCURACY = 0.0025  # worth no extra time: a set of thousands of samples cannot resolve it
 Booleans = NDArray[np.bool_]
 _FIRST_MIXED_ROWS = 8
 

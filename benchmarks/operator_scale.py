@@ -31,7 +31,7 @@ from tests import control_plane
 from tests.builders import a_pipeline_document, a_plan, a_point_profile, a_profile
 from trimtab_kubernetes import Cluster, NotFound, list_and_watch
 from trimtab_kubernetes.kinds import kind_of
-from trimtab_operator.controller import OWN_KINDS, OWNED_KINDS
+from trimtab_operator.manifests.objects import OWN_KINDS, OWNED_KINDS
 from trimtab_pipelines.kubernetes_names import profile_name, replica_group_name
 from trimtab_pipelines.profiling import FINGERPRINT_ANNOTATION, profile_tasks
 from trimtab_pipelines.rendering import crd

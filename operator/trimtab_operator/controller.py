@@ -13,7 +13,7 @@ from trimtab_kubernetes.errors import Backoff
 from trimtab_kubernetes.objects import Key, Object, key_of
 from trimtab_kubernetes.work_queue import WorkQueue
 from trimtab_operator.applier import Applier
-from trimtab_operator.manifests.objects import SELECTOR
+from trimtab_operator.manifests.objects import OPTIONAL_KINDS, OWN_KINDS, OWNED_KINDS, SELECTOR
 from trimtab_operator.metrics import Metrics
 from trimtab_operator.pipeline_cache import PipelineCache
 from trimtab_operator.reconcile import Reconciliation, invalid_reconciliation, reconcile
@@ -28,20 +28,6 @@ RESYNC_SECONDS = 300.0
 """Interval of complete lists, which find changes that a failed watch missed."""
 INITIAL_BACKOFF_SECONDS = 0.5
 MAX_BACKOFF_SECONDS = 10.0
-OWN_KINDS = ("InferencePipeline", "PipelinePlan", "ModelProfile")
-OWNED_KINDS = (
-    "ConfigMap",
-    "Deployment",
-    "Job",
-    "NetworkPolicy",
-    "Pod",
-    "PodDisruptionBudget",
-    "Role",
-    "RoleBinding",
-    "Service",
-    "ServiceAccount",
-)
-OPTIONAL_KINDS = ("PodMonitor", "SeldonDeployment")
 SELECTORS = dict.fromkeys(OWN_KINDS) | dict.fromkeys((*OWNED_KINDS, *OPTIONAL_KINDS), SELECTOR)
 
 

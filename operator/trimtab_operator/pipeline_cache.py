@@ -6,13 +6,11 @@ from dataclasses import dataclass, field
 
 from trimtab_kubernetes.cache import Cache
 from trimtab_kubernetes.objects import Key, Object, key_of
-from trimtab_operator.manifests.objects import Ref, ref_of
+from trimtab_operator.manifests.objects import OWN_KINDS, Ref, ref_of
 from trimtab_operator.reconciliation.leaving_nodes import DELETED, leaving_reason
 from trimtab_operator.reconciliation.observed_state import ObservedState
 from trimtab_operator.reconciliation.write_errors import RejectedWrite, is_owned_by
 from trimtab_pipelines.kubernetes_names import PIPELINE_LABEL
-
-_CUSTOM_KINDS = {"InferencePipeline", "PipelinePlan", "ModelProfile"}
 
 
 def pipeline_of(found: Object) -> Key | None:
@@ -93,7 +91,7 @@ class PipelineCache:
             owned={
                 ref_of(document): document
                 for document in objects
-                if document["kind"] not in {*_CUSTOM_KINDS, "Pod"} and is_owned_by(document, uid)
+                if document["kind"] not in {*OWN_KINDS, "Pod"} and is_owned_by(document, uid)
             },
             pods=pods,
             kinds=self.kinds,

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from trimtab_kubernetes.objects import Object
 from trimtab_operator.manifests.network_policies import network_policies
-from trimtab_operator.manifests.objects import Ref, ref_of
+from trimtab_operator.manifests.objects import OPTIONAL_KINDS, OWNED_KINDS, Ref, ref_of
 from trimtab_operator.manifests.replica_groups import replica_monitors
 from trimtab_operator.manifests.routers import planned_routers, router_objects
 from trimtab_operator.reconciliation import plan_history as planning
@@ -30,21 +30,7 @@ from trimtab_pipelines.documents import DocumentError, parse_pipeline
 from trimtab_pipelines.kubernetes_names import STAGE_LABEL, router_name
 from trimtab_pipelines.memory_profile import with_measured_memory
 
-_PRUNED_KINDS = frozenset(
-    {
-        "ConfigMap",
-        "Deployment",
-        "Job",
-        "NetworkPolicy",
-        "PodDisruptionBudget",
-        "PodMonitor",
-        "Role",
-        "RoleBinding",
-        "SeldonDeployment",
-        "Service",
-        "ServiceAccount",
-    }
-)
+_PRUNED_KINDS = {*OWNED_KINDS, *OPTIONAL_KINDS} - {"Pod"}
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,6 +16,21 @@ TEMPLATE_HASH = f"{GROUP}/template-hash"
 """On a replica group's Deployment and a Job: hash of the pod template last applied."""
 SELECTOR = f"{MANAGED_BY}={OPERATOR_MANAGER}"
 """Selects all owned objects and their pods."""
+OWN_KINDS = ("InferencePipeline", "PipelinePlan", "ModelProfile")
+OWNED_KINDS = (
+    "ConfigMap",
+    "Deployment",
+    "Job",
+    "NetworkPolicy",
+    "Pod",
+    "PodDisruptionBudget",
+    "Role",
+    "RoleBinding",
+    "Service",
+    "ServiceAccount",
+)
+OPTIONAL_KINDS = ("PodMonitor", "SeldonDeployment")
+"""Owned kinds that a cluster may lack."""
 
 
 @dataclass(frozen=True, slots=True, order=True)

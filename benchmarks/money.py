@@ -107,10 +107,10 @@ def profile_on_flavors(profile: ModelProfile) -> ModelProfile:
     """The profile with a point for each variant and flavor."""
     points = []
     for point in profile.spec.points:
-        points.append(point.model_copy(update={"variant": f"{point.variant}-cpu"}))
+        points.append(point.replace(variant=f"{point.variant}-cpu"))
         row_seconds = point.cores / point.throughput_rps(1)
         points += [_on_device(point.variant, name, row_seconds / speed) for name, (_, speed) in DEVICES.items()]
-    return profile.model_copy(update={"spec": profile.spec.model_copy(update={"points": tuple(points)})})
+    return profile.with_spec(points=tuple(points))
 
 
 def _on_device(variant: str, flavor: str, row_seconds: float) -> PointProfile:

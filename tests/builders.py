@@ -130,7 +130,7 @@ def a_chat_point(variant: str, *laws: tuple[float, float], tokens: float) -> Poi
     chats = ChatProfile(
         time_to_first_token=first, text_only=text, text_only_time_to_first_token=text_first, tokens=tokens
     )
-    return whole.model_copy(update={"chats": chats})
+    return whole.replace(chats=chats)
 
 
 def a_body(resource: BaseModel, name: str = "", namespace: str = "", **metadata: Any) -> dict[str, Any]:

@@ -177,7 +177,7 @@ def chat_pipeline(
     variant = a_variant("tiny", family=family, storageUri=weights, maxBatchSize=slots, parameters=settings)
     stage = a_writer(batchSizes=[slots], variants=[variant])
     pipeline = a_chat_pipeline([stage], slo={"latency": "60s", "timeToFirstToken": "60s"}, budget={"cores": "2"})
-    return pipeline.model_copy(update={"metadata": Metadata(name="tiny")})
+    return pipeline.replace(metadata=Metadata(name="tiny"))
 
 
 def chat_plan(pipeline: InferencePipeline) -> PipelinePlan:

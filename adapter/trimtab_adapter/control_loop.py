@@ -257,8 +257,8 @@ class ControlLoop:
         self.controller.record_decision(now_seconds, forecast)
         explanation = plan.spec.explanation
         remark = "; ".join(filter(None, (explanation.change, self._config.remark)))
-        explanation = explanation.model_copy(update={"solve_seconds": spent, "change": remark})
-        return plan.model_copy(update={"spec": plan.spec.model_copy(update={"explanation": explanation})})
+        explanation = explanation.replace(solve_seconds=spent, change=remark)
+        return plan.with_spec(explanation=explanation)
 
     async def _solve(self, inputs: PlanningInputs) -> PipelinePlan:
         pipeline, profiles = self._config.pipeline, self._config.profiles

@@ -61,8 +61,8 @@ def _on_one_machine(pipeline: InferencePipeline, gpus: int | None) -> InferenceP
     """The pipeline as one machine runs it: with its GPUs, and no operator starts further routers there."""
     budget = pipeline.spec.budget
     spec = limit_budget(pipeline.spec, budget.cores, budget.gpus if gpus is None else gpus)
-    router = spec.router.model_copy(update={"replicas": 1, "max_replicas": 1})
-    return pipeline.model_copy(update={"spec": spec.model_copy(update={"router": router})})
+    router = spec.router.replace(replicas=1, max_replicas=1)
+    return pipeline.replace(spec=spec.replace(router=router))
 
 
 def _file(path: Path, name: str) -> Path:
@@ -106,9 +106,8 @@ class FilePlanPublisher:
             return
         plan = tick.plan
         if tick.decided == "held":
-            explanation = plan.spec.explanation.model_copy(update={"change": f"held: {tick.problem}"})
-            spec = plan.spec.model_copy(update={"explanation": explanation, "created_at": tick.now_seconds})
-            plan = plan.model_copy(update={"spec": spec})
+            explanation = plan.spec.explanation.replace(change=f"held: {tick.problem}")
+            plan = plan.with_spec(explanation=explanation, created_at=tick.now_seconds)
         try:
             self._decision_log.append(plan.model_dump_json(by_alias=True, exclude_none=True))
         except OSError as error:

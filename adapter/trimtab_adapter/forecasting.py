@@ -153,7 +153,7 @@ def not_below_rise(forecast: ForecastRecord, load: Load, planned_rps: float, hor
     if forecast.peak_rps >= peak_rps:
         return forecast
     reason = f"{risen_rps:.4g} requests/s arrived in the newest seconds, more than planned for"
-    return forecast.model_copy(update={"peak_rps": peak_rps, "source": "reactive", "reason": reason})
+    return forecast.replace(peak_rps=peak_rps, source="reactive", reason=reason)
 
 
 def clear_rise_rps(load: Load, planned_rps: float) -> float:
@@ -182,7 +182,7 @@ def not_below_trend(
     if forecast.peak_rps >= peak_rps:
         return forecast
     reason = f"the load rises, and nodes take up to {lead_seconds:.4g} s to start"
-    return forecast.model_copy(update={"peak_rps": peak_rps, "source": "reactive", "reason": reason})
+    return forecast.replace(peak_rps=peak_rps, source="reactive", reason=reason)
 
 
 def trend_rps(history_rps: Sequence[float], ahead_seconds: float) -> float:
@@ -213,7 +213,7 @@ def not_below(planned: ForecastRecord | None, forecast: ForecastRecord, missing:
     if not missing or planned is None or forecast.peak_rps >= planned.peak_rps:
         return forecast
     reason = f"not below the plan's, because part of the load is unknown: {missing}"
-    return forecast.model_copy(update={"peak_rps": planned.peak_rps, "reason": reason})
+    return forecast.replace(peak_rps=planned.peak_rps, reason=reason)
 
 
 def _ask(forecaster: Forecaster, load: Load) -> Forecast:

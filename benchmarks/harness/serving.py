@@ -124,7 +124,7 @@ def plan_pinned(
     pipeline: InferencePipeline, profiles: Profiles, pins: Mapping[str, Pin], *, rps: float, rows: float = 1.0
 ) -> PipelinePlan:
     """Return what the adapter plans for a known load, with a pin and so many rows a request for each stage."""
-    pinned = pipeline.model_copy(update={"spec": with_pins(pipeline.spec, pins)})
+    pinned = pipeline.replace(spec=with_pins(pipeline.spec, pins))
     forecast = ForecastRecord(peak_rps=rps, source="static", reason="the load, known beforehand")
     return decide(pinned, profiles, PlanningInputs(forecast, 0.0, rows_per_request=dict.fromkeys(pins, rows)))
 
@@ -170,7 +170,7 @@ class ServedPipeline:
     async def follow(self, plan: PipelinePlan) -> None:
         """Have the router follow a plan as the next generation."""
         generation = self.plan.spec.generation + 1
-        self.plan = plan.model_copy(update={"spec": plan.spec.model_copy(update={"generation": generation})})
+        self.plan = plan.with_spec(generation=generation)
         write_json(self.supervisor.plan_file, self.plan)
         for _ in range(PLAN_POLLS):
             if (await self.supervisor.client.state()).plan_generation >= generation:

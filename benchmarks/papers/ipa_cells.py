@@ -25,7 +25,7 @@ from trimtab_pipelines.documents import load_pipeline
 from trimtab_pipelines.plan import ForecastRecord
 from trimtab_pipelines.profile import ModelProfile
 from trimtab_pipelines.request_outcome import LATE, OK
-from trimtab_pipelines.spec import InferencePipeline, InferencePipelineSpec
+from trimtab_pipelines.spec import InferencePipeline
 from trimtab_pipelines.stages import Stage
 
 PIPELINES = ("video", "audio-qa", "audio-sent", "sum-qa", "nlp")
@@ -119,13 +119,11 @@ def measure(source: Source, cell: Cell) -> PlannerRow:
 
 
 def _with_forecaster(pipeline: InferencePipeline, method: str, *, mixes: bool) -> InferencePipeline:
-    adaptation = pipeline.spec.adaptation.model_copy(update={"forecaster": FORECASTERS.get(method, "LSTM")})
+    adaptation = pipeline.spec.adaptation.replace(forecaster=FORECASTERS.get(method, "LSTM"))
     mixed: dict[str, Any] = {}
     if mixes and method not in BASELINES:
         mixed = {"scheduling_policy": "TokenAdaptive", "stages": tuple(map(_hosting, pipeline.spec.stages))}
-    changed = pipeline.spec.model_copy(update={"adaptation": adaptation, **mixed})
-    spec = InferencePipelineSpec.model_validate(changed.model_dump(by_alias=True))  # a copy keeps cached properties
-    return pipeline.model_copy(update={"spec": spec})
+    return pipeline.with_spec(adaptation=adaptation, **mixed)
 
 
 def _hosting(stage: Stage) -> Stage:
@@ -134,12 +132,10 @@ def _hosting(stage: Stage) -> Stage:
     for resources in (variant.resources for variant in stage.variants):
         memory[resources.cpu] = max(memory.get(resources.cpu, 0), resources.memory)
     variants = [
-        variant.model_copy(
-            update={"resources": variant.resources.model_copy(update={"memory": memory[variant.resources.cpu]})}
-        )
+        variant.replace(resources=variant.resources.replace(memory=memory[variant.resources.cpu]))
         for variant in stage.variants
     ]
-    return stage.model_copy(update={"variants": tuple(variants)})
+    return stage.replace(variants=tuple(variants))
 
 
 def _scenario(

@@ -19,7 +19,7 @@ from trimtab_model_servers.weights.files import SINGLE_FILE
 from trimtab_pipelines.errors import UserError
 from trimtab_pipelines.graph import REQUEST
 from trimtab_pipelines.profile import Hardware, ModelProfile, PointProfile
-from trimtab_pipelines.spec import InferencePipeline, InferencePipelineSpec
+from trimtab_pipelines.spec import InferencePipeline
 from trimtab_pipelines.stages import Stage
 from trimtab_pipelines.variants import Variant
 from trimtab_profiler import inputs
@@ -72,27 +72,21 @@ def read_measured(
         base |= base_allocation(measured, stage, stage_seconds, threshold_rps)
         points[stage.name] = [point for point in measured if point.cores == base[point.variant]]
         variants = tuple(_with_cores(variant, base[variant.name]) for variant in stage.variants)
-        stages.append(stage.model_copy(update={"variants": variants, "batch_sizes": BATCH_SIZES}))
-    slo = pipeline.spec.slo.model_copy(update={"latency_seconds": slo_seconds})
-    adaptation = pipeline.spec.adaptation.model_copy(update={"peak_wait": PEAK_WAIT})
+        stages.append(stage.replace(variants=variants, batch_sizes=BATCH_SIZES))
+    slo = pipeline.spec.slo.replace(latency_seconds=slo_seconds)
+    adaptation = pipeline.spec.adaptation.replace(peak_wait=PEAK_WAIT)
     hardware = Hardware(processor="measured", node_cores=96)
-    return _changed(pipeline, stages=tuple(stages), slo=slo, adaptation=adaptation), ipa_data.profiles_of(
+    return pipeline.with_spec(stages=tuple(stages), slo=slo, adaptation=adaptation), ipa_data.profiles_of(
         pipeline, points, hardware
     )
 
 
-def _changed(pipeline: InferencePipeline, **fields: object) -> InferencePipeline:
-    """A pipeline with other fields, validated anew because copies keep cached properties."""
-    spec = pipeline.spec.model_copy(update=fields).model_dump(by_alias=True)
-    return pipeline.model_copy(update={"spec": InferencePipelineSpec.model_validate(spec)})
-
-
 def _with_cores(variant: Variant, cores: float) -> Variant:
-    return variant.model_copy(update={"resources": variant.resources.model_copy(update={"cpu": cores})})
+    return variant.replace(resources=variant.resources.replace(cpu=cores))
 
 
 def _on_one_core(stage: Stage) -> Stage:
-    return stage.model_copy(update={"variants": tuple(_with_cores(variant, CORES[0]) for variant in stage.variants)})
+    return stage.replace(variants=tuple(_with_cores(variant, CORES[0]) for variant in stage.variants))
 
 
 def measure(pipelines: Sequence[InferencePipeline], file: Path, checkpoints: Path) -> None:
@@ -114,13 +108,11 @@ def _with_checkpoints(pipeline: InferencePipeline, folder: Path) -> InferencePip
 
     def change(variant: Variant) -> Variant:
         parameters = variant.parameters | ({"threshold": 0.0} if "rtdetr" in variant.name else {})
-        return variant.model_copy(
-            update={"storage_uri": str((folder / variant.name).absolute()), "parameters": parameters}
-        )
+        return variant.replace(storage_uri=str((folder / variant.name).absolute()), parameters=parameters)
 
     stages = [_on_one_core(stage) for stage in pipeline.spec.stages]
-    changed = (stage.model_copy(update={"variants": tuple(map(change, stage.variants))}) for stage in stages)
-    return _changed(pipeline, stages=tuple(changed))
+    changed = (stage.replace(variants=tuple(map(change, stage.variants))) for stage in stages)
+    return pipeline.with_spec(stages=tuple(changed))
 
 
 def _measure_stage(pipeline: InferencePipeline, name: str) -> ModelProfile:

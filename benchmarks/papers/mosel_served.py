@@ -165,14 +165,14 @@ def plan_load(method: str, pipeline: InferencePipeline, profiles: Profiles, rps:
     if method == OURS:
         return plan
     stages = tuple(with_shadow_price(_without_escalations(stage), rps * rows) for stage in plan.spec.stages)
-    return plan.model_copy(update={"spec": plan.spec.model_copy(update={"stages": stages})})
+    return plan.with_spec(stages=stages)
 
 
 def _without_escalations(stage: StagePlan) -> StagePlan:
     bare: dict[str, Any] = {"escalations": (), "planned_escalation": None}
     for name in ("upgrades", "fallbacks"):
-        bare[name] = tuple(point.model_copy(update={"escalations": ()}) for point in getattr(stage, name))
-    return stage.model_copy(update=bare)
+        bare[name] = tuple(point.replace(escalations=()) for point in getattr(stage, name))
+    return stage.replace(**bare)
 
 
 @dataclass(frozen=True, slots=True)

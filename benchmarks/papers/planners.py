@@ -29,7 +29,7 @@ class Pinned:
         """The best plan that keeps the pins."""
         if self._seen is None or self._seen[0] is not pipeline:
             spec = with_pins(pipeline.spec, {s.name: self.pins.get(s.name, s.pin) for s in pipeline.spec.stages})
-            self._seen = (pipeline, pipeline.model_copy(update={"spec": spec}))
+            self._seen = (pipeline, pipeline.replace(spec=spec))
         return decide(self._seen[1], profiles, inputs)
 
 

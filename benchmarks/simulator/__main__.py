@@ -158,10 +158,9 @@ def _narrowed(pipeline: InferencePipeline) -> InferencePipeline:
     """Keep only the variants that will be served."""
     wanted = {*BEFORE.values(), *AFTER.values()}
     stages = tuple(
-        stage.model_copy(update={"variants": tuple(v for v in stage.variants if v.name in wanted)})
-        for stage in pipeline.spec.stages
+        stage.replace(variants=tuple(v for v in stage.variants if v.name in wanted)) for stage in pipeline.spec.stages
     )
-    return pipeline.model_copy(update={"spec": pipeline.spec.model_copy(update={"stages": stages})})
+    return pipeline.with_spec(stages=stages)
 
 
 def _p99(factors: Sequence[float]) -> float:

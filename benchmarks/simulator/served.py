@@ -134,7 +134,7 @@ def plan_of(
     """Plan one replica of each variant with a given batch size."""
     pins = {name: Pin(variant=variant, batch_size=BATCH, replicas=1) for name, variant in variants.items()}
     plan = plan_pinned(pipeline, profiles, pins, rps=1.0)
-    return plan.model_copy(update={"spec": plan.spec.model_copy(update={"generation": generation})})
+    return plan.with_spec(generation=generation)
 
 
 def capacity_rps(pipeline: InferencePipeline, plan: PipelinePlan) -> float:

@@ -71,13 +71,13 @@ class TaskTraining:
                 point.name: _evaluate(model, point, number, held_out, samples_digest)
                 for point in self.spec.operating_points
             }
-        save_task(out, record.model_copy(update={"accuracy_by_point": accuracies}), heads)
+        save_task(out, record.replace(accuracy_by_point=accuracies), heads)
         return TaskReport(accuracies, [variant for variant in variants if variant not in fitted])
 
 
 def _load_model(spec: ModelSpec, folder: str) -> ServedTransformer:
     """The model that a replica with these settings has, which follows a folder of tasks."""
-    built = build(spec.model_copy(update={"tasks": (), "tasks_folder": folder}))
+    built = build(spec.replace(tasks=(), tasks_folder=folder))
     if built.weights == "random":
         raise ValueError("random weights have learned nothing that a task could build on; give the variant weights")
     if not isinstance(built.network, ServedTransformer):

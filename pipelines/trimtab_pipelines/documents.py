@@ -61,14 +61,14 @@ def parse_flavors(written: str) -> tuple[ResourceFlavor, ...]:
 def parse_pipeline(content: object, where: str, flavors: Sequence[ResourceFlavor] = ()) -> InferencePipeline:
     """Parse a pipeline with the resource flavors of its cluster; DocumentError if a variant names an unknown one."""
     pipeline = parse(InferencePipeline, content, where)
-    spec = pipeline.spec.model_copy(update={"flavors": merge_flavors(pipeline.spec.flavors, flavors)})
+    spec = pipeline.spec.replace(flavors=merge_flavors(pipeline.spec.flavors, flavors))
     for stage in spec.stages:
         for variant in stage.variants:
             try:
                 spec.flavor(variant)
             except UserError as error:
                 raise DocumentError(f"{where}: spec.stages.{stage.name}: {error}") from None
-    return pipeline.model_copy(update={"spec": spec}) if flavors else pipeline
+    return pipeline.replace(spec=spec) if flavors else pipeline
 
 
 def load_profiles(path: Path) -> dict[str, ModelProfile]:

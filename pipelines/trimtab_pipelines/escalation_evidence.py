@@ -74,7 +74,7 @@ def judge(escalation: Escalation, first: ScoredRows, then: ScoredRows, factor: f
         "accuracy_low": round(max(min(1.0, factor * low) - 5e-5, 0.0), 4),
         "samples": first.confidence.size,
     }
-    return escalation.model_copy(update=figures)
+    return escalation.replace(**figures)
 
 
 def held_out_escalations(

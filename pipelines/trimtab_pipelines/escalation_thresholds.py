@@ -187,7 +187,7 @@ def measure_stage_escalations(
         else:
             ladder = (*_ladder(then[1], pairs, confidence), *_beyond_second(then[1], pairs, confidence))
         variant = {"variant": then[0]} if then[0] != first[0] else {}
-        by_point[first] += tuple(escalation.model_copy(update=variant) for escalation in ladder[-limit:])
+        by_point[first] += tuple(escalation.replace(**variant) for escalation in ladder[-limit:])
     return by_point
 
 

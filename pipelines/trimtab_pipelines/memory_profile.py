@@ -59,17 +59,13 @@ def with_shared_bytes(alone: MemoryProfiles, together_bytes: int) -> dict[str, M
     loaded = [profile.loaded_bytes for profile in alone.values()]
     shared = (sum(loaded) - together_bytes) // max(len(loaded) - 1, 1)
     shared = min(max(shared, 0), *loaded)
-    return {name: profile.model_copy(update={"shared_bytes": shared}) for name, profile in alone.items()}
+    return {name: profile.replace(shared_bytes=shared) for name, profile in alone.items()}
 
 
 def with_measured_memory(pipeline: InferencePipeline, measured: Mapping[str, MemoryProfiles]) -> InferencePipeline:
     """The pipeline whose variants request at least the memory that was measured, by stage; the same in each group."""
     stages = tuple(_with_memory(stage, measured.get(stage.name, {})) for stage in pipeline.spec.stages)
-    if stages == pipeline.spec.stages:
-        return pipeline
-    spec = pipeline.spec.model_copy(update={"stages": stages})
-    vars(spec).pop("ordered_stages", None)  # cached, of the stages before
-    return pipeline.model_copy(update={"spec": spec})
+    return pipeline if stages == pipeline.spec.stages else pipeline.with_spec(stages=stages)
 
 
 def _with_memory(stage: Stage, measured: MemoryProfiles) -> Stage:
@@ -82,12 +78,12 @@ def _with_memory(stage: Stage, measured: MemoryProfiles) -> Stage:
             needed += STEP_BYTES  # else two groups would become one
         memory |= dict.fromkeys(group.names, needed)
     variants = tuple(_requesting(variant, memory[variant.name]) for variant in stage.variants)
-    return stage if variants == stage.variants else stage.model_copy(update={"variants": variants})
+    return stage if variants == stage.variants else stage.replace(variants=variants)
 
 
 def _requesting(variant: Variant, memory_bytes: int) -> Variant:
-    resources = variant.resources.model_copy(update={"memory": memory_bytes})
-    return variant.model_copy(update={"resources": resources})
+    resources = variant.resources.replace(memory=memory_bytes)
+    return variant.replace(resources=resources)
 
 
 def _needed_bytes(stage: Stage, group: ReplicaGroup, measured: MemoryProfiles) -> int:

@@ -77,9 +77,7 @@ def model_spec(
         storage_uri=resolve_uri(variant.storage_uri, pipeline_folder),
         digest=variant.digest,
         tasks=tuple(
-            task
-            if task.removed
-            else task.model_copy(update={"storage_uri": resolve_uri(task.storage_uri, pipeline_folder)})
+            task if task.removed else task.replace(storage_uri=resolve_uri(task.storage_uri, pipeline_folder))
             for task in variant.tasks
         ),
         inputs=_inputs(pipeline.spec, stage, stage.excluded_input(variant.name)),

@@ -164,7 +164,7 @@ class OperatingPoint(Model):
 
     def without_evidence(self) -> "OperatingPoint":
         """A copy without evidence, which serving does not need."""
-        return self.model_copy(update={"accuracy_evidence": None, "accuracy_by_task": {}, "escalations": ()})
+        return self.replace(accuracy_evidence=None, accuracy_by_task={}, escalations=())
 
     def planned_escalations(self, basis: AccuracyBasis) -> tuple[EscalationPlan, ...]:
         return tuple(escalation.planned(basis) for escalation in self.escalations)

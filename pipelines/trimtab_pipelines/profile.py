@@ -83,7 +83,7 @@ class LatencyCurve(Model):
     def with_row_seconds(self, row_seconds: float) -> "LatencyCurve":
         return LatencyCurve(
             measurements=tuple(_with_row_seconds(measurement, row_seconds) for measurement in self.measurements),
-            fit=self.fit.model_copy(update={"linear": self.fit.linear + row_seconds}),
+            fit=self.fit.replace(linear=self.fit.linear + row_seconds),
         )
 
 
@@ -159,7 +159,7 @@ class PointProfile(Model):
         extra = self.chats.extra_prefill_seconds(prompt_tokens, images)
         if extra:
             total, first = total.with_row_seconds(extra), first.with_row_seconds(extra)
-        return self._with_curve(total, self.chats.model_copy(update={"time_to_first_token": first}))
+        return self._with_curve(total, self.chats.replace(time_to_first_token=first))
 
     @cached_property
     def to_first_token(self) -> "PointProfile":
@@ -270,7 +270,7 @@ def _interpolate(start: Measurement, end: Measurement, share: float) -> Measurem
         "throughput_rps": 1.0 / line(1.0 / start.throughput_rps, 1.0 / end.throughput_rps),
         "batches": min(start.batches, end.batches),
     }
-    return start.model_copy(update=between)  # extrapolation may exceed the bounds of a document
+    return start.replace(**between)  # extrapolation may exceed the bounds of a document
 
 
 def _with_row_seconds(measurement: Measurement, row_seconds: float) -> Measurement:
@@ -281,7 +281,7 @@ def _with_row_seconds(measurement: Measurement, row_seconds: float) -> Measureme
         "latency_seconds_p99": measurement.latency_seconds_p99 + seconds,
         "throughput_rps": 1.0 / (1.0 / measurement.throughput_rps + row_seconds),
     }
-    return measurement.model_copy(update=slower)
+    return measurement.replace(**slower)
 
 
 def _linear(start: float, end: float, share: float) -> float:
@@ -389,4 +389,4 @@ def _merge(earlier: ModelProfile, later: ModelProfile) -> ModelProfile:
         "memory": earlier.spec.memory | later.spec.memory,
         "base_allocation": earlier.spec.base_allocation | later.spec.base_allocation,
     }
-    return later.model_copy(update={"spec": later.spec.model_copy(update=merged)})
+    return later.with_spec(**merged)

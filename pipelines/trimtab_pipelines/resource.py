@@ -4,7 +4,7 @@ import ast
 import inspect
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import pairwise
-from typing import Annotated, Any, Literal, Protocol, TypeVar
+from typing import Annotated, Any, Literal, Protocol, Self, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, GetJsonSchemaHandler
 from pydantic.alias_generators import to_camel
@@ -41,6 +41,13 @@ class Model(BaseModel):
         populate_by_name=True,
         serialize_by_alias=True,
     )
+
+    def replace(self, **fields: Any) -> Self:
+        """A copy with other fields, not validated, and without cached properties, which may depend on them."""
+        copy = self.model_copy(update=fields)
+        for cached in vars(copy).keys() - type(self).model_fields.keys():
+            del vars(copy)[cached]
+        return copy
 
     @classmethod
     def __get_pydantic_json_schema__(cls, schema: CoreSchema, handler: GetJsonSchemaHandler) -> JsonSchemaValue:
@@ -85,6 +92,13 @@ class Resource(Model):
     kind: str
     metadata: Metadata
     status: dict[str, Any] | None = Field(default=None, exclude=True)
+    spec: Any
+
+    def with_spec(self, **fields: Any) -> Self:
+        return self.replace(spec=self.spec.replace(**fields))
+
+    def with_metadata(self, **fields: Any) -> Self:
+        return self.replace(metadata=self.metadata.model_copy(update=fields))
 
 
 def require_unique(names: Iterable[str], where: str) -> None:

@@ -43,7 +43,7 @@ def seconds_per_row(rows_rps: float, replicas: int) -> float:
 def with_shadow_price(stage: StagePlan, rows_rps: float) -> StagePlan:
     """A stage's plan with its shadow price; 0 if service times are unknown."""
     price = shadow_price([option[:2] for option in row_options(stage)], rows_rps, stage.replicas)
-    return stage.model_copy(update={"shadow_price": price, "shadow_price_at_rps": max(rows_rps, 0.0)})
+    return stage.replace(shadow_price=price, shadow_price_at_rps=max(rows_rps, 0.0))
 
 
 def observed_shadow_price(stage: StagePlan, service_ratio: float) -> float:

@@ -24,12 +24,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     take_credentials()
     logging.basicConfig(level=logging.INFO, format="%(asctime)s profiler %(levelname)s %(message)s", stream=sys.stderr)
     try:
-        document = load_pipeline(options.pipeline)
+        pipeline = load_pipeline(options.pipeline).with_metadata(namespace=options.namespace)
     except DocumentError as error:
         sys.stderr.write(f"{error}\n")
         return 1
-    metadata = document.metadata.model_copy(update={"namespace": options.namespace})
-    pipeline = document.model_copy(update={"metadata": metadata})
     problem = asyncio.run(_run(pipeline, options.folder or PIPELINES / pipeline.name, options.task))
     if problem:
         sys.stderr.write(f"{problem}\n")

@@ -114,7 +114,7 @@ def bench_profiles(pipeline: InferencePipeline, files: Iterable[Path]) -> dict[s
         pipeline=pipeline.name,
         stage=stage.name,
         hardware=this_machine(),
-        points=(point.model_copy(update={"chats": chats}),),
+        points=(point.replace(chats=chats),),
     )
     estimated = any(is_estimate(file.read_text()) for file in files)
     annotations = {ESTIMATED: f"AIConfigurator, times {ESTIMATE_MARGIN:g}"} if estimated else {}

@@ -81,8 +81,7 @@ class ProfileOptions:
         if self.only is None:
             return stage
         names = self.only.get(stage.name, ())
-        variants = tuple(variant for variant in stage.variants if variant.name in names)
-        return stage.model_copy(update={"variants": variants})
+        return stage.replace(variants=tuple(variant for variant in stage.variants if variant.name in names))
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,10 +155,7 @@ async def profile(
     busy_share = BusyShare()
     profiles = {stage.name: await _profile_stage(run, stage) for stage in stages}
     measured_beside = {"busy_share": busy_share.read()}
-    return {
-        name: profile.model_copy(update={"spec": profile.spec.model_copy(update=measured_beside)})
-        for name, profile in profiles.items()
-    }
+    return {name: profile.with_spec(**measured_beside) for name, profile in profiles.items()}
 
 
 def write_profiles(profiles: Mapping[str, ModelProfile], folder: Path) -> Path:
@@ -235,18 +231,16 @@ async def _profile_point(
     prompt_tokens, tokens = chat_profile.mean_tokens(outputs)
     text_prompt_tokens, _ = chat_profile.mean_tokens(text_outputs)
     return [
-        point_profile(point, cores, measurements).model_copy(
-            update={
-                "chats": ChatProfile(
-                    time_to_first_token=curve(first_token, cores),
-                    text_only=curve(text_only, cores),
-                    text_only_time_to_first_token=curve(text_only_first_token, cores),
-                    tokens=tokens,
-                    prompt_tokens=prompt_tokens,
-                    text_prompt_tokens=text_prompt_tokens,
-                    prefill_seconds=_rising({tokens: scale_to_cores(each, cores) for tokens, each in prefill.items()}),
-                )
-            }
+        point_profile(point, cores, measurements).replace(
+            chats=ChatProfile(
+                time_to_first_token=curve(first_token, cores),
+                text_only=curve(text_only, cores),
+                text_only_time_to_first_token=curve(text_only_first_token, cores),
+                tokens=tokens,
+                prompt_tokens=prompt_tokens,
+                text_prompt_tokens=text_prompt_tokens,
+                prefill_seconds=_rising({tokens: scale_to_cores(each, cores) for tokens, each in prefill.items()}),
+            )
         )
         for cores in point.allocations
     ]

@@ -159,6 +159,4 @@ async def _serve_until_stopped(listeners: Listeners, linger_seconds: float) -> N
 
 
 def _in_namespace(pipeline: InferencePipeline, namespace: str | None) -> InferencePipeline:
-    if namespace is None:
-        return pipeline
-    return pipeline.model_copy(update={"metadata": pipeline.metadata.model_copy(update={"namespace": namespace})})
+    return pipeline if namespace is None else pipeline.with_metadata(namespace=namespace)

@@ -28,9 +28,7 @@ def a_pipeline_of(namespace: str, name: str = "sample", **changes: Any) -> Infer
     adaptation = {"interval": INTERVAL, "scaleDownStabilization": "0s", "forecaster": "Reactive"} | changes.pop(
         "adaptation", {}
     )
-    pipeline = a_ladder(adaptation=adaptation, **changes)
-    metadata = pipeline.metadata.model_copy(update={"name": name, "namespace": namespace})
-    return pipeline.model_copy(update={"metadata": metadata})
+    return a_ladder(adaptation=adaptation, **changes).with_metadata(name=name, namespace=namespace)
 
 
 def profile_bodies(pipeline: InferencePipeline) -> list[Objects]:

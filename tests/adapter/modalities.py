@@ -144,9 +144,4 @@ def _plan(pipeline, senses, rows_rps):
             for name in others
         ],
     )
-    return with_stage(plan, with_shadow_price(plan.spec.stages[0], rows_rps))
-
-
-def with_stage(plan, stage):
-    """The same plan with another single stage."""
-    return plan.model_copy(update={"spec": plan.spec.model_copy(update={"stages": (stage,)})})
+    return plan.with_spec(stages=(with_shadow_price(plan.spec.stages[0], rows_rps),))

@@ -34,7 +34,7 @@ def with_stage(pipeline: InferencePipeline, index: int, **fields: Any) -> Infere
     stages = [stage.model_dump(by_alias=True) for stage in pipeline.spec.stages]
     stages[index] |= fields
     spec = pipeline.spec.model_validate(pipeline.spec.model_dump(by_alias=True) | {"stages": stages})
-    return pipeline.model_copy(update={"spec": spec})
+    return pipeline.replace(spec=spec)
 
 
 def solve_together(

@@ -185,7 +185,7 @@ ROOM = Schedulable(cores="2", since="2026-01-01T00:00:00Z").model_dump(mode="jso
 
 def limited_pipeline(schedulable):
     pipeline = a_pipeline(1, budget={"cores": "8", "gpus": 1})
-    return limit_to_schedulable(pipeline.model_copy(update={"status": {"schedulable": schedulable}}))
+    return limit_to_schedulable(pipeline.replace(status={"schedulable": schedulable}))
 
 
 @pytest.mark.parametrize(
@@ -224,8 +224,8 @@ def test_status_has_expected_and_measured_shares():
     shares = (RowShare(variant="light", share=0.9), RowShare(variant="heavy", share=0.1, escalated=True))
     plan = plan_for(PIPELINE, 20.0)
     first, *others = plan.spec.stages
-    stages = (first.model_copy(update={"shares": shares}), *others)
-    plan = plan.model_copy(update={"spec": plan.spec.model_copy(update={"stages": stages})})
+    stages = (first.replace(shares=shares), *others)
+    plan = plan.with_spec(stages=stages)
     rows = {first.name: {AnsweredBy("light", "default"): 80.0, AnsweredBy("heavy", "default", escalated=True): 20.0}}
     status, quiet = build_status(a_tick(plan=plan, rows=rows), {}, 1), build_status(a_tick(plan=plan), {}, 1)
 

@@ -254,7 +254,7 @@ def test_a_branch_counts_the_slower_side():
 def test_idle_node_time_is_not_planned_as_capacity(cores, counts):
     pipeline = a_ladder(stages=1, variant={"resources": {"cpu": cores}}, budget={"cores": cores})
     profile = profiles_of(pipeline)["stage-0"]
-    points = [point.model_copy(update={"cores": float(parse_quantity(cores))}) for point in profile.spec.points]
+    points = [point.replace(cores=float(parse_quantity(cores))) for point in profile.spec.points]
     problem = PlanningProblem(
         pipeline.spec, {"stage-0": a_profile("stage-0", points)}, 10.0, {}, {("stage-0", "light"): 0.5}
     )

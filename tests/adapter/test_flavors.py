@@ -91,8 +91,8 @@ def test_cheapest_flavor_carries_the_load():
 
 def test_explanation_names_what_spot_saves_and_risks():
     pipeline = a_priced_pipeline({"old": 4, "new": 1}, budget={"cores": "8", "gpus": 8})
-    flavors = [each.model_copy(update={"spot": each.name == "old"}) for each in pipeline.spec.flavors]
-    spec = pipeline.spec.model_copy(update={"flavors": tuple(flavors)})
+    flavors = [each.replace(spot=each.name == "old") for each in pipeline.spec.flavors]
+    spec = pipeline.spec.replace(flavors=tuple(flavors))
     on_both, on_new = (solve_or_relax(PlanningProblem(spec, PROFILES, rps)) for rps in (1200.0, 600.0))
 
     assert spot_note(on_both, spec) == (

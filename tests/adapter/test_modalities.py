@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from tests.adapter.modalities import DIGITS, DIGITS_TWICE, TVLT, a_scenario, with_stage
+from tests.adapter.modalities import DIGITS, DIGITS_TWICE, TVLT, a_scenario
 from trimtab_adapter.planning.decide import initial_plan
 from trimtab_adapter.planning.program_builder import batch_sizes, capped_batch_sizes
 from trimtab_adapter.simulation.simulator import simulate
@@ -85,8 +85,8 @@ def test_rows_with_least_utility_are_dropped_last():
 
 def test_several_replicas_are_all_used():
     scenario = a_scenario(DIGITS, 2.4 * DIGITS.capacity(16.5), policy="ModalityMix", seconds=6.0, slo=0.3)
-    stage = scenario.plan.spec.stages[0].model_copy(update={"replicas": 2})
-    one, two = simulate(scenario), simulate(replace(scenario, plan=with_stage(scenario.plan, stage)))
+    stage = scenario.plan.spec.stages[0].replace(replicas=2)
+    one, two = simulate(scenario), simulate(replace(scenario, plan=scenario.plan.with_spec(stages=(stage,))))
 
     assert two.share(OK) == 1.0
     assert two.mean_accuracy > one.mean_accuracy
@@ -175,8 +175,8 @@ def test_planned_batches_stay_within_the_policy_limit():
     scenario = a_scenario(DIGITS, overload, policy="ModalityMix", **changes)
     plan = initial_plan(scenario.pipeline, scenario.profiles)
     (stage,) = plan.spec.stages
-    alone = stage.model_copy(update={"upgrades": (), "fallbacks": ()})
-    found = simulate(replace(scenario, plan=with_stage(plan, alone)))
+    alone = stage.replace(upgrades=(), fallbacks=())
+    found = simulate(replace(scenario, plan=plan.with_spec(stages=(alone,))))
     carried_rps = found.share(OK) * len(found.outcomes) * 64 / scenario.duration_seconds
     planned_rps = stage.batch_size / stage.service_seconds[stage.batch_size]
 
@@ -189,8 +189,8 @@ def test_planned_batches_stay_within_the_policy_limit():
 
 def test_chats_that_are_written_side_by_side_are_no_batch():
     spec = load_pipeline(Path("pipelines/lmm-digits")).spec
-    writes = next(stage for stage in spec.stages if stage.generates).model_copy(update={"batch_sizes": (96,)})
-    mixing = spec.model_copy(update={"scheduling_policy": "ModalityMix", "stages": (writes,)})
+    writes = next(stage for stage in spec.stages if stage.generates).replace(batch_sizes=(96,))
+    mixing = spec.replace(scheduling_policy="ModalityMix", stages=(writes,))
 
     assert batch_sizes(mixing, writes, writes.pin) == [96]
     assert capped_batch_sizes(mixing) == ()

@@ -43,7 +43,7 @@ class Table:
     def tick(self, name, load_rps, *, wait=False, mode="Auto"):
         self.now += 100.0
         self.loads[name] = load_rps
-        pipeline = self.pipeline.model_copy(update={"spec": self.pipeline.spec.model_copy(update={"mode": mode})})
+        pipeline = self.pipeline.with_spec(mode=mode)
         if mode != "Auto":
             self.pools.record_usage(name, partial(self.woken.append, name), pipeline, self.plans.get(name))
         if mode != "Paused":
@@ -66,7 +66,7 @@ class Table:
 
 
 def paused(pipeline):
-    return pipeline.model_copy(update={"spec": pipeline.spec.model_copy(update={"mode": "Paused"})})
+    return pipeline.with_spec(mode="Paused")
 
 
 def test_any_order_of_loads_keeps_the_pool_and_settles():
@@ -147,7 +147,7 @@ def test_handwritten_plan_allocates_its_replicas():
     ],
 )
 def test_written_plan_holds_no_more_than_what_runs(mode, replicas, status, held):
-    pipeline = a_ladder(budget={"cores": "16", "pool": "shared"}, mode=mode).model_copy(update={"status": status})
+    pipeline = a_ladder(budget={"cores": "16", "pool": "shared"}, mode=mode).replace(status=status)
     plan = None if replicas is None else a_plan(pipeline, variant="light", replicas=replicas, cores="1000")
 
     assert held_resources(plan, pipeline) == (held, 0)
@@ -155,7 +155,7 @@ def test_written_plan_holds_no_more_than_what_runs(mode, replicas, status, held)
 
 def test_written_plan_takes_no_pool():
     table = Table("mallory", "bob")
-    table.pipeline = table.pipeline.model_copy(update={"status": {"cores": "2"}})
+    table.pipeline = table.pipeline.replace(status={"cores": "2"})
     huge = a_plan(table.pipeline, variant="light", replicas=1000, cores="1000")
     table.pools.record_usage("mallory", lambda: None, paused(table.pipeline), huge)
     table.loads["bob"] = 300.0
@@ -167,7 +167,7 @@ def test_written_plan_takes_no_pool():
 def test_running_gpus_are_those_of_the_operators_stages():
     pipeline = a_ladder(variant={"resources": {"cpu": "2", "gpu": 1}}, budget={"cores": "16", "gpus": 8})
     stages = [{"name": f"stage-{number}", "variant": "light", "replicas": 1 + number} for number in range(2)]
-    running = pipeline.model_copy(update={"status": {"cores": "6", "stages": stages}})
+    running = pipeline.replace(status={"cores": "6", "stages": stages})
 
     assert held_resources(a_plan(pipeline, variant="light", replicas=4), running) == (6.0, 3)
 
@@ -240,8 +240,8 @@ def test_newcomer_too_large_for_the_pool_stops_no_other():
     table.tick("one", 20.0)
     table.tick("other", 20.0)
     table.settle()
-    stages = tuple(stage.model_copy(update={"min_replicas": 3}) for stage in table.pipeline.spec.stages)
-    large = table.pipeline.model_copy(update={"spec": table.pipeline.spec.model_copy(update={"stages": stages})})
+    stages = tuple(stage.replace(min_replicas=3) for stage in table.pipeline.spec.stages)
+    large = table.pipeline.with_spec(stages=stages)
     table.loads["large"] = 20.0
     with pytest.raises(PlanningError, match="until other pipelines release theirs"):
         table.planners["large"](large, table.profiles, table.planning_inputs("large"))

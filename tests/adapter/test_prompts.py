@@ -27,10 +27,9 @@ def reading(profile):
 
     def of(point):
         measured = {"prompt_tokens": 36.0, "text_prompt_tokens": 20.0, "prefill_seconds": READING}
-        return point.model_copy(update={"chats": point.chats.model_copy(update=measured)})
+        return point.replace(chats=point.chats.replace(**measured))
 
-    points = tuple(of(point) for point in profile.spec.points)
-    return profile.model_copy(update={"spec": profile.spec.model_copy(update={"points": points})})
+    return profile.with_spec(points=tuple(of(point) for point in profile.spec.points))
 
 
 READ = {**PROFILES, "text": reading(PROFILES["text"])}
@@ -73,10 +72,8 @@ def test_no_more_tokens_than_profiled_keep_the_plan(tokens):
 
 def test_points_differ_in_tokens_as_profiled():
     (full,) = (point for point in READ["text"].spec.points if point.variant == WHOLE)
-    few = full.model_copy(
-        update={"operating_point": "few", "chats": full.chats.model_copy(update={"prompt_tokens": 24.0})}
-    )
-    spec = READ["text"].spec.model_copy(update={"points": (full, few)})
+    few = full.replace(operating_point="few", chats=full.chats.replace(prompt_tokens=24.0))
+    spec = READ["text"].spec.replace(points=(full, few))
     stage: Any = PIPELINE.spec.stage("text")
     problem: Any = SimpleNamespace(
         profiles={"text": SimpleNamespace(spec=spec)},
@@ -99,8 +96,8 @@ def test_long_prompt_takes_the_first_slot_if_another_can_wait(known, late):
     promised = {"latency": "10s", "timeToFirstToken": "600ms"}
     pipeline = a_choosing_pipeline(pin=WHOLE, slo=promised, dropPolicy="Never")
     plan = planned(20.0, profiles=SLOW, rps=1.0)
-    text = plan.spec.stage("text").model_copy(update={"batch_size": 2, "replicas": 1})
-    text = text if known else text.model_copy(update={"prefill_seconds": {}})
+    text = plan.spec.stage("text").replace(batch_size=2, replicas=1)
+    text = text if known else text.replace(prefill_seconds={})
     stages = tuple(text if stage.name == "text" else stage for stage in plan.spec.stages)
     found = simulate(
         Scenario(
@@ -108,7 +105,7 @@ def test_long_prompt_takes_the_first_slot_if_another_can_wait(known, late):
             profiles=SLOW,
             arrivals_seconds=np.array([0.0, 5.0, 5.1, 5.101, 5.102]),
             duration_seconds=10.0,
-            plan=plan.model_copy(update={"spec": plan.spec.model_copy(update={"stages": stages})}),
+            plan=plan.with_spec(stages=stages),
             environment=EXACT,
             images=(0,),
             text_tokens=(20, 20, 20, 20, 420),

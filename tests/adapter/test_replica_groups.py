@@ -159,8 +159,8 @@ def test_plan_of_two_groups_fits_its_pipeline_and_budget():
     with pytest.raises(DocumentError, match="otherGroups"):
         accept_plan(plan, hosting)
     more = (ReplicaGroupPlan(variant="middle", replicas=2),)
-    stage = plan.spec.stages[0].model_copy(update={"other_groups": more})
-    larger = plan.model_copy(update={"spec": plan.spec.model_copy(update={"stages": (stage,)})})
+    stage = plan.spec.stages[0].replace(other_groups=more)
+    larger = plan.with_spec(stages=(stage,))
     with pytest.raises(DocumentError, match="budget"):
         accept_plan(larger, pipeline)
 

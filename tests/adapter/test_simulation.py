@@ -124,10 +124,7 @@ def test_a_single_server_waits_as_queueing_theory_says():
 def a_wide_profile(p99_over_median):
     """The stage's usual profile, but with a p99 so many times the median."""
     point = a_point_profile()
-    wide = [
-        m.model_copy(update={"latency_seconds_p99": p99_over_median * m.latency_seconds_p50})
-        for m in point.measurements
-    ]
+    wide = [m.replace(latency_seconds_p99=p99_over_median * m.latency_seconds_p50) for m in point.measurements]
     return {"stage-0": a_profile("stage-0", [PointProfile(variant="small", cores=1, measurements=wide, fit=point.fit)])}
 
 

@@ -161,7 +161,7 @@ def test_only_our_plan_has_escalations(tmp_path, method):
     pipeline = write_pipeline(SOURCE, tmp_path, schedulingPolicy=method)
     names = [point.name for point in pipeline.spec.stage("name").variant("late").points]
     points = [
-        a_point_profile("late", 0.002, 0.0005 / (1 + index)).model_copy(update={"operating_point": name})
+        a_point_profile("late", 0.002, 0.0005 / (1 + index)).replace(operating_point=name)
         for index, name in enumerate(names)
     ]
     (stage,) = plan_load(method, pipeline, {"name": a_profile("name", points)}, 10.0, 5.0).spec.stages

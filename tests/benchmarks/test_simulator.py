@@ -129,11 +129,8 @@ def two_stages():
 
 def its_profile(stage):
     point = a_point_profile(BEFORE[stage], *SERVICE[stage])
-    measured = [
-        m.model_copy(update={"latency_seconds_p99": P99_OVER_MEDIAN * m.latency_seconds_p50})
-        for m in point.measurements
-    ]
-    return a_profile(stage, [point.model_copy(update={"measurements": tuple(measured)})])
+    measured = [m.replace(latency_seconds_p99=P99_OVER_MEDIAN * m.latency_seconds_p50) for m in point.measurements]
+    return a_profile(stage, [point.replace(measurements=tuple(measured))])
 
 
 def requests(begin, until, slowness, ratios):

@@ -195,7 +195,7 @@ def a_profile_of(path: Path, **fields: Any) -> ModelProfile:
     models = {one.name: model_identity(one, path.parent) for one in first.variants}
     profile = a_profile(first.name, [a_point_profile()])
     spec = {"models": models, "hardware": this_machine(), **fields}
-    return profile.model_copy(update={"spec": profile.spec.model_copy(update=spec)})
+    return profile.with_spec(**spec)
 
 
 def test_profile_of_other_code_or_files_is_not_used(acme: Path, tmp_path: Path) -> None:

@@ -74,7 +74,7 @@ def documents(namespace: str) -> list[dict[str, Any]]:
     points = (a_measured_profile({1: 0.01, 2: 0.02}, "light"), a_measured_profile({1: 0.03, 2: 0.05}, "heavy"))
     plan = a_plan(pipeline, 3, batchSize=1)
     forecast = ForecastRecord(peak_rps=4.0, source="lstm", reason="")
-    plan = plan.model_copy(update={"spec": plan.spec.model_copy(update={"forecast": forecast})})
+    plan = plan.with_spec(forecast=forecast)
     return [a_body(each, namespace=namespace) for each in (pipeline, a_profile("first", points, "echoes"), plan)]
 
 

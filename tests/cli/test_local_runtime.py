@@ -93,7 +93,7 @@ def test_cached_profile_of_another_version_is_not_used(
     async def at_once(*_: object) -> dict[str, ModelProfile]:
         here = {"hardware": this_machine()}
         found = echo_profiles().items()
-        return {name: one.model_copy(update={"spec": one.spec.model_copy(update=here)}) for name, one in found}
+        return {name: one.with_spec(**here) for name, one in found}
 
     monkeypatch.setattr(profile_cache, "profile", at_once)
     assert find_profile(path, pipeline, None) is None
@@ -119,8 +119,7 @@ def test_profile_of_another_model_is_not_used(tmp_path: Path, before: str, after
     pipeline, profiles = load_pipeline(path), []
     for name, profile in echo_profiles().items():
         models = {one.name: model_identity(one, tmp_path) for one in pipeline.spec.stage(name).variants}
-        spec = profile.spec.model_copy(update={"models": models, "hardware": this_machine()})
-        profiles.append(profile.model_copy(update={"spec": spec}))
+        profiles.append(profile.with_spec(models=models, hardware=this_machine()))
     (tmp_path / "profile.yaml").write_text(dump_yaml(*profiles))
     assert find_profile(path, pipeline, None) is not None
 
@@ -138,7 +137,7 @@ def test_model_identity_depends_on_weights(tmp_path: Path) -> None:
     path = tmp_path / "w.safetensors"
     path.write_bytes(b"one")
     (variant, *_) = echo_pipeline().spec.stages[0].variants
-    variant = variant.model_copy(update={"storage_uri": "w.safetensors"})
+    variant = variant.replace(storage_uri="w.safetensors")
     before = model_identity(variant, tmp_path)
     path.write_bytes(b"two")
     assert before.describe_change(model_identity(variant, tmp_path)) == "other weights"

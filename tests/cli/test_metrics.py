@@ -18,9 +18,8 @@ BOX = [10.0, 10.0, 50.0, 50.0]
 
 
 def a_reader(family: str = "echo", **annotations: str) -> InferencePipeline:
-    pipeline = a_pipeline([a_stage(outputs=[TEXT], variants=[a_variant("small", family=family)])])
-    metadata = pipeline.metadata.model_copy(update={"annotations": annotations})
-    return pipeline.model_copy(update={"metadata": metadata})
+    stage = a_stage(outputs=[TEXT], variants=[a_variant("small", family=family)])
+    return a_pipeline([stage]).with_metadata(annotations=annotations)
 
 
 def said(truth: str, answer: str) -> ReceivedAnswer:

@@ -246,9 +246,8 @@ async def test_stopping_router_has_time_to_drain(tmp_path: Path) -> None:
             patience.append(patience_seconds)
 
     supervisor = Supervisor(Setup(write_echo_pipeline(tmp_path), tmp_path / "run", plan=echo_plan()))
-    spec = supervisor.pipeline.spec
-    slow = spec.model_copy(update={"slo": spec.slo.model_copy(update={"latency_seconds": 45.0})})
-    supervisor.pipeline = supervisor.pipeline.model_copy(update={"spec": slow})
+    slow = supervisor.pipeline.spec.slo.replace(latency_seconds=45.0)
+    supervisor.pipeline = supervisor.pipeline.with_spec(slo=slow)
     supervisor.router = cast("ChildProcess", Patient())
 
     await supervisor.stop()
@@ -460,10 +459,7 @@ async def test_loadtest_reports_and_exits_with_the_signal_code(
 
 def write_trusted_profile(folder: Path) -> None:
     """Write profiles of this machine next to the echo pipeline, so that none is measured."""
-    profiles = [
-        each.model_copy(update={"spec": each.spec.model_copy(update={"hardware": this_machine()})})
-        for each in echo_profiles().values()
-    ]
+    profiles = [each.with_spec(hardware=this_machine()) for each in echo_profiles().values()]
     (folder / "profile.yaml").write_text(dump_yaml(*profiles))
 
 

@@ -98,8 +98,8 @@ def load_within(pipeline: InferencePipeline, profiles: Mapping[str, ModelProfile
 
     The heaviest variants carry the lowest load alone. The highest needs more replicas, and so does half as much again.
     """
-    budget = pipeline.spec.budget.model_copy(update={"cores": min(pipeline.spec.budget.cores, cores)})
-    within = pipeline.model_copy(update={"spec": pipeline.spec.model_copy(update={"budget": budget})})
+    budget = pipeline.spec.budget.replace(cores=min(pipeline.spec.budget.cores, cores))
+    within = pipeline.with_spec(budget=budget)
 
     def replicas(load_rps: float) -> int:
         forecast = ForecastRecord(peak_rps=load_rps, source="given")

@@ -394,7 +394,7 @@ def constant_task(path: Path, document: dict[str, Any], label: int) -> bytes:
     pipeline = InferencePipeline.model_validate(document)
     stage = pipeline.spec.stages[0]
     spec = model_spec(pipeline, VIT_TASKS.parent, stage, stage.variants[0], 1.0)
-    network = build(spec.model_copy(update={"tasks_folder": str(path.parent)})).network
+    network = build(spec.replace(tasks_folder=str(path.parent))).network
     assert isinstance(network, ServedTransformer)
     bias = torch.nn.functional.one_hot(torch.tensor(label), 2) * 9.0
     head = Head(torch.zeros(2, network.transformer.shape.width), bias)

@@ -96,10 +96,10 @@ def only_cascade(stage: StagePlan) -> StagePlan:
     planned = stage.planned_escalation
     target = None if planned is None else planned.target(stage.variant)
     kept = {
-        name: tuple(p.model_copy(update={"escalations": ()}) for p in points if p.key(stage.variant) == target)
+        name: tuple(p.replace(escalations=()) for p in points if p.key(stage.variant) == target)
         for name, points in (("upgrades", stage.upgrades), ("fallbacks", stage.fallbacks))
     }
-    return stage.model_copy(update={**kept, "escalations": () if planned is None else (planned,)})
+    return stage.replace(**kept, escalations=() if planned is None else (planned,))
 
 
 def no_mixes(*given: Any) -> OptionArrays:
@@ -148,7 +148,7 @@ class Bench:
                 patch.setattr(stage_options, "mixes", no_mixes)
             plan = decide(pipeline, self.profiles, inputs)
         stages = tuple(map(only_cascade, plan.spec.stages)) if method == CASCADE else plan.spec.stages
-        return plan.model_copy(update={"spec": plan.spec.model_copy(update={"stages": stages})})
+        return plan.with_spec(stages=stages)
 
     async def _measure(
         self, folder: Path, pipeline: InferencePipeline, plan: PipelinePlan, seconds: float, source: DigitPayloads

@@ -123,7 +123,7 @@ class Site:
             await self._until_ok(f"http://127.0.0.1:{port}/v2/models/{spec.name}/ready")
         endpoint = Endpoint(name=unique, address=f"127.0.0.1:{port}", variants=(spec.name,))
         self.endpoints[name] = endpoint
-        self._write_endpoints(*([previous.model_copy(update={"draining": True})] if previous else []))
+        self._write_endpoints(*([previous.replace(draining=True)] if previous else []))
         if previous:
             for router in ROUTERS:
                 await self._until_routed(router)

@@ -126,7 +126,7 @@ async def refuses_what_is_too_large(session: aiohttp.ClientSession, http_port: i
     await writer.wait_closed()
 
 
-LARGE = [a_spec().model_copy(update={"name": f"v{number}", "family": "f" * 3000}) for number in range(64)]
+LARGE = [a_spec().replace(name=f"v{number}", family="f" * 3000) for number in range(64)]
 """More than Linux passes in one environment variable."""
 
 

@@ -29,8 +29,7 @@ SETTINGS = Settings(control_image="control:1", model_server_image="model-server:
 
 def owned(pipeline: InferencePipeline) -> InferencePipeline:
     """A pipeline as the API server stores it in namespace team."""
-    stored = pipeline.metadata.model_copy(update={"namespace": "team", "uid": "1234", "generation": 1})
-    return pipeline.model_copy(update={"metadata": stored})
+    return pipeline.with_metadata(namespace="team", uid="1234", generation=1)
 
 
 @dataclass

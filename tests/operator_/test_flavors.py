@@ -96,7 +96,7 @@ def test_gated_pod_is_on_its_way_however_long_it_takes(*, gated: bool) -> None:
 def test_replicas_wait_in_the_queue_of_their_pipeline() -> None:
     pipeline = a_flavored_pipeline()
     labels = {"kueue.x-k8s.io/queue-name": "team", "other": "label"}
-    queued = pipeline.model_copy(update={"metadata": pipeline.metadata.model_copy(update={"labels": labels})})
+    queued = pipeline.with_metadata(labels=labels)
     added = deployment_of(queued)["metadata"]["labels"].items() - deployment_of(pipeline)["metadata"]["labels"].items()
 
     assert dict(added) == {"kueue.x-k8s.io/queue-name": "team"}

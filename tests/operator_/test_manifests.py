@@ -52,7 +52,7 @@ VARIANTS = [
 
 
 PIPELINE = owned(a_pipeline([a_stage(variants=VARIANTS)], budget={"cores": "8", "gpus": 1}))
-SELDON = PIPELINE.model_copy(update={"spec": PIPELINE.spec.model_copy(update={"deployer": "SeldonDeployment"})})
+SELDON = PIPELINE.with_spec(deployer="SeldonDeployment")
 STAGE = PIPELINE.spec.stages[0]
 GROUPS = {variant.name: group for group in replica_groups(STAGE) for variant in group.variants}
 
@@ -166,7 +166,7 @@ def test_termination_grace_period_follows_the_slo(latency: str, seconds: int) ->
 def test_routers_are_as_many_as_planned(bounds: dict[str, int], planned: int, replicas: int) -> None:
     pipeline = owned(a_pipeline(router=bounds))
     plan = a_plan(pipeline)
-    plan = plan.model_copy(update={"spec": plan.spec.model_copy(update={"routers": planned})})
+    plan = plan.with_spec(routers=planned)
     written = router_objects(pipeline, plan, SETTINGS, pod_monitor=False)
 
     assert [one["spec"]["replicas"] for one in written if one["kind"] == "Deployment"] == [replicas]
@@ -220,7 +220,7 @@ def test_only_a_longer_slo_profiles_excluded_batch_sizes() -> None:
     (task,) = profile_tasks(within("500ms"))
     complete = a_profile("stage-0", [a_point_profile()])
     complete.metadata.annotations[FINGERPRINT_ANNOTATION] = task.fingerprint
-    cut = complete.model_copy(update={"spec": complete.spec.model_copy(update={"longest_batch_seconds": 0.5})})
+    cut = complete.with_spec(longest_batch_seconds=0.5)
 
     assert [missing_profile_tasks(within(latency), [complete]) for latency in ("100ms", "500ms", "10s")] == [(), (), ()]
     assert [missing_profile_tasks(within(latency), [cut]) for latency in ("100ms", "500ms")] == [(), ()]
@@ -250,8 +250,7 @@ def test_secrets_have_separate_profile_tasks() -> None:
 
 async def test_api_server_stores_every_manifest_as_written(cluster: Cluster, namespace: str) -> None:
     """The stored objects contain every field as it was sent; otherwise each reconciliation would write again."""
-    metadata = PIPELINE.metadata.model_copy(update={"namespace": namespace})
-    pipeline = PIPELINE.model_copy(update={"metadata": metadata})
+    pipeline = PIPELINE.with_metadata(namespace=namespace)
     manifests = [
         *router_objects(pipeline, a_plan(pipeline), SETTINGS, pod_monitor=False),
         *network_policies(pipeline, SETTINGS),

@@ -100,8 +100,8 @@ def test_oversized_file_is_not_read(tmp_path):
 
 def test_tensor_name_y_is_quoted_in_yaml():
     pipeline = a_pipeline()
-    output = pipeline.spec.outputs[0].model_copy(update={"name": "y"})
-    document = pipeline.model_copy(update={"spec": pipeline.spec.model_copy(update={"outputs": (output,)})})
+    output = pipeline.spec.outputs[0].replace(name="y")
+    document = pipeline.with_spec(outputs=(output,))
 
     assert "name: 'y'" in dump_yaml(document)
 

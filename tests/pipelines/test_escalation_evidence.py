@@ -76,7 +76,7 @@ def test_negligible_gain_justifies_no_costlier_escalation() -> None:
 
 def test_only_a_few_escalations_remain_per_pair() -> None:
     many = tuple(escalation("heavy", share / 10, 0.8 + share / 100) for share in range(1, 9))
-    own = tuple(again.model_copy(update={"variant": None, "to": "full"}) for again in many)
+    own = tuple(again.replace(variant=None, to="full") for again in many)
     accuracies = ACCURACIES | {("light", "full"): 0.95}
     found = undominated_escalations({LIGHT: (*many, *own)}, accuracies)
 

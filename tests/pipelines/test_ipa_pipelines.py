@@ -203,11 +203,10 @@ def send_load_while_variants_change(serving: Up, folder: Path, plan: PipelinePla
 
 def with_variants(pipeline: InferencePipeline, plan: PipelinePlan, number: int) -> PipelinePlan:
     stages = tuple(
-        planned.model_copy(update={"variant": stage.variants[number % len(stage.variants)].name})
+        planned.replace(variant=stage.variants[number % len(stage.variants)].name)
         for stage, planned in zip(pipeline.spec.stages, plan.spec.stages, strict=True)
     )
-    spec = plan.spec.model_copy(update={"stages": stages, "generation": plan.spec.generation + number})
-    return plan.model_copy(update={"spec": spec})
+    return plan.with_spec(stages=stages, generation=plan.spec.generation + number)
 
 
 @pytest.mark.conformance

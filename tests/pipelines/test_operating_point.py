@@ -175,7 +175,7 @@ def test_measured_accuracy_has_confidence_and_samples_digest():
 
     assert (found.value, found.samples, found.source) == (0.75, 4, "Measured")
     assert (found.mean_confidence, found.samples_digest) == (0.75, DIGEST)
-    assert measured_accuracy(3, 4) == found.model_copy(update={"mean_confidence": None, "samples_digest": None})
+    assert measured_accuracy(3, 4) == found.replace(mean_confidence=None, samples_digest=None)
 
 
 @given(st.integers(1, 5000).flatmap(lambda n: st.tuples(st.integers(0, n), st.just(n))))

@@ -117,7 +117,7 @@ def a_profile_that_tells_of_prompts() -> PointProfile:
     own = a_chat_profile()
     assert own.chats is not None
     changes = {"prompt_tokens": 26.0, "text_prompt_tokens": 10.0, "prefill_seconds": READING}
-    return own.model_copy(update={"chats": own.chats.model_copy(update=changes)})
+    return own.replace(chats=own.chats.replace(**changes))
 
 
 @given(images=st.floats(0, 8), size=st.sampled_from([1, 4, 8]), more=st.floats(0, 5_000))

@@ -46,7 +46,7 @@ def test_drawn_rows_are_what_images_and_tokenizers_produce() -> None:
     mask = TensorSpec(name="attention_mask", datatype="INT64", shape=(5,))
     assert inputs.random_rows(image, 9, 5).max() > 200
     assert inputs.random_rows(mask, 2, 5).tolist() == [[1] * 5] * 2
-    assert inputs.random_rows(mask.model_copy(update={"name": "ids"}), 9, 5).max() < 128
+    assert inputs.random_rows(mask.replace(name="ids"), 9, 5).max() < 128
 
 
 def test_rows_of_samples_have_their_most_frequent_shape(tmp_path: Path) -> None:

@@ -23,7 +23,7 @@ BRIEF = Effort(seconds=0.05, min_batches=2, max_seconds=0.2, rounds=1)
 
 
 def of_namespace(pipeline: InferencePipeline, namespace: str) -> InferencePipeline:
-    return pipeline.model_copy(update={"metadata": Metadata(name=pipeline.name, namespace=namespace)})
+    return pipeline.replace(metadata=Metadata(name=pipeline.name, namespace=namespace))
 
 
 async def test_each_kind_of_node_has_its_own_profiles(cluster: Cluster, namespace: str, tmp_path: Path) -> None:

@@ -39,7 +39,7 @@ def test_tasks_round_trip():
 
 def test_task_accuracies_round_trip_without_samples_digest():
     known = Accuracy(value=0.75, source="Measured", samples=99, low=0.7, high=0.8, mean_confidence=0.9)
-    judged = known.model_copy(update={"samples_digest": f"sha256:{64 * '0'}"})
+    judged = known.replace(samples_digest=f"sha256:{64 * '0'}")
     facts = task_metadata(["late"], {}, {"late": {"full": judged}})
 
     assert parse_task_accuracies(facts) == {"late": {"full": known}}

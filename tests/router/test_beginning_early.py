@@ -195,7 +195,7 @@ def test_partial_chat_leaves_no_row_when_stage_turns_colocated():
     top.take()
     assert (pulls.inflight, whole.inflight) == (1, 0)
     early = a_partial_chat(top)
-    top.scheduler.apply_plan(top.scheduler.plan.model_copy(update={"variant": WHOLE}))
+    top.scheduler.apply_plan(top.scheduler.plan.replace(variant=WHOLE))
     top.end(top.sent[0])
     for _ in range(3):
         top.scheduler.refresh_replicas()

@@ -69,7 +69,7 @@ async def test_replicas_that_drain_or_go_finish_what_they_hold():
         await staying.start()
         both = endpoints_of({"stage-0": [staying]})
         draining = leaving.endpoint(draining=True)
-        rig.router.apply_endpoints(both.model_copy(update={"stages": {"stage-0": (*both.stages["stage-0"], draining)}}))
+        rig.router.apply_endpoints(both.replace(stages={"stage-0": (*both.stages["stage-0"], draining)}))
         await rig.until(lambda: rig.router.state().stages["stage-0"].endpoints["staying"].ready)
         assert (await rig.rest(a_request(parameters=PATIENT)))[0] == 200
         assert (len(leaving.seen), len(staying.seen)) == (1, 1)

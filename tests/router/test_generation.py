@@ -91,7 +91,7 @@ def test_least_loaded_replica_is_next_and_plan_sets_capacity():
         top.take()
     assert sorted(slot.inflight for slot in top.slots) == [1, 2]
 
-    top.scheduler.apply_plan(top.scheduler.plan.model_copy(update={"batch_size": 1}))
+    top.scheduler.apply_plan(top.scheduler.plan.replace(batch_size=1))
     top.take()
     assert len(top.sent) == 3
     assert top.scheduler.queue.rows == 1

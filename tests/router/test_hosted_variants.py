@@ -96,7 +96,7 @@ def test_late_second_pass_keeps_the_first_response():
 
 def test_second_pass_leaves_later_stages_their_planned_time():
     top, later = Hosting("ModalityMix"), Hosting().scheduler
-    later.latency_model.apply_plan(later.plan.model_copy(update={"latency_seconds": 1.2}))
+    later.latency_model.apply_plan(later.plan.replace(latency_seconds=1.2))
     top.scheduler.set_downstream([later])
     work = top.ask(rows=2, seconds=1.9)
     top.clock.run(0.14)

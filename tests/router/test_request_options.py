@@ -81,7 +81,7 @@ def test_registered_task_grants_terms_until_unregistered():
     assert resolve(RequestOptions(task="new")).options == state.options
 
     tasks.unregister("first", "small", "new")
-    tasks.register("first", "small", "new", record.model_copy(update={"utility": 1.0}))
+    tasks.register("first", "small", "new", record.replace(utility=1.0))
     assert resolve(RequestOptions(task="new")).options.utility == 1.0
 
 

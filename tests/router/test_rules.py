@@ -283,6 +283,6 @@ def test_plan_of_other_pipeline_or_stage_is_rejected():
         validate_plan(a_plan(a_pipeline(1)), a_pipeline(2))
 
     other = a_plan(a_pipeline(1)).model_copy(deep=True)
-    renamed = other.model_copy(update={"spec": other.spec.model_copy(update={"pipeline": "other"})})
+    renamed = other.with_spec(pipeline="other")
     with pytest.raises(DocumentError, match=r"spec\.pipeline: the plan is for 'other', not for 'sample'"):
         validate_plan(renamed, a_pipeline(1))

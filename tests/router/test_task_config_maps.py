@@ -31,12 +31,7 @@ from trimtab_router.router import Router
 async def pipeline(cluster: Cluster, namespace: str) -> InferencePipeline:
     """A pipeline with the empty ConfigMap that the operator creates."""
     await create(cluster, namespace, "small")
-    return in_namespace(a_tasked_pipeline(), namespace)
-
-
-def in_namespace(pipeline: InferencePipeline, namespace: str) -> InferencePipeline:
-    metadata = pipeline.metadata.model_copy(update={"namespace": namespace})
-    return pipeline.model_copy(update={"metadata": metadata})
+    return a_tasked_pipeline().with_metadata(namespace=namespace)
 
 
 async def create(cluster: Cluster, namespace: str, variant: str, content: Mapping[str, bytes] | None = None) -> None:
@@ -156,7 +151,7 @@ async def test_version_seen_before_its_tasks_is_not_overwritten(cluster, namespa
 async def test_number_taken_for_another_variant_is_given_back(cluster, namespace, tmp_path):
     """Another router registers its task between the choice of a number and the write."""
     variants = [a_variant("small"), a_variant("large", accuracy=0.95)]
-    pipeline = in_namespace(a_tasked_pipeline(stage={"variants": variants}), namespace)
+    pipeline = a_tasked_pipeline(stage={"variants": variants}).with_metadata(namespace=namespace)
     for variant in variants:
         await create(cluster, namespace, variant["name"])
 
@@ -201,7 +196,7 @@ async def test_invalid_content_is_skipped_by_name(cluster, namespace, pipeline, 
 
 
 async def test_missing_config_map_is_an_error_of_the_request(cluster, namespace, tmp_path):
-    pipeline = in_namespace(a_tasked_pipeline(), namespace)
+    pipeline = a_tasked_pipeline().with_metadata(namespace=namespace)
     async with a_router(cluster, pipeline, tmp_path, [*OWN]) as rig:
         missing = await put(rig)
         await create(cluster, namespace, "small")

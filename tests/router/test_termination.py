@@ -157,7 +157,7 @@ async def test_a_router_starts_from_its_files_without_an_api_server(tmp_path: Pa
     options = ("--cluster", "--namespace", "shop", "--linger-seconds", "0")
     replica = FakeReplica()
     await replica.start()
-    gone = replica.endpoint().model_copy(update={"name": "gone", "address": "127.0.0.1:9"})
+    gone = replica.endpoint().replace(name="gone", address="127.0.0.1:9")
     stored = Endpoints(stages={"stage-0": (replica.endpoint(), gone)})
     async with (
         a_process(tmp_path, *options, stored=stored, KUBECONFIG=str(tmp_path / "kubeconfig")) as router,

@@ -99,8 +99,8 @@ def an_example(path: Path) -> Documents:
     for stage in pipeline.spec.stages:
         law = (0.004, 0.002)
         points = [
-            a_chat_point(variant.name, law, law, law, law, tokens=20).model_copy(
-                update={"operating_point": point.name, "cores": variant.resources.cpu}
+            a_chat_point(variant.name, law, law, law, law, tokens=20).replace(
+                operating_point=point.name, cores=variant.resources.cpu
             )
             if stage.generates
             else a_point_profile(variant.name, *law, cores=variant.resources.cpu, point=point.name)

@@ -122,7 +122,7 @@ def limit_to_schedulable(pipeline: InferencePipeline) -> tuple[InferencePipeline
         for each in (spec.budget, budget)
     )
     remark = f"the nodes can schedule {usable} of the budget's {whole}"
-    return pipeline.model_copy(update={"spec": spec}), remark
+    return pipeline.replace(spec=spec), remark
 
 
 def _precedence(profile: ModelProfile) -> tuple[bool, str]:

@@ -63,7 +63,7 @@ class ClusterPlanPublisher:
             return own
         log.info("%s was written by another client: continuing from it", where)
         generation = max(plan.spec.generation, own.spec.generation)  # our next plan must be newer than both
-        return plan.model_copy(update={"spec": plan.spec.model_copy(update={"generation": generation})})
+        return plan.with_spec(generation=generation)
 
     async def publish(self, plan: PipelinePlan) -> None:
         """Write the plan if it differs from the one in force, and delete an obsolete proposal."""

@@ -36,7 +36,7 @@ def allowed_points(
     variant = stage.variant(option.variant)
     own = _point_plan(problem, stage, variant, variant, option.operating_point, batch_sizes)
     if stage.pin.operating_point is not None:
-        return AllowedPoints(own.model_copy(update={"escalations": ()}))
+        return AllowedPoints(own.replace(escalations=()))
     groups = [variant, *(stage.variant(group.variant) for group in option.other_groups)]
     hosted = frozenset[str]().union(*(switchable_variants(problem.spec, stage, own) or {own.name} for own in groups))
     others = [
@@ -58,9 +58,7 @@ def allowed_points(
     kept = {key: point for key, point in keys.items() if not reasons.get(key)}
     targets = kept.keys() if problem.spec.policy_traits.escalates else set[tuple[str, str]]()
     ordered = [
-        point.model_copy(
-            update={"escalations": tuple(look for look in point.escalations if look.target(key[0]) in targets)}
-        )
+        point.replace(escalations=tuple(look for look in point.escalations if look.target(key[0]) in targets))
         for key, point in kept.items()
     ]
     own = ordered[0]
@@ -79,8 +77,8 @@ def _point_plan(
     curve = None if profile is None else profile.to_first_token
     seconds = {} if curve is None else {size: curve.latency_seconds(size, 0.5) for size in batch_sizes}
     owner = None if variant is planned else variant.name
-    return unmeasured_point_plan(point, problem.spec.objective.accuracy_basis).model_copy(
-        update={"variant": owner, "service_seconds": seconds}
+    return unmeasured_point_plan(point, problem.spec.objective.accuracy_basis).replace(
+        variant=owner, service_seconds=seconds
     )
 
 

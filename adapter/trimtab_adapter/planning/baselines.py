@@ -31,10 +31,10 @@ def static_plan(
     Batch sizes are those with the highest throughput within the SLO; the rest of the budget becomes replicas of the
     busiest stages. `load_rps` is the load the plan is recorded and judged for.
     """
-    objective = pipeline.spec.objective.model_copy(update={"accuracy_floor": None, "goal": "Weighted"})
-    free = PlanningProblem(pipeline.spec.model_copy(update={"objective": objective}), profiles, 0.0)
+    objective = pipeline.spec.objective.replace(accuracy_floor=None, goal="Weighted")
+    free = PlanningProblem(pipeline.spec.replace(objective=objective), profiles, 0.0)
     pins = {stage.name: pin_extreme(free, stage, choice) for stage in pipeline.spec.stages}
-    pinned = pipeline.model_copy(update={"spec": with_pins(free.spec, pins)})
+    pinned = pipeline.replace(spec=with_pins(free.spec, pins))
     max_rps = _max_load(pinned, profiles)
     problem = PlanningProblem(pinned.spec, profiles, max_rps)
     solved = solve_or_relax(problem)
@@ -51,14 +51,11 @@ def static_plan(
 
 def with_single_variants(pipeline: InferencePipeline) -> InferencePipeline:
     """The pipeline with plans of one variant and operating point a stage at a time, which serve every batch."""
-    spec = pipeline.spec.model_copy(update={"scheduling_policy": "EarliestDeadlineFirst"})
-    return pipeline.model_copy(update={"spec": spec})
+    return pipeline.with_spec(scheduling_policy="EarliestDeadlineFirst")
 
 
 def with_pins(spec: InferencePipelineSpec, pins: Mapping[str, Pin]) -> InferencePipelineSpec:
-    """The pipeline with other pins, validated anew because copies keep cached properties."""
-    stages = tuple(stage.model_copy(update={"pin": pins[stage.name]}) for stage in spec.stages)
-    return InferencePipelineSpec.model_validate(spec.model_copy(update={"stages": stages}).model_dump(by_alias=True))
+    return spec.replace(stages=tuple(stage.replace(pin=pins[stage.name]) for stage in spec.stages))
 
 
 def pin_extreme(problem: PlanningProblem, stage: Stage, which: Extreme) -> Pin:

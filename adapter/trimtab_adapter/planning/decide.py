@@ -100,7 +100,7 @@ def planning_problem(
         changed_shares,
     )
     hold_reason = load_hold_reason(forecast_rps, load_rps, planned_rps, hold_seconds)
-    forecast = inputs.forecast.model_copy(update={"peak_rps": load_rps, "hold_reason": hold_reason})
+    forecast = inputs.forecast.replace(peak_rps=load_rps, hold_reason=hold_reason)
     with time_limit():
         return relax(problem), forecast
 
@@ -147,14 +147,12 @@ def build_plan(
         stages=stages,
         routers=routers,
         forecast=forecast,
-        expected=expected.model_copy(update={"cost_per_hour": sum(costs.values()), "cost_by_flavor": costs}),
-        explanation=explain(solved, stages, routers, current, _cause(problem, forecast)).model_copy(
-            update={
-                "accuracy_basis": accuracy_basis_note(problem.spec, stages),
-                "excluded_points": excluded,
-                "batch_sizes_capped": capped_batch_sizes(problem.spec),
-                "drifted_accuracies": problem.drifted_accuracies,
-            }
+        expected=expected.replace(cost_per_hour=sum(costs.values()), cost_by_flavor=costs),
+        explanation=explain(solved, stages, routers, current, _cause(problem, forecast)).replace(
+            accuracy_basis=accuracy_basis_note(problem.spec, stages),
+            excluded_points=excluded,
+            batch_sizes_capped=capped_batch_sizes(problem.spec),
+            drifted_accuracies=problem.drifted_accuracies,
         ),
     )
     metadata = Metadata(name=pipeline.name, namespace=pipeline.metadata.namespace)
@@ -177,7 +175,7 @@ def planned_stages(problem: PlanningProblem, program: Program, choice: Sequence[
         plan, excluded = _stage_plan(problem, stage.name, option, _least_accuracy(problem, choice, option))
         grouped = StageExpectation(plan.expected_accuracy, {**option.rows()}) if option.rows else None
         expected = grouped or stage_expectation(problem, plan)
-        shares = plan.model_copy(update={"shares": expected.row_shares})
+        shares = plan.replace(shares=expected.row_shares)
         planned[stage.name] = PlannedStage(shares, expected.accuracy, excluded)
     return planned
 

@@ -86,13 +86,13 @@ def _with_shares(
     own = {threshold[3]: change for threshold, change in changes.items() if threshold[:3] == key}
     if not own:
         return point
-    return point.model_copy(update={"escalations": tuple(_with_share(each, own) for each in point.escalations)})
+    return point.replace(escalations=tuple(_with_share(each, own) for each in point.escalations))
 
 
 def _with_share(escalation: Escalation, changes: Mapping[float, tuple[float, float]]) -> Escalation:
     before, now = changes[min(changes, key=lambda below: abs(below - escalation.confidence_below))]
     odds = _odds(now) / _odds(before) * _odds(escalation.share)
-    return escalation.model_copy(update={"share": round(odds / (1.0 + odds), 4)})
+    return escalation.replace(share=round(odds / (1.0 + odds), 4))
 
 
 def _odds(share: float) -> float:
@@ -143,7 +143,7 @@ def with_registered_tasks(
     def extended(stage: Stage, variant: Variant) -> Variant:
         def with_tasks(point: OperatingPoint) -> OperatingPoint:
             registered = dict(registered_accuracies.get((stage.name, variant.name, point.name), {}))
-            return point.model_copy(update={"accuracy_by_task": registered | point.accuracy_by_task})
+            return point.replace(accuracy_by_task=registered | point.accuracy_by_task)
 
         return _with_points(variant, with_tasks)
 
@@ -151,12 +151,10 @@ def with_registered_tasks(
 
 
 def _with_variants(spec: InferencePipelineSpec, change: Callable[[Stage, Variant], Variant]) -> InferencePipelineSpec:
-    """A spec with changed variants, validated anew because copies keep cached properties."""
     stages = tuple(
-        stage.model_copy(update={"variants": tuple(change(stage, variant) for variant in stage.variants)})
-        for stage in spec.stages
+        stage.replace(variants=tuple(change(stage, variant) for variant in stage.variants)) for stage in spec.stages
     )
-    return InferencePipelineSpec.model_validate(spec.model_copy(update={"stages": stages}).model_dump(by_alias=True))
+    return spec.replace(stages=stages)
 
 
 def drifted_points(requested: InferencePipelineSpec, corrected: InferencePipelineSpec) -> tuple[str, ...]:
@@ -184,10 +182,10 @@ def _with_points(variant: Variant, change: Callable[[OperatingPoint], OperatingP
     """The variant with changed operating points; without any its own accuracies are those of the only point."""
     changed = tuple(map(change, variant.points))
     if variant.operating_points:
-        return variant.model_copy(update={"operating_points": changed})
+        return variant.replace(operating_points=changed)
     fields = ("accuracy", "accuracy_by_task", "accuracy_evidence", "escalations")
     update = {name: getattr(changed[0], name) for name in fields}
-    return variant.model_copy(update={name: value for name, value in update.items() if value is not None})
+    return variant.replace(**{name: value for name, value in update.items() if value is not None})
 
 
 def _point(variant: str, point: OperatingPoint, changes: _Changes) -> OperatingPoint:
@@ -198,14 +196,12 @@ def _point(variant: str, point: OperatingPoint, changes: _Changes) -> OperatingP
     tasks = {}
     for task, before in point.accuracy_by_task.items():
         by = changes.on(key, task)
-        tasks[task] = _shift_interval(before, by).model_copy(update={"value": _shift(before.value, by)})
-    return point.model_copy(
-        update={
-            "accuracy": _shift(point.accuracy, own),
-            "accuracy_evidence": evidence,
-            "accuracy_by_task": tasks,
-            "escalations": tuple(_escalation(escalation, key, changes) for escalation in kept),
-        }
+        tasks[task] = _shift_interval(before, by).replace(value=_shift(before.value, by))
+    return point.replace(
+        accuracy=_shift(point.accuracy, own),
+        accuracy_evidence=evidence,
+        accuracy_by_task=tasks,
+        escalations=tuple(_escalation(escalation, key, changes) for escalation in kept),
     )
 
 
@@ -217,18 +213,18 @@ def _escalation(escalation: Escalation, first: Key, changes: _Changes) -> Escala
         for task, own in escalation.by_task.items()
     }
     moved = _shifted(escalation, changes.overall[first], changes.overall[target])
-    return moved.model_copy(update={"by_task": by_task})
+    return moved.replace(by_task=by_task)
 
 
 def _shifted(escalation: _EscalationType, first: float, then: float) -> _EscalationType:
     by = (1 - escalation.share) * first + escalation.share * then
     low = None if escalation.accuracy_low is None else _shift(escalation.accuracy_low, by)
-    return escalation.model_copy(update={"accuracy": _shift(escalation.accuracy, by), "accuracy_low": low})
+    return escalation.replace(accuracy=_shift(escalation.accuracy, by), accuracy_low=low)
 
 
 def _shift_interval(evidence: _Evidence, by: float) -> _Evidence:
     ends = {"low": evidence.low, "high": evidence.high}
-    return evidence.model_copy(update={end: _shift(value, by) for end, value in ends.items() if value is not None})
+    return evidence.replace(**{end: _shift(value, by) for end, value in ends.items() if value is not None})
 
 
 def _change(observed: float, measured: float) -> float:

@@ -83,7 +83,7 @@ def _in_time(problem: PlanningProblem, plan: StagePlan) -> StagePlan:
         for name in ("upgrades", "fallbacks")
     }
     planned = _observed(problem, plan, plan.planned)
-    return plan.model_copy(update={**points, "service_seconds": planned.service_seconds})
+    return plan.replace(**points, service_seconds=planned.service_seconds)
 
 
 def _observed(problem: PlanningProblem, plan: StagePlan, point: PointPlan) -> PointPlan:
@@ -92,4 +92,4 @@ def _observed(problem: PlanningProblem, plan: StagePlan, point: PointPlan) -> Po
     profile = point_profile(problem, stage, variant, variant.point(point.name))
     ratio = 1.0 if profile is None else service_ratio(problem, stage, variant, profile)
     seconds = {size: seconds * ratio for size, seconds in point.service_seconds.items()}
-    return point.model_copy(update={"service_seconds": seconds})
+    return point.replace(service_seconds=seconds)

@@ -137,7 +137,7 @@ def _solve_jointly(
 
 def limit_budget(spec: InferencePipelineSpec, cores: float, gpus: int) -> InferencePipelineSpec:
     least = {"cores": min(spec.budget.cores, cores), "gpus": min(spec.budget.gpus, gpus)}
-    return spec.model_copy(update={"budget": spec.budget.model_copy(update=least)})
+    return spec.replace(budget=spec.budget.replace(**least))
 
 
 def _pool_share(name: str, found: PlanSolution, point: Solution, spare_cores: float, spare_gpus: int) -> PlanSolution:

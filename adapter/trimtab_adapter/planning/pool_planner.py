@@ -49,7 +49,7 @@ class PoolLedger:
         """The pool without the allocations of pipelines that do not decide, except `key`."""
         cores, gpus = _allocated(m for other, m in self.members.items() if m.demand is None and other != key)
         left = {"cores": max(self.pool.cores - cores, TOLERANCE), "gpus": max(self.pool.gpus - gpus, 0)}
-        return self.pool.model_copy(update=left)
+        return self.pool.replace(**left)
 
     def allocated(self, key: str) -> ResourceAmount:
         return self.members[key].allocated if key in self.members else NO_RESOURCES
@@ -285,7 +285,7 @@ def _split_or_none(name: str, left: Pool, demands: Mapping[str, PoolDemand]) -> 
 
 def _decide_within(request: PlanRequest, room: ResourceAmount, name: str) -> PipelinePlan:
     """Decide alone, within the resources that are free until other pipelines release theirs."""
-    limited = request.pipeline.model_copy(update={"spec": limit_budget(request.pipeline.spec, *room)})
+    limited = request.pipeline.replace(spec=limit_budget(request.pipeline.spec, *room))
     try:
         return decide(limited, request.profiles, request.planning_inputs)
     except PlanningError as error:

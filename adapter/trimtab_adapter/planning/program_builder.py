@@ -69,7 +69,7 @@ def _options(problem: PlanningProblem, stage: Stage, relaxed: Relaxation) -> tup
 def _pin(stage: Stage, relaxed: Relaxation) -> Pin:
     if relaxed.pins:
         return Pin()
-    return stage.pin.model_copy(update={"replicas": None, "batch_size": None}) if relaxed.sizes else stage.pin
+    return stage.pin.replace(replicas=None, batch_size=None) if relaxed.sizes else stage.pin
 
 
 def batch_sizes(spec: InferencePipelineSpec, stage: Stage, pin: Pin) -> list[int]:

@@ -83,8 +83,8 @@ def _change(name: str, written: str) -> Change:
         if multiplied and getattr(part, field) is None:
             raise WhatIfError(f"--what-if {name}={written}: spec.budget has no costPerHour; write {name}=NUMBER")
         changed = value * getattr(part, field) if multiplied else value
-        part = part.model_copy(update={field: int(changed) if name == "gpus" else changed})
-        return replace(problem, spec=problem.spec.model_copy(update={section: part}))
+        part = part.replace(**{field: int(changed) if name == "gpus" else changed})
+        return replace(problem, spec=problem.spec.replace(**{section: part}))
 
     return change
 

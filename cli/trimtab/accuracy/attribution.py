@@ -139,7 +139,7 @@ def accuracies(
             "no sample was answered correctly with the best variants; check the names of the samples' outputs"
         )
     attributed = attribute(pipeline, tallies, factor, samples_digest, confidences)
-    return {key: accuracy.model_copy(update={"source": source}) for key, accuracy in attributed.items()}
+    return {key: accuracy.replace(source=source) for key, accuracy in attributed.items()}
 
 
 def attribute(
@@ -166,7 +166,7 @@ def attribute(
                         name: shifts[name] for name in sorted(shifts) if name != stage.name and shifts[name]
                     },
                 }
-                attributed[stage.name, *point] = _accuracy(tally, factor, samples_digest).model_copy(update=evidence)
+                attributed[stage.name, *point] = _accuracy(tally, factor, samples_digest).replace(**evidence)
     return attributed
 
 

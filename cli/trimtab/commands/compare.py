@@ -91,8 +91,8 @@ def command(
 def _cheapest(pipeline: InferencePipeline, accuracy: float) -> InferencePipeline:
     """The pipeline with the fewest cores for an expected accuracy; the most accurate plans if nothing was served."""
     goal = {"goal": "MinCost", "accuracy_metric": "Product", "accuracy_floor": accuracy}
-    objective = pipeline.spec.objective.model_copy(update={} if math.isnan(accuracy) else goal)
-    return pipeline.model_copy(update={"spec": pipeline.spec.model_copy(update={"objective": objective})})
+    objective = pipeline.spec.objective.replace(**({} if math.isnan(accuracy) else goal))
+    return pipeline.with_spec(objective=objective)
 
 
 def comparison_result(stats: Mapping[str, RunStats]) -> ResultLine:

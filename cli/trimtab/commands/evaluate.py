@@ -95,7 +95,7 @@ def command(
     }
     shares = output_shares(document, answers)
     measured = {
-        key: accuracy.model_copy(update=models[key[:2]] | {"output_shares": shares.get(key, {})})
+        key: accuracy.replace(**(models[key[:2]] | {"output_shares": shares.get(key, {})}))
         for key, accuracy in measured.items()
     }
     seconds = _row_seconds(pipeline, document)

@@ -103,7 +103,7 @@ def image_classification(document: InferencePipeline) -> InferencePipeline:
     labels = tuple(tensor for tensor in spec.outputs if tensor.name == "label")
     if not images or not labels:
         raise ValueError("the pipeline must have an input `image` and an output `label`")
-    return document.model_copy(update={"spec": spec.model_copy(update={"inputs": images, "outputs": labels})})
+    return document.with_spec(inputs=images, outputs=labels)
 
 
 def read_images(source: LabelledPayloads, max_images: int | None) -> tuple[NDArray[Any], NDArray[np.int64]]:

@@ -36,7 +36,7 @@ class CandidateModel:
         self._stage = pipeline.spec.stages[0]
         self._variant = self._stage.variants[0]
         served = model_spec(pipeline, folder, self._stage, self._variant, self._variant.resources.cpu)
-        self._spec = served.model_copy(update={"operating_points": tuple(points)})
+        self._spec = served.replace(operating_points=tuple(points))
         torch.set_num_threads(self._spec.threads)
         try:
             self._network: Network = build(self._spec).network
@@ -68,7 +68,7 @@ class CandidateModel:
         return Path(unquote(parts.path) if parts.scheme else self._spec.storage_uri).parent
 
     def spec_at(self, point: OperatingPoint) -> ModelSpec:
-        return self._spec.model_copy(update={"operating_points": (point,)})
+        return self._spec.replace(operating_points=(point,))
 
     def add_point(self, point: OperatingPoint, like: str, folder: Path) -> None:
         """Add a point that is the compiled form of the point `like`; raises ModelError if it cannot be used."""

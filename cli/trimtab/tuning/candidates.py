@@ -55,7 +55,7 @@ def _point(name: str, schedule: tuple[int, ...], rule: str, usual: str) -> Opera
 
 
 def _with_precision(point: OperatingPoint, precision: Precision) -> OperatingPoint:
-    return point.model_copy(update={"name": f"{point.name}-{precision.lower()}", "precision": precision})
+    return point.replace(name=f"{point.name}-{precision.lower()}", precision=precision)
 
 
 @dataclass(frozen=True, slots=True)

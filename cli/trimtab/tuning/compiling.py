@@ -72,7 +72,7 @@ def _compile(
     result = compile_in_subprocess(CompileRequest(spec=model.spec_at(plain), folder=folder), budget)
     if result.failed:
         return result.failed
-    point = plain.model_copy(update={"name": f"{plain.name}-compiled", "compiled": result.name})
+    point = plain.replace(name=f"{plain.name}-compiled", compiled=result.name)
     try:
         model.add_point(point, plain.name, folder)
     except ModelError as error:

@@ -165,7 +165,7 @@ class QualityEvaluator:
         accuracy = measured_accuracy(correct, total, samples_digest=self._digest, source=source)
         confidence = mean_confidence([result.confidence for result in results], tasks)
         interval = {"low": 1.0, "high": 1.0} if exact else {}
-        return accuracy.model_copy(update={"samples": len(results), "mean_confidence": confidence, **interval})
+        return accuracy.replace(samples=len(results), mean_confidence=confidence, **interval)
 
 
 @dataclass(frozen=True, slots=True)

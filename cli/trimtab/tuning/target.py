@@ -26,10 +26,10 @@ def tuning_target(pipeline: InferencePipeline, stage_name: str | None, variant_n
     variant = _variant(stage, variant_name)
     spec = pipeline.spec
     if len(spec.stages) > 1:
-        spec = spec.model_copy(update={"inputs": _inputs(pipeline, stage), "outputs": _outputs(stage)})
-        stage = stage.model_copy(update={"inputs": tuple(map(_request_input, stage.inputs))})
-    single = stage.model_copy(update={"variants": (variant,), "pin": Pin()})
-    spec_json = spec.model_copy(update={"stages": (single,)}).model_dump(mode="json", by_alias=True)
+        spec = spec.replace(inputs=_inputs(pipeline, stage), outputs=_outputs(stage))
+        stage = stage.replace(inputs=tuple(map(_request_input, stage.inputs)))
+    single = stage.replace(variants=(variant,), pin=Pin())
+    spec_json = spec.replace(stages=(single,)).model_dump(mode="json", by_alias=True)
     return InferencePipeline.model_validate({**pipeline.model_dump(mode="json", by_alias=True), "spec": spec_json})
 
 

@@ -38,7 +38,7 @@ def write_model_folder(
 
 def _with_tasks_folder(spec: ModelSpec, tasks: Path) -> ModelSpec:
     tasks.mkdir(parents=True, exist_ok=True)
-    return spec.model_copy(update={"tasks_folder": str(tasks.resolve())})
+    return spec.replace(tasks_folder=str(tasks.resolve()))
 
 
 def write_models(specs: Sequence[ModelSpec], folder: Path) -> None:

@@ -97,7 +97,7 @@ def prompt_variant(point: OperatingPoint) -> str:
 
 def prompt_variants(point: OperatingPoint) -> tuple[str, ...]:
     """The variants that a point may use, best first."""
-    unmerged = prompt_variant(point.model_copy(update={"merging": None}))
+    unmerged = prompt_variant(point.replace(merging=None))
     return tuple(dict.fromkeys((prompt_variant(point), unmerged)))
 
 

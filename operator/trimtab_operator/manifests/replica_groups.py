@@ -198,8 +198,8 @@ def template(pipeline: InferencePipeline, stage: Stage, group: ReplicaGroup, set
 def _model_server(pipeline: InferencePipeline, stage: Stage, group: ReplicaGroup, settings: Settings) -> Object:
     folder = Path(SHIPPED_PIPELINES / pipeline.name)
     specs = [
-        model_spec(pipeline, folder, stage, variant, group.cores).model_copy(
-            update={"tasks_folder": f"{TASKS_FOLDER}/{variant.name}" if variant in stage.variants_with_tasks else ""}
+        model_spec(pipeline, folder, stage, variant, group.cores).replace(
+            tasks_folder=f"{TASKS_FOLDER}/{variant.name}" if variant in stage.variants_with_tasks else ""
         )
         for variant in group.variants
     ]

@@ -169,7 +169,7 @@ class LatencyModel:
         for key, planned in listed.items():
             point = self.stage.variant(key[0]).point(planned.name)
             if planned.inputs:
-                point = point.model_copy(update={"modalities": planned.inputs})
+                point = point.replace(modalities=planned.inputs)
             escalations = ((look, look.target(key[0])[0]) for look in planned.escalations)
             yield Point(
                 planned.name,

@@ -54,7 +54,7 @@ def _usable(entry: Iterable[_SeenEndpoint], proven: frozenset[str]) -> tuple[End
     usable = [backend for backend in entry if backend.ready or backend.endpoint.name in proven]
     last_ones = all(backend.terminating for backend in usable)
     return tuple(
-        backend.endpoint.model_copy(update={"draining": backend.terminating and not last_ones})
+        backend.endpoint.replace(draining=backend.terminating and not last_ones)
         for backend in sorted(usable, key=lambda backend: backend.endpoint.name)
     )
 

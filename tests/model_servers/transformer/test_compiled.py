@@ -130,11 +130,11 @@ def test_invalid_compiled_point_is_rejected(folder, form, changes, words):
 
 @needs_compiler
 def test_form_for_smaller_batches_or_another_shape_is_rejected(folder, form):
-    larger = at(folder, form).model_copy(update={"max_batch_size": 8})
+    larger = at(folder, form).replace(max_batch_size=8)
     with pytest.raises(ModelError, match="compiled for 4 rows at most, and the variant's maxBatchSize is 8"):
         load_model(larger)
 
-    other = VisionTransformer(SHAPE.model_copy(update={"depth": 2})).eval()
+    other = VisionTransformer(SHAPE.replace(depth=2)).eval()
     with pytest.raises(ModelError, match="compiled for a transformer of another shape"):
         load_form(form, folder, other)
 

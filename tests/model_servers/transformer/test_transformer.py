@@ -106,7 +106,7 @@ def test_prompts_are_replaced_in_each_layer():
 
 def test_mean_pooling_weighs_patches_by_size():
     """With nothing but merging between embedding and pooling, the mean must stay."""
-    shape = SMALL.model_copy(update={"pooling": "Mean", "depth": 1})
+    shape = SMALL.replace(pooling="Mean", depth=1)
     transformer = a_transformer(shape, dtype=torch.float64)
     for part in (transformer.blocks[0].attn.proj, transformer.blocks[0].mlp.fc2):
         part.weight.zero_()

@@ -132,7 +132,7 @@ def test_held_out_samples_have_task_and_label():
 
 def test_training_lowers_loss_and_heads_fit_frozen_features():
     images, schedule = stripes(side=32), Schedule(steps=60, batch=32, peak_rate=4e-3, seed=1)
-    transformer = VisionTransformer(SHAPE.model_copy(update={"depth": 2, "width": 32, "inner": 64}))
+    transformer = VisionTransformer(SHAPE.replace(depth=2, width=32, inner=64))
     init_weights(transformer, 1)
     losses: list[float] = []
     trained = fit_transformer(transformer, images, 2, schedule, losses.append)

@@ -34,7 +34,7 @@ TRAINING: Final = Schedule(steps=350, batch=48, peak_rate=1e-3, seed=11)
 PROMPTS: Final = 1
 """Prompts per layer."""
 PROMPTED: Final = tuple(
-    point.model_copy(update={"name": f"{point.name}-prompts", "prompts": TokenPrompts(count=PROMPTS, mode="Replace")})
+    point.replace(name=f"{point.name}-prompts", prompts=TokenPrompts(count=PROMPTS, mode="Replace"))
     for point in (merging(40), merging(48))
 )
 """Strongest merging: 48 of 256 patches a layer leave few after the fifth. Prompts and heads are trained with it."""
@@ -46,7 +46,7 @@ PROMPT_SCHEDULE: Final = Schedule(steps=300, batch=48, peak_rate=8e-3, seed=21)
 def halve_patches(checkpoint: Checkpoint, patch: int = PATCH_PX) -> VisionTransformer:
     """The same transformer with smaller patches: patch weights are summed, position embeddings interpolated."""
     small = checkpoint.transformer
-    shape = small.shape.model_copy(update={"patch": patch})
+    shape = small.shape.replace(patch=patch)
     factor, weights = small.shape.patch // patch, small.state_dict()
     side = small.shape.side // small.shape.patch
     leading, positions = weights["pos_embed"][:, : small.shape.leading], weights["pos_embed"][:, small.shape.leading :]

@@ -18,11 +18,11 @@ from rich.progress import Progress
 from benchmarks.engine.models import (
     PUBLISHED_VOCABULARY,
     VOCABULARY,
+    Placement,
     RandomModel,
     TrainedModel,
     add_model_options,
     draw_prompts,
-    placement_of,
 )
 from benchmarks.engine.race import STREAMS, Race
 from benchmarks.harness.report import Report
@@ -67,7 +67,7 @@ def _races(options: argparse.Namespace) -> Iterator[tuple[str, Race]]:
     if options.published:
         prompts = draw_prompts(options.requests, PUBLISHED_PROMPT_TOKENS, PUBLISHED_VOCABULARY)
         for name in options.published:
-            model = RandomModel.published(name, placement_of(options))
+            model = RandomModel.published(name, Placement(options.dtype, options.device))
             yield name, Race(model, prompts, options.device, PUBLISHED_SEQUENTIAL)
         return
     for name in options.only or ("random", *ARCHITECTURES):

@@ -43,10 +43,6 @@ def add_model_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--dtype", choices=get_args(Precision), default="float32", help="of a published model")
 
 
-def placement_of(options: argparse.Namespace) -> Placement:
-    return Placement(options.dtype, options.device)
-
-
 class RandomModel:
     """Text model with random weights: greedy, and no token ends an output."""
 

@@ -133,9 +133,6 @@ async def measure(
             result = Result(f"{phase.key}_{case.protocol}_{case.connections}_{factor:g}x", max_rps, summary, cpu)
             report.add(result.figures())
             console.print(result.line(phase, case), highlight=False)
+            min_kept = min(kept for offered, kept in MIN_KEPT.items() if offered <= max(factor, min(MIN_KEPT)))
             name = f"{phase.title}: {case.name}: kept of the maximum at {factor:g} times"
-            report.hold(name, result.kept, ">=", _min_kept(factor))
-
-
-def _min_kept(factor: float) -> float:
-    return min(kept for offered, kept in MIN_KEPT.items() if offered <= max(factor, min(MIN_KEPT)))
+            report.hold(name, result.kept, ">=", min_kept)

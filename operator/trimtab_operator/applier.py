@@ -17,7 +17,6 @@ from trimtab_operator.reconciliation.object_diff import difference, differs, sta
 from trimtab_operator.reconciliation.write_errors import (
     Reason,
     RejectedWrite,
-    field_not_applied,
     may_overwrite,
     not_owned_message,
 )
@@ -192,6 +191,7 @@ def _with_uid(found: Object, manifest: Object) -> Object:
 
 def _require_applied(applied: Object, manifest: Object) -> None:
     """Raise if the stored object differs from the manifest, since repeating the write would change nothing."""
-    path = difference(applied, manifest)
+    path, ref = difference(applied, manifest), ref_of(manifest)
     if path is not None:
-        raise _NotWrittenError("FieldNotApplied", field_not_applied(ref_of(manifest), path))
+        message = f"{ref.kind} {ref.name}: the cluster altered {path}; check for admission webhooks that change it"
+        raise _NotWrittenError("FieldNotApplied", message)

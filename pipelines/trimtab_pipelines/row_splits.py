@@ -102,10 +102,6 @@ def never_slower(options: Sequence[SplitOption]) -> NDArray[np.bool_]:
     return never
 
 
-def accuracy_units(accuracy: float) -> int:
-    return round(accuracy / UNIT)
-
-
 @dataclass(frozen=True, slots=True, eq=False)
 class _Labels:
     """Partial splits: accuracy units of all rows, seconds, and rows of each option."""
@@ -129,7 +125,7 @@ def _extend_splits(before: Sequence[_Labels], rows: int, index: int, option: Spl
     shares = [(count, before[rows - count]) for count in range(rows + 1) if before[rows - count].units.size]
     if not shares:
         return before[rows]
-    per_row = accuracy_units(option.accuracy)
+    per_row = round(option.accuracy / UNIT)
     units = np.concatenate([label.units + count * per_row for count, label in shares])
     seconds = np.concatenate([label.seconds + option.seconds[count] for count, label in shares])
     retained = _undominated_indices(units, seconds)

@@ -7,7 +7,6 @@ import sys
 from pathlib import Path
 
 from trimtab_pipelines.documents import DocumentError, load_edge
-from trimtab_pipelines.edge_settings import EdgeSettings
 from trimtab_pipelines.processes.malloc_tuning import retain_freed_memory
 from trimtab_protocol import event_loop
 from trimtab_router.envoy.sockets import Sockets
@@ -39,9 +38,9 @@ def parse_options(arguments: list[str] | None = None) -> RouterOptions:
     )
     parser.add_argument("--host", default="127.0.0.1")
     proxy = parser.add_mutually_exclusive_group(required=True)
-    proxy.add_argument("--sockets", type=_sockets, help="folder of the sockets shared with Envoy")
+    proxy.add_argument("--sockets", type=Path, help="folder of the sockets shared with Envoy")
     proxy.add_argument("--no-proxy", action="store_true", help="plain REST without Envoy, for trusted clients only")
-    parser.add_argument("--edge", type=_edge_settings, default=EdgeSettings(), help="settings of the proxy (edge.yaml)")
+    parser.add_argument("--edge", type=Path, help="settings of the proxy (edge.yaml)")
     parser.add_argument("--rest-port", type=int, default=0, help="port with --no-proxy; 0 lets the system choose")
     parser.add_argument("--admin-port", type=int, default=0, help="metrics, state, tasks; 0 lets the system choose")
     parser.add_argument("--tasks", type=Path, help="folder of the tasks registered at run time, watched by replicas")
@@ -52,15 +51,9 @@ def parse_options(arguments: list[str] | None = None) -> RouterOptions:
     if options["linger_seconds"] is None:
         options["linger_seconds"] = 5.0 if in_cluster else 0.0
     del options["no_proxy"]
+    options["sockets"] = options["sockets"] and Sockets(options["sockets"])
+    options["edge"] = load_edge(options["edge"])
     return RouterOptions(**options, limits=Limits(grace_seconds=grace_seconds))
-
-
-def _edge_settings(path: str) -> EdgeSettings:
-    return load_edge(Path(path))
-
-
-def _sockets(folder: str) -> Sockets:
-    return Sockets(Path(folder))
 
 
 def main() -> int:

@@ -68,7 +68,9 @@ async def serve(options: RouterOptions) -> None:
     """Serve until a signal. DocumentError: invalid pipeline. RuntimeError: no cluster, Envoy or usable TLS identity."""
     if options.sockets is None and (options.edge.authenticates or options.edge.tls):
         raise RuntimeError("--no-proxy cannot be combined with TLS, API keys or JWT: Envoy provides them")
-    pipeline = _in_namespace(load_pipeline(options.pipeline), options.namespace)
+    pipeline = load_pipeline(options.pipeline)
+    if options.namespace is not None:
+        pipeline = pipeline.with_metadata(namespace=options.namespace)
     tracer = create_tracer(pipeline.name)
     router = Router(pipeline, limits=_create_limits(options, pipeline), tracer=tracer, tls=_replica_tls(options.edge))
     async with AsyncExitStack() as stack:
@@ -156,7 +158,3 @@ async def _serve_until_stopped(listeners: Listeners, linger_seconds: float) -> N
     await stopping.wait()
     await listeners.terminate(linger_seconds)
     await listeners.close()
-
-
-def _in_namespace(pipeline: InferencePipeline, namespace: str | None) -> InferencePipeline:
-    return pipeline if namespace is None else pipeline.with_metadata(namespace=namespace)

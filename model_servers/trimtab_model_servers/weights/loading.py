@@ -65,7 +65,7 @@ def load_weights(module: torch.nn.Module, path: Path) -> None:
     no safetensors file, a tensor does not fit, or one outside the state dict is on the meta device.
     """
     expected = module.state_dict()
-    stored = read_tensors(path)
+    _, stored = read_file(path)
     require_same_tensors(path, expected, stored)
     state = {
         name: stored[name].to(tensor.dtype) if name in stored else torch.zeros(tensor.shape, dtype=tensor.dtype)
@@ -76,10 +76,6 @@ def load_weights(module: torch.nn.Module, path: Path) -> None:
     empty = [name for name, tensor in tensors if tensor.is_meta]
     if empty:
         raise ModelError(f"{path}: {empty[0]!r} is in no file and on the meta device; construct the module in memory")
-
-
-def read_tensors(path: Path) -> dict[str, torch.Tensor]:
-    return read_file(path)[1]
 
 
 def read_file(path: Path) -> tuple[dict[str, str], dict[str, torch.Tensor]]:

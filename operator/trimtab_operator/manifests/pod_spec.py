@@ -118,6 +118,18 @@ def termination_grace(slo: ServiceLevel) -> Object:
     return {"terminationGracePeriodSeconds": seconds}
 
 
+def deployment_spec(replicas: int, selector: Mapping[str, str], template: Object, *, surge: bool = True) -> Object:
+    """Without `surge`, rollouts replace pods one by one, deleting first."""
+    limits = {"maxSurge": int(surge), "maxUnavailable": int(not surge)}
+    return {
+        "replicas": replicas,
+        "revisionHistoryLimit": 1,
+        "selector": {"matchLabels": dict(selector)},
+        "strategy": {"type": "RollingUpdate", "rollingUpdate": limits},
+        "template": template,
+    }
+
+
 def scratch(*names: str) -> list[Object]:
     return [{"name": name, "emptyDir": {}} for name in names]
 

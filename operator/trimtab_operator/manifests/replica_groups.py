@@ -23,6 +23,7 @@ from trimtab_operator.manifests.objects import MODEL_SERVER, TEMPLATE_HASH, owne
 from trimtab_operator.manifests.pod_spec import (
     ZONE,
     credentials,
+    deployment_spec,
     environment_variables,
     image_pull_secrets,
     node_placement,
@@ -83,25 +84,14 @@ def replica_group(
     labels, pods = group_labels(pipeline, stage, group), template(pipeline, stage, group, settings)
     variants, kind = variant_labels(group), pipeline.spec.deployer
     if kind == "SeldonDeployment":
-        spec = _seldon_spec(labels | variants, pods)
+        spec = {"replicas": replicas, **_seldon_spec(labels | variants, pods)}
     else:
-        spec = _deployment_spec(labels, pods, surge=surge)
+        spec = deployment_spec(replicas, _selector(labels), pods, surge=surge)
     name = replica_group_name(pipeline.name, stage.name, group.name)
     queue = {key: value for key, value in pipeline.metadata.labels.items() if key == QUEUE_LABEL}
-    written = owned(kind, name, pipeline, labels | variants | queue, spec={"replicas": replicas, **spec})
+    written = owned(kind, name, pipeline, labels | variants | queue, spec=spec)
     written["metadata"]["annotations"] = {TEMPLATE_HASH: fingerprint(pods)}
     return written
-
-
-def _deployment_spec(labels: Mapping[str, str], pods: Object, *, surge: bool) -> Object:
-    """Without `surge`, rollouts replace pods one by one, deleting first."""
-    limits = {"maxSurge": 1, "maxUnavailable": 0} if surge else {"maxSurge": 0, "maxUnavailable": 1}
-    return {
-        "revisionHistoryLimit": 1,
-        "selector": {"matchLabels": _selector(labels)},
-        "strategy": {"type": "RollingUpdate", "rollingUpdate": limits},
-        "template": pods,
-    }
 
 
 def _seldon_spec(labels: Mapping[str, str], pods: Object) -> Object:

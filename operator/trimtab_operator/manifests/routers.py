@@ -12,6 +12,7 @@ from trimtab_operator.manifests.mutual_tls import identity_mounts, identity_volu
 from trimtab_operator.manifests.objects import ROUTER, owned, pipeline_labels, uid_of
 from trimtab_operator.manifests.pod_spec import (
     ZONE,
+    deployment_spec,
     environment_variables,
     image_pull_secrets,
     pod,
@@ -258,19 +259,7 @@ def _deployment(pipeline: InferencePipeline, routers: int, settings: Settings) -
         **termination_grace(pipeline.spec.slo),
     )
     template["metadata"]["annotations"] = {PIPELINE_HASH: pipeline_hash(pipeline, settings)}
-    return owned(
-        "Deployment",
-        name,
-        pipeline,
-        labels,
-        spec={
-            "replicas": routers,
-            "revisionHistoryLimit": 1,
-            "selector": {"matchLabels": _selector(pipeline)},
-            "strategy": {"type": "RollingUpdate", "rollingUpdate": {"maxSurge": 1, "maxUnavailable": 0}},
-            "template": template,
-        },
-    )
+    return owned("Deployment", name, pipeline, labels, spec=deployment_spec(routers, _selector(pipeline), template))
 
 
 def _container(pipeline: InferencePipeline, settings: Settings) -> Object:

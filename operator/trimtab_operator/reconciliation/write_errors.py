@@ -72,10 +72,6 @@ def not_owned_message(found: Object) -> str:
     return f"{ref.kind} {ref.name} belongs to {_owner(found)}, not to this pipeline: {hint}"
 
 
-def field_not_applied(ref: Ref, path: str) -> str:
-    return f"{ref.kind} {ref.name}: the cluster altered {path}; check for admission webhooks that change it"
-
-
 def objects_written(refused: Mapping[Ref, RejectedWrite]) -> ConditionState:
     """Condition of the writes; the first reason is that of a foreign object."""
     if not refused:

@@ -4,7 +4,6 @@ A client's URL must not make the router reach what the client cannot. Hosts are 
 address is checked and used for the connection, and redirects are not followed.
 """
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from ipaddress import IPv4Address, IPv6Address, IPv6Network, ip_address
 from posixpath import normpath
@@ -80,8 +79,3 @@ def _within(parts: SplitResult, store: str) -> bool:
 
 def _refused(field: str, why: str) -> InvalidChat:
     return InvalidChat(f"{field} {why}", param=field, code="invalid_image_url")
-
-
-def first_private(addresses: Sequence[str]) -> str | None:
-    """The first address that is not public; None if all are."""
-    return next((address for address in addresses if not is_public(address)), None)

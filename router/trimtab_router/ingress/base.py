@@ -62,11 +62,8 @@ class Ingress(ABC):
 
     async def admit(self, request: web.BaseRequest, arrived_at: float) -> Reservation:
         """Admit a request until its reservation ends. Raises Refusal, already counted."""
-        try:
+        with self.reading(request):
             return await self._router.admission.admit(arrived_at, request_client(request))
-        except Exception as error:  # noqa: BLE001 - becomes a counted refusal
-            refusal = self.count_unreadable(request, error)
-            raise refusal from refusal.__cause__
 
     @contextmanager
     def reading(self, request: web.BaseRequest) -> Iterator[None]:

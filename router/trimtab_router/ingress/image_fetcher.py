@@ -17,7 +17,7 @@ from aiohttp.abc import AbstractResolver, ResolveResult
 
 from trimtab_pipelines.chat_settings import ImageLimits
 from trimtab_protocol.chat.chat_parser import ImageInput
-from trimtab_protocol.chat.image_urls import UrlTarget, first_private, parse_target
+from trimtab_protocol.chat.image_urls import UrlTarget, is_public, parse_target
 from trimtab_protocol.errors import InvalidChat
 from trimtab_router.admission.memory_budget import Reservation
 
@@ -66,7 +66,7 @@ class Resolver(AbstractResolver):
     ) -> list[ResolveResult]:
         """Addresses of a host. Raises PrivateAddress if one is not public, and OSError."""
         addresses = await self._lookups.look_up(host, port, family)
-        if self._public_only and first_private([address["host"] for address in addresses]) is not None:
+        if self._public_only and not all(is_public(address["host"]) for address in addresses):
             raise PrivateAddress(host)
         return addresses
 

@@ -117,7 +117,7 @@ class StageFamilies:
         text = "Total failures of the scheduling policy, each replaced by EarliestDeadlineFirst"
         self.policy_errors = counter(names.POLICY_ERRORS, text, STAGE)
         self.queue_rows = gauge("trimtab_queue_rows", "Rows in the queue", STAGE)
-        self.ready = gauge("trimtab_ready_replicas", "Replicas ready for a batch", STAGE)
+        self.ready_replicas = gauge("trimtab_ready_replicas", "Replicas ready for a batch", STAGE)
         text = "Replicas excluded because their TLS identity is wrong"
         self.unauthenticated_replicas = gauge("trimtab_unauthenticated_replicas", text, STAGE)
         text = "1 for a replica that outlier detection has ejected"
@@ -238,24 +238,10 @@ class StageStats:
             at_point,
         )
 
-    def watch(
-        self,
-        *,
-        queue_rows: Callable[[], float],
-        ready_replicas: Callable[[], float],
-        drifted_points: Callable[[], float],
-        output_drift: Callable[[], float],
-        unauthenticated_replicas: Callable[[], float],
-    ) -> None:
-        families = self._families
-        for gauge, value in (
-            (families.queue_rows, queue_rows),
-            (families.ready, ready_replicas),
-            (families.drifted_points, drifted_points),
-            (families.output_drift, output_drift),
-            (families.unauthenticated_replicas, unauthenticated_replicas),
-        ):
-            gauge.labels(*self._labels).set_function(value)
+    def watch(self, **gauges: Callable[[], float]) -> None:
+        """Read these gauges of `StageFamilies` at each scrape."""
+        for name, value in gauges.items():
+            getattr(self._families, name).labels(*self._labels).set_function(value)
 
     def watch_engines(self, load: Callable[[], EngineLoad]) -> None:
         families, labels = self._families, self._labels

@@ -38,7 +38,7 @@ class HfChatTokenizer:
         self._config = config
         self._special_tokens = _special_tokens(self.tokenizer)
         self._tokenize_text: Tokenize = (
-            encode_bytes if folder is None else _text_tokenizer(self.tokenizer, self._special_tokens)
+            str.encode if folder is None else _text_tokenizer(self.tokenizer, self._special_tokens)
         )
         self.template_source: Literal["family", "stored"] = "family"
         """``stored`` if the folder has a template that supports images."""
@@ -151,10 +151,6 @@ def _text_tokenizer(tokenizer: Tokenizer, special_tokens: SpecialTokens) -> Toke
         return encode_text(text_tokenizer, text)
 
     return tokenize
-
-
-def encode_bytes(text: str) -> Sequence[int]:
-    return text.encode()
 
 
 def byte_tokenizer(vocabulary: int) -> Tokenizer:

@@ -1,6 +1,7 @@
 """Prometheus metrics of the operator."""
 
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
@@ -20,42 +21,21 @@ class Metrics:
 
     def __init__(self) -> None:
         self.registry = CollectorRegistry()
-        self._replicas = Gauge(
-            "trimtab_replicas",
-            "Replicas of a replica group: desired, ready, pending without a node, or on a node that is about to go",
-            (*_PIPELINE, "stage", "replica_group", "state"),
-            registry=self.registry,
-        )
-        self._cores = Gauge(
-            "trimtab_allocated_cores", "Cores requested by all existing replicas", _PIPELINE, registry=self.registry
-        )
-        self._devices = Gauge(
-            "trimtab_allocated_devices",
-            "Devices requested by all existing replicas, by resource flavor",
-            (*_PIPELINE, "flavor"),
-            registry=self.registry,
-        )
-        self._conditions = Gauge(
-            "trimtab_condition",
-            "1 for the current status of a condition",
-            (*_PIPELINE, "type", "status"),
-            registry=self.registry,
-        )
+        gauge, counter = partial(Gauge, registry=self.registry), partial(Counter, registry=self.registry)
+        text = "Replicas of a replica group: desired, ready, pending without a node, or on a node that is about to go"
+        self._replicas = gauge("trimtab_replicas", text, (*_PIPELINE, "stage", "replica_group", "state"))
+        self._cores = gauge("trimtab_allocated_cores", "Cores requested by all existing replicas", _PIPELINE)
+        text = "Devices requested by all existing replicas, by resource flavor"
+        self._devices = gauge("trimtab_allocated_devices", text, (*_PIPELINE, "flavor"))
+        text = "1 for the current status of a condition"
+        self._conditions = gauge("trimtab_condition", text, (*_PIPELINE, "type", "status"))
         self.seconds = Histogram(
             "trimtab_reconcile_seconds", "Time to reconcile one pipeline", buckets=_BUCKETS, registry=self.registry
         )
-        self.outcomes = Counter(
-            "trimtab_reconciles_total", "Reconciliations, by outcome", ("outcome",), registry=self.registry
-        )
-        self.writes = Counter(
-            "trimtab_api_writes_total", "Writes to the API server, by kind", ("kind",), registry=self.registry
-        )
-        self.refusals = Counter(
-            "trimtab_write_refusals_total",
-            "Writes that were rejected, or that would have changed another owner's object",
-            ("kind", "reason"),
-            registry=self.registry,
-        )
+        self.outcomes = counter("trimtab_reconciles_total", "Reconciliations, by outcome", ("outcome",))
+        self.writes = counter("trimtab_api_writes_total", "Writes to the API server, by kind", ("kind",))
+        text = "Writes that were rejected, or that would have changed another owner's object"
+        self.refusals = counter("trimtab_write_refusals_total", text, ("kind", "reason"))
         self._shown: dict[tuple[str, str], set[tuple[Gauge, tuple[str, ...]]]] = {}
 
     def show(

@@ -30,21 +30,15 @@ def seeded(seed: int) -> Iterator[None]:
         yield
 
 
-def build_with_weights(
-    spec: ModelSpec, construct: Callable[[], Module], *, on_meta: bool = False
-) -> tuple[Module, bool]:
+def build_with_weights(spec: ModelSpec, construct: Callable[[], Module]) -> tuple[Module, bool]:
     """Construct a network with the weights of its `storageUri`, frozen; return it, and whether they are random.
 
-    ``on_meta`` constructs a network for stored weights on the meta device, which is faster, but leaves tensors outside
-    its state dict without values. Raises ModelError if the weights are unavailable, or of another architecture.
+    Raises ModelError if the weights are unavailable, or of another architecture.
     """
     weights = find_weights(spec.storage_uri, spec.digest)
-    if isinstance(weights, RandomSeed):
-        with seeded(weights.value):
-            network = construct()
-    else:
-        with seeded(0), torch.device("meta" if on_meta else "cpu"):
-            network = construct()
+    with seeded(weights.value if isinstance(weights, RandomSeed) else 0):
+        network = construct()
+    if not isinstance(weights, RandomSeed):
         load_weights(network, weights)
     return network.eval().requires_grad_(requires_grad=False), isinstance(weights, RandomSeed)
 

@@ -288,3 +288,11 @@ def test_endpoints_bound_the_replicas_of_their_variant() -> None:
 def test_endpoint_is_an_address(url: str) -> None:
     with pytest.raises(ValueError, match="endpoints"):
         a_pipeline([a_stage(variants=[a_variant(family="", storageUri="", container={"endpoints": [url]})])])
+
+
+def test_copy_with_other_stages_has_their_order():
+    pipeline = a_pipeline(2)
+    assert [stage.name for stage in pipeline.spec.ordered_stages] == ["stage-0", "stage-1"]
+
+    shorter = pipeline.with_spec(stages=pipeline.spec.stages[:1])
+    assert shorter.spec.ordered_stages == shorter.spec.stages

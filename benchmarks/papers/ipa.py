@@ -245,7 +245,8 @@ def main() -> int:
     """Simulate every cell, write table and page; 0 if every threshold holds or the data is missing."""
     options = _parse()
     trace = find_trace(options.trace, options.data / ipa_data.TRACE, "nothing can be simulated")
-    missing = [*([] if trace else [options.data / ipa_data.TRACE]), *ipa_data.missing_files(options.data)]
+    inputs = (*(() if trace else (ipa_data.TRACE,)), ipa_data.PROFILES, ipa_data.STAGES, ipa_data.TIMELINES)
+    missing = [file for name in inputs if not (file := options.data / name).exists()]
     if trace is None or missing:
         hint = "give --data FOLDER (DATA=FOLDER with make) and perhaps --trace FILE"
         return Report("reproduce-ipa", {"skipped": f"{missing[0]} is missing; {hint}"}).finish()

@@ -47,10 +47,6 @@ class Workload:
     history_rps: tuple[int, ...]
 
 
-def missing_files(folder: Path) -> list[Path]:
-    return [path for name in (PROFILES, STAGES, TIMELINES) if not (path := folder / name).exists()]
-
-
 def read_workloads(
     trace_file: Path, offset_seconds: int, *, published: bool, max_seconds: int | None
 ) -> dict[str, Workload]:

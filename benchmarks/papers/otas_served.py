@@ -224,18 +224,14 @@ async def _serve_all(bursty: NDArray[np.float64], deadline_seconds: float, profi
         bench = Bench(Path(folder), profiles, queries)
         capacity_rps = await bench.measure_capacity()
         console.print(f"the plain point serves {capacity_rps:.0f} queries a second here")
-        scale = scale_of(capacity_rps)
+        # This machine's rates over those of the paper's GPU.
+        scale = capacity_rps / next(option.rps for option in GAMMAS if option.name == PLAIN)
         rates = {SYNTHETIC: scale * synthetic_rps(bursty.size, seed=1), BURSTY: scale * bursty}
         for number, method in enumerate(METHODS, 1):
             loads += await bench.serve(method, rates)
             console.print(f"{method.name}: {number} of {len(METHODS)} served")
         loads.sort(key=lambda load: load.cell.case == (BURSTY,))
     return Comparison(loads, capacity_rps, scale)
-
-
-def scale_of(capacity_rps: float) -> float:
-    """Return the factor by which the paper's rates are to this machine what they are to the paper's GPU."""
-    return capacity_rps / next(option.rps for option in GAMMAS if option.name == PLAIN)
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,7 +11,7 @@ import argparse
 import asyncio
 import shutil
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -163,10 +163,6 @@ def _narrowed(pipeline: InferencePipeline) -> InferencePipeline:
     return pipeline.with_spec(stages=stages)
 
 
-def _p99(factors: Sequence[float]) -> float:
-    return float(np.quantile(factors, 0.99) / np.median(factors))
-
-
 def _taken(served: Served) -> str:
     paused, taken = served.machine.paused_seconds, served.machine.taken(0.0, np.inf)
     return f"its host took the processors for {paused:.2f} s, other processes for {taken - paused:.2f} s"
@@ -205,7 +201,8 @@ def judge(served: Served, simulated: SimulatedRuns, conditions: Environment) -> 
             "phases_excluded": len(served.phases.excluded),
         },
     )
-    report.add({f"p99_over_median_{variant}": _p99(each) for (_, variant), each in conditions.factors.items()})
+    for (_, variant), factors in conditions.factors.items():
+        report.add({f"p99_over_median_{variant}": float(np.quantile(factors, 0.99) / np.median(factors))})
     report.add({f"service_ratio_{variant}": ratio for (_, variant), ratio in conditions.service_ratios.items()})
     for stage, rows in simulated.batch_rows.items():
         report.add({f"mean_batch_rows_{stage}_served": served.batch_rows(stage)})

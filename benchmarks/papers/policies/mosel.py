@@ -6,6 +6,8 @@ greatest and all end by the violator's deadline. The deadlines of the jobs befor
 meets the deadline, the violator is skipped until its drop time.
 """
 
+from collections.abc import Callable
+from functools import partial
 from zlib import crc32
 
 from trimtab_router.scheduling.policies import slack_fit
@@ -34,13 +36,16 @@ class PlannedJob:
 
 
 def decide(view: SchedulerView) -> Dispatch | WaitUntil:
+    return _decide(view, _replan)
+
+
+def _decide(view: SchedulerView, keep_deadline: Callable[[list[PlannedJob], float], bool]) -> Dispatch | WaitUntil:
+    """Plan one job after the other, and skip each whose deadline cannot be kept."""
     start = max(view.now, min(view.free_at(), default=view.now))
     planned_jobs: list[PlannedJob] = []
     for job in jobs_of(view):
         planned_jobs.append(job)
-        if start + sum(job.seconds for job in planned_jobs) > job.group.deadline and not _replanned(
-            planned_jobs, start
-        ):
+        if not keep_deadline(planned_jobs, start):
             planned_jobs.pop()
     return dispatch_first(view, planned_jobs)
 
@@ -64,9 +69,11 @@ def dispatch_first(view: SchedulerView, planned_jobs: list[PlannedJob]) -> Dispa
     return dispatch_first_batch(OptionCache(view).view, [PlannedGroup(first.group, first.choice)], [step], spare=0.0)
 
 
-def _replanned(planned_jobs: list[PlannedJob], start: float) -> bool:
-    """Choose strategies that all end by the deadline of the last job; False if there are none."""
+def _replan(planned_jobs: list[PlannedJob], start: float) -> bool:
+    """Unless the last job is in time, choose strategies that all end by its deadline; False if there are none."""
     until = planned_jobs[-1].group.deadline
+    if start + sum(job.seconds for job in planned_jobs) <= until:
+        return True
     jobs = [Job(until, job.choice.seconds, job.choice.values, value=1.0) for job in planned_jobs]
     steps = solve(jobs, start, cells=CELLS).steps
     if any(step.option == DROPPED for step in steps):
@@ -91,13 +98,7 @@ def decide_random(view: SchedulerView) -> Dispatch | WaitUntil:
     and a violator that is still late is skipped. The shuffle is a hash of the time, so that equal views give equal
     decisions.
     """
-    start = max(view.now, min(view.free_at(), default=view.now))
-    planned_jobs: list[PlannedJob] = []
-    for job in jobs_of(view):
-        planned_jobs.append(job)
-        if not _speed_up_at_random(planned_jobs, start, view.now):
-            planned_jobs.pop()
-    return dispatch_first(view, planned_jobs)
+    return _decide(view, partial(_speed_up_at_random, now=view.now))
 
 
 def _speed_up_at_random(planned_jobs: list[PlannedJob], start: float, now: float) -> bool:

@@ -40,8 +40,23 @@ def test_high_arrival_rate_makes_few_rows_pay_for_time():
     works = [a_work(0.5, at=0.0) for _ in range(4)]
 
     assert left(a_view(works, arrivals_rps=100.0))[0] == "more"
-    assert left(a_view(works, arrivals_rps=500.0))[0] == "some"
+    assert left(a_view(works, arrivals_rps=620.0))[0] == "some"
     assert left(a_view(works, arrivals_rps=5000.0))[0] == "few"
+
+
+def test_seconds_that_replicas_would_be_idle_in_cost_nothing():
+    few, many = ([a_work(0.5, at=0.0) for _ in range(rows)] for rows in (4, 100))
+
+    assert left(a_view(few, arrivals_rps=400.0))[0] == "more", "the fastest point carries 940"
+    assert left(a_view(many, arrivals_rps=400.0))[0] != "more"
+    assert left(a_view(few, arrivals_rps=1600.0))[0] == "few"
+
+
+def test_long_batch_is_dear_if_a_load_step_would_be_late():
+    works, points = [a_work(0.5, at=0.0) for _ in range(4)], [a_point("more", row_ms=40.0), *POINTS[1:]]
+
+    assert left(a_view(works, points=points, arrivals_rps=100.0))[0] == "more"
+    assert left(a_view(works, points=points, arrivals_rps=200.0))[0] != "more", "rows of a fourfold load wait 0.43 s"
 
 
 def test_price_of_time_leaves_out_the_margin_for_variation():
@@ -49,15 +64,15 @@ def test_price_of_time_leaves_out_the_margin_for_variation():
     twice = [a_point(point.name, row_ms=2.0 * ROW_MS[point.name]) for point in POINTS]
     sure = [replace(point, expected_seconds=own.seconds) for point, own in zip(twice, POINTS, strict=True)]
 
-    assert left(a_view(works, points=twice, arrivals_rps=250.0))[0] == "some"
-    assert left(a_view(works, points=sure, arrivals_rps=250.0))[0] != "some"
+    assert left(a_view(works, points=twice, arrivals_rps=310.0))[0] == "some"
+    assert left(a_view(works, points=sure, arrivals_rps=310.0))[0] != "some"
 
 
 def test_queue_without_much_slack_makes_rows_pay_for_time():
     works = [a_work(0.5, at=0.0) for _ in range(4)]
 
     assert left(a_view(works, arrivals_rps=250.0, now=0.1)) == left(a_view(works, arrivals_rps=250.0))
-    assert [left(a_view(works, arrivals_rps=250.0, now=now))[0] for now in (0.1, 0.3, 0.45)] == ["more", "all", "few"]
+    assert [left(a_view(works, arrivals_rps=250.0, now=now))[0] for now in (0.1, 0.35, 0.45)] == ["more", "some", "few"]
 
 
 def test_least_valuable_rows_are_given_up_in_overload():

@@ -3,7 +3,7 @@
 Rows of similar utility share a batch, so that a batch which cannot be served in time has little value; tasks mix. All
 batches of a queue are evaluated at once, as matrices of batches by options. The shadow price of a second is what
 the last one adds if every row runs at the fastest point first, and the remaining seconds go where they add most
-utility. It is 0 if every row can run at its best point.
+utility. It is 0 if every row can run at its best point, and if the replicas, with a margin for bursts, would be idle.
 """
 
 from collections import defaultdict
@@ -185,6 +185,10 @@ class TokenOptions:
         row_seconds: Floats = self._seconds[:, -1] / rows * shares[first]
         return row_seconds
 
+    def longest_seconds(self, rows: int) -> float:
+        """Return the seconds of one batch of so many rows, or of the largest, at the slowest option."""
+        return float(self._seconds[:, min(rows, self._max_rows)].max())
+
     def seconds(self, rows: Integers) -> Floats:
         """Return the seconds of batches. Shape (batches, options)."""
         seconds: Floats = self._seconds[:, rows].T
@@ -225,6 +229,8 @@ def _cached_basis(points: PointSet, max_rows: int) -> _Basis:
     return _Basis(points.points, max_rows)
 
 
+LOAD_MARGIN, STEP = 1.5, 4.0
+"""Factors on the arrival rate that the fastest option must carry: up to the deadline, and during one batch."""
 _FREE_SLACK = 0.75
 """Share of a row's time that is left when its wait begins to raise the price."""
 
@@ -233,17 +239,23 @@ def shadow_price(view: SchedulerView, batches: Sequence[CandidateBatch], token_o
     """Return the utility of a second up to the most urgent deadline, if arriving rows are like the queued `batches`.
 
     A queue whose most urgent row has waited long has less time, so that it shortens: else it would stay as long as the
-    deadlines allow, and one slow batch would make rows late.
+    deadlines allow, and one slow batch would make rows late. A second is free while the replicas would be idle: while
+    the fastest option carries the load, and after the longest batch also what a step of the load brings during it, with
+    time to spare.
     """
     if not batches:
         return 0.0
-    request = batches[0].slices[0].request
-    horizon = max(request.deadline - request.enqueued_at - view.later_seconds, 1e-6)
-    waiting = sum(batch.rows for batch in batches)
-    expected = max(waiting, view.arrivals_rps() * horizon)
-    left = min(horizon, max(view.slack_seconds(batches[0].slices[0]), 1e-6) / _FREE_SLACK)
-    seconds = max(view.ready_replicas, 1) * left * waiting / expected
-    if seconds >= waiting * float(token_options.row_seconds.max()):
+    urgent, row_seconds = batches[0].slices[0], token_options.row_seconds
+    horizon = max(urgent.request.deadline - urgent.request.enqueued_at - view.later_seconds, 1e-6)
+    waiting, rate_rps = sum(batch.rows for batch in batches), view.arrivals_rps()
+    replicas, slack = max(view.ready_replicas, 1), max(view.slack_seconds(urgent), 1e-6)
+    fastest, longest = float(row_seconds.min()), token_options.longest_seconds(waiting)
+    work = (waiting + LOAD_MARGIN * rate_rps * horizon) * fastest + longest
+    step_seconds = longest + (waiting + STEP * rate_rps * longest) * fastest / replicas
+    if work <= replicas * horizon and step_seconds <= slack - (1.0 - _FREE_SLACK) * horizon:
+        return 0.0  # replicas would be idle
+    seconds = replicas * min(horizon, slack / _FREE_SLACK) * waiting / max(waiting, rate_rps * horizon)
+    if seconds >= waiting * float(row_seconds.max()):
         return 0.0  # every row has time for the slowest option
     return marginal_utility(_curves(batches, token_options), seconds)
 

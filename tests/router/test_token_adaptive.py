@@ -52,7 +52,7 @@ def test_seconds_that_replicas_would_be_idle_in_cost_nothing():
     assert left(a_view(few, arrivals_rps=1600.0))[0] == "few"
 
 
-def test_long_batch_is_dear_if_a_load_step_would_be_late():
+def test_long_batch_costs_time_if_a_step_would_be_late():
     works, points = [a_work(0.5, at=0.0) for _ in range(4)], [a_point("more", row_ms=40.0), *POINTS[1:]]
 
     assert left(a_view(works, points=points, arrivals_rps=100.0))[0] == "more"

@@ -65,4 +65,4 @@ def scale_to_cores(measurement: Measurement, cores: float) -> Measurement:
         return measurement
     names = ("latency_seconds_mean", "latency_seconds_p50", "latency_seconds_p99")
     slower = {name: getattr(measurement, name) / cores for name in names}
-    return measurement.replace(**(slower | {"throughput_rps": measurement.throughput_rps * cores}))
+    return measurement.replace(**slower, throughput_rps=measurement.throughput_rps * cores)

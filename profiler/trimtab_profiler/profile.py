@@ -154,8 +154,8 @@ async def profile(
         await check_models(pipeline, pipeline_folder, stages)
     busy_share = BusyShare()
     profiles = {stage.name: await _profile_stage(run, stage) for stage in stages}
-    measured_beside = {"busy_share": busy_share.read()}
-    return {name: profile.with_spec(**measured_beside) for name, profile in profiles.items()}
+    busy = busy_share.read()
+    return {name: profile.with_spec(busy_share=busy) for name, profile in profiles.items()}
 
 
 def write_profiles(profiles: Mapping[str, ModelProfile], folder: Path) -> Path:

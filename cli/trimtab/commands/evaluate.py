@@ -88,14 +88,14 @@ def command(
     measured = accuracies(document, tallies, digest, confidences, "Measured" if source.labelled else "Agreement")
     by_task = task_accuracies(document, answers, tasks, digest, measure) if source.labelled else {}
     home = pipeline_folder(pipeline)
-    models = {
-        (stage.name, variant.name): {"model_digest": model_identity(variant, home).digest}
+    digests = {
+        (stage.name, variant.name): model_identity(variant, home).digest
         for stage in document.spec.stages
         for variant in stage.variants
     }
     shares = output_shares(document, answers)
     measured = {
-        key: accuracy.replace(**(models[key[:2]] | {"output_shares": shares.get(key, {})}))
+        key: accuracy.replace(model_digest=digests[key[:2]], output_shares=shares.get(key, {}))
         for key, accuracy in measured.items()
     }
     seconds = _row_seconds(pipeline, document)

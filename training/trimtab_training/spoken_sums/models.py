@@ -27,7 +27,7 @@ SUBSAMPLING: Final = 8
 FRAME_SAMPLES: Final = SUBSAMPLING * RATE_HZ // 100
 """Samples between two of a transcriber's frames."""
 STRIDES: Final[Mapping[str, int]] = {"transcribe-s": 2}
-"""Spectra that a variant's features leave out: their computation takes most of the lightest one's time."""
+"""One of so many spectra remains, 1 by default: computing them takes most of the lightest variant's time."""
 FIRST_WORD: Final = len(_SPECIAL)
 VOCABULARY: Final = FIRST_WORD + len(WORDS)
 

@@ -13,6 +13,7 @@ import psutil
 import pytest
 
 from trimtab_pipelines.processes.child_process import ChildProcess
+from trimtab_pipelines.processes.fork_server import NICENESS
 from trimtab_pipelines.processes.forked_process import fork_server, start_forked, stop_fork_server
 
 pytestmark = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="only Linux adopts orphans")
@@ -20,9 +21,14 @@ pytestmark = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="on
 REPORT = """
 import json, os, random, sys, threading
 import numpy
+try:
+    session = open("/proc/self/autogroup").read().split()[-1]
+except OSError:
+    session = "5"  # a kernel without autogroup
 print(json.dumps({
     "arguments": sys.argv[1:], "folder": os.getcwd(), "variable": os.environ.get("VARIABLE"), "parent": os.getppid(),
-    "name": __name__, "random": [random.random(), numpy.random.random()], "threads": threading.active_count(),
+    "name": __name__, "niceness": os.nice(0), "session": session,
+    "random": [random.random(), numpy.random.random()], "threads": threading.active_count(),
 }), flush=True)
 sys.stderr.write("in the log")
 """
@@ -112,6 +118,12 @@ async def test_processes_have_random_numbers_of_their_own(modules: Path) -> None
     first, second = (await report(modules))["random"], (await report(modules))["random"]
 
     assert not set(first) & set(second)
+
+
+async def test_processes_have_a_lower_priority(modules: Path) -> None:
+    content = await report(modules)
+
+    assert (content["niceness"], content["session"]) == (os.nice(0) + NICENESS, str(NICENESS))
 
 
 async def test_edited_module_is_read_by_the_next_process(modules: Path) -> None:

@@ -98,6 +98,21 @@ def test_key_that_never_ran_has_the_machine_ratio(new):
     assert times.predict(new, 1) == pytest.approx(0.200, rel=0.02)
 
 
+@pytest.mark.parametrize(
+    ("seconds_of_one", "later", "expected"), [(0.005, 2.0, 0.005), (0.005, 0.5, 0.025), (0.020, 2.0, 0.100)]
+)
+def test_stale_slow_estimate_is_doubted_if_its_point_is_faster(seconds_of_one, later, expected):
+    times, other = ServiceTimes(), ("other", "default")
+    times.set_profile(KEY, {1: 0.010})
+    times.set_profile(other, {1: seconds_of_one})
+    for _ in range(100):
+        times.observe(KEY, 1, 0.010, now=10.0)
+        times.observe(other, 1, 5.0 * seconds_of_one, now=10.0)
+    times.observe(KEY, 1, 0.010, now=10.0 + later)
+
+    assert times.expect(other, 1) == pytest.approx(expected, rel=0.1)
+
+
 def test_noise_makes_predictions_cautious_but_one_pause_does_not():
     noisy, paused = ServiceTimes(), ServiceTimes()
     for times in (noisy, paused):

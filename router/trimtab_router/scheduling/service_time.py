@@ -20,6 +20,7 @@ RATIO_BOUNDS = (0.05, 50.0)
 RELAX_FACTOR = 0.95
 MIN_WAIT_SECONDS = 0.001  # shorter waits are jitter, not a batch of another router
 OUTLIER = 4.0  # observations beyond this multiple of the estimate are clipped: one pause must not drop a whole queue
+STALE_SECONDS = 1.0  # without observations, after which a slow estimate of a faster point is doubted
 RECENT_SECONDS = 10.0  # in which a batch loses most of its weight in the recent ratio: two decisions of the adapter
 MIN_OBSERVATIONS = 3  # needed without a profile before rows are dropped in front of an idle replica
 MAX_WEIGHT = 64  # of a row among concurrent ones, in rows of the lightest point
@@ -46,6 +47,7 @@ class _Estimate:
     winsorizer: Winsorizer = field(default_factory=Winsorizer)
     recent: _RecentRatio = field(default_factory=_RecentRatio)
     """Shared by the points of a variant."""
+    observed_at: float = 0.0
     idle_drops: int = 0
     """Drops in front of an idle replica since the last observation."""
     weight: int = 1
@@ -216,17 +218,27 @@ class ServiceTimes:
             recent.profiled_seconds = share * recent.profiled_seconds + base
             recent.newest_at = now
             if len(self._estimates) > 1:
-                self._carry_over(estimate.ratio)
+                self._follow(estimate, rows, now)
 
     def _add(self, key: Key) -> _Estimate:
         estimate = self._estimates[key] = _Estimate()
         estimate.recent = self._recent.setdefault(key[0], estimate.recent)
         return estimate
 
-    def _carry_over(self, ratio: float) -> None:
+    def _follow(self, latest: _Estimate, rows: int, now: float) -> None:
+        """Let estimates without recent observations follow the one that was observed, on the same machine.
+
+        Without observations they have its ratio. A faster point that was slow when it was observed last would never be
+        chosen again, and so never be observed: it has its ratio too, if that is lower.
+        """
+        latest.observed_at = now
         for estimate in self._estimates.values():
             if not estimate.observations:
-                estimate.ratio = ratio
+                estimate.ratio = latest.ratio
+                continue
+            stale = estimate.profiled and now - estimate.observed_at > STALE_SECONDS
+            if stale and estimate.safe_ratio > latest.safe_ratio and estimate.base(rows) <= latest.base(rows):
+                estimate.ratio, estimate.spread = latest.ratio, latest.spread
 
 
 def wait_for_others(waited_seconds: float, dispatched_at: float, completed_at: float, transfer_seconds: float) -> float:

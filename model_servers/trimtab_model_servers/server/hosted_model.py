@@ -31,7 +31,7 @@ from trimtab_protocol.extensions import COMPUTE_SECONDS, OPERATING_POINT, WAITED
 from trimtab_protocol.http_client import Tls
 from trimtab_protocol.tensors import BYTES, DATATYPES, Array
 
-WARM_UP_SECONDS = 0.5
+WARM_UP_SECONDS, GPU_WARM_UP_SECONDS = 0.1, 0.5
 TASKS_POLL_MILLISECONDS = 500
 """Interval at which a task folder is checked if no file event arrives."""
 log = logging.getLogger(__name__)
@@ -192,7 +192,7 @@ def load_model(spec: ModelSpec) -> HostedModel:
         model = _load_numpy_model(spec)
     else:
         model = import_module("trimtab_model_servers.server.torch_model").load(spec)
-    model.warm_up()
+    model.warm_up(GPU_WARM_UP_SECONDS if spec.gpus else WARM_UP_SECONDS)
     return model
 
 

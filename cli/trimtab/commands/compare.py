@@ -30,9 +30,9 @@ from trimtab_pipelines.spec import InferencePipeline
 CLIMBING_SEED = 1
 """Seed of the bundled load with which it rises through every rate once and falls through most of them."""
 ADAPTIVE, SINGLE, CHEAPEST = "adaptive", "best-single-variants", "cheapest-as-accurate"
-"""`SINGLE` adapts too, with plans of one variant a stage; `CHEAPEST` with the fewest cores for its accuracy."""
+"""`SINGLE` adapts too, with plans of one variant a stage; `CHEAPEST` with the fewest cores for more accuracy."""
 LIGHTEST, HEAVIEST = "static-lightest", "static-heaviest"
-EQUAL_ACCURACY = 0.003
+EQUAL_ACCURACY, EXTRA_ACCURACY = 0.003, 0.005
 
 
 def command(
@@ -89,8 +89,8 @@ def command(
 
 
 def _cheapest(pipeline: InferencePipeline, accuracy: float) -> InferencePipeline:
-    """The pipeline with the fewest cores for an expected accuracy; the most accurate plans if nothing was served."""
-    goal = {"goal": "MinCost", "accuracy_metric": "Product", "accuracy_floor": accuracy}
+    """The pipeline with the fewest cores for more than an accuracy; the most accurate plans if nothing was served."""
+    goal = {"goal": "MinCost", "accuracy_metric": "Product", "accuracy_floor": min(accuracy + EXTRA_ACCURACY, 1.0)}
     objective = pipeline.spec.objective.replace(**({} if math.isnan(accuracy) else goal))
     return pipeline.with_spec(objective=objective)
 

@@ -73,7 +73,9 @@ class StagePlan(Model):
     name: Name
     variant: Name
     batch_size: int = Field(ge=1, le=4096)
-    """Maximum number of rows in a batch."""
+    """Maximum number of rows in a batch, with which latency and throughput were planned."""
+    max_batch_size: int | None = Field(default=None, ge=1, le=4096, exclude_if=lambda size: size is None)
+    """Maximum number of rows in a batch while more than `batchSize` rows wait; `batchSize` if absent."""
     replicas: int = Field(ge=0)
     """Number of replicas. 0 if the stage receives no traffic because its generation stage runs a variant with a
     colocated encoder.
@@ -125,6 +127,11 @@ class StagePlan(Model):
         if isinstance(fields, dict) and not fields.get("fallbackOperatingPoints", True):
             return {key: value for key, value in fields.items() if key != "fallbackOperatingPoints"}
         return fields
+
+    @property
+    def largest_batch(self) -> int:
+        """Maximum number of rows in a batch while many rows wait."""
+        return self.max_batch_size or self.batch_size
 
     @property
     def planned(self) -> PointPlan:

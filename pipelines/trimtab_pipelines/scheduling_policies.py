@@ -25,6 +25,8 @@ class PolicyTraits:
     escalates: bool = False
     """Whether low-confidence rows may run again at a more accurate operating point."""
     max_batch_rows: int | None = None
+    enlarges_batches: bool = False
+    """Whether batches may be larger than planned while more rows wait."""
     shares_queues: bool = False
     """Whether several replica groups of a stage may serve its queue at once."""
 
@@ -33,7 +35,7 @@ PRODUCT_POLICIES = {
     "EarliestDeadlineFirst": PolicyTraits(uses_fallbacks=False),
     "SlackFit": PolicyTraits(),
     "ModalityMix": PolicyTraits(escalates=True, max_batch_rows=MAX_SPLIT_ROWS),
-    "TokenAdaptive": PolicyTraits(escalates=True, shares_queues=True),
+    "TokenAdaptive": PolicyTraits(escalates=True, enlarges_batches=True, shares_queues=True),
 }
 """The policies that every process knows, by name."""
 _registered = dict(PRODUCT_POLICIES)

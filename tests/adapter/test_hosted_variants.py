@@ -43,6 +43,21 @@ def test_points_of_all_hosted_variants_are_allowed():
     assert keys(plan_for(a_hosting_ladder(schedulingPolicy="EarliestDeadlineFirst"), 5.0).spec.stages[0])[1:] == []
 
 
+@pytest.mark.parametrize(
+    ("changes", "is_larger"),
+    [({}, True), ({"schedulingPolicy": "EarliestDeadlineFirst"}, False), ({"objective": {"batchWeight": 0.1}}, False)],
+)
+def test_fallbacks_allow_larger_batches_than_planned(changes: dict[str, object], *, is_larger: bool) -> None:
+    plan = plan_for(a_hosting_ladder(**changes), 5.0).spec.stages[0]
+    largest = plan.max_batch_size
+
+    assert (largest is not None) is is_larger
+    if largest is not None:
+        assert largest > plan.batch_size
+        light = plan.points[-1].service_seconds
+        assert 2.0 * light[largest] <= plan.latency_seconds
+
+
 def test_variant_with_too_small_batches_is_not_allowed():
     pipeline = a_hosting_ladder()
     variants = [v.model_dump(by_alias=True) for v in pipeline.spec.stages[0].variants]

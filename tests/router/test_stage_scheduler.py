@@ -163,6 +163,19 @@ def test_admission_and_drops_assume_the_fastest_allowed_point(policy, reason):
         assert (top.sent[1].point.name, top.sent[1].rows) == ("fast", 8)
 
 
+def test_rejected_rows_count_as_arrivals() -> None:
+    top = SchedulerScenario("EarliestDeadlineFirst")
+    top.take(8)
+    top.settle()
+    for _ in range(8):
+        top.take(deadline=6.0)
+    view = top.scheduler.view("small", top.clock.now)
+    admitted_rps, refusal = view.arrivals_rps(), top.take(deadline=6.0)
+
+    assert getattr(refusal, "reason", None) == "DeadlineUnreachable"
+    assert view.arrivals_rps() > admitted_rps
+
+
 @pytest.mark.parametrize(
     ("policy", "names"), [("EarliestDeadlineFirst", ["default", "fast"]), ("SlackFit", ["fast", "default"])]
 )

@@ -75,6 +75,29 @@ def test_queue_without_much_slack_makes_rows_pay_for_time():
     assert [left(a_view(works, arrivals_rps=250.0, now=now))[0] for now in (0.1, 0.35, 0.45)] == ["more", "some", "few"]
 
 
+@pytest.mark.parametrize(("reserved", "point"), [(0.4, "more"), (0.48, "some"), (0.495, "more")])
+def test_rows_leave_time_to_later_stages_if_they_can(reserved: float, point: str) -> None:
+    """9 rows take 33 ms at the slowest point, 16.5 at the next but one, and 11 at the fastest."""
+    view = a_view([a_work(0.5) for _ in range(9)], reserved_seconds=reserved)
+
+    assert left(view)[0] == point
+
+
+def test_time_of_later_stages_makes_rows_pay_sooner() -> None:
+    works = [a_work(0.5, at=0.0) for _ in range(4)]
+
+    assert left(a_view(works, arrivals_rps=250.0, now=0.25))[0] == "more"
+    assert left(a_view(works, arrivals_rps=250.0, now=0.25, reserved_seconds=0.15))[0] == "few"
+
+
+@pytest.mark.parametrize(("deadline", "point", "size"), [(0.5, "more", 4), (0.1, "more", 4), (0.025, "few", 20)])
+def test_larger_batch_than_planned_is_no_slower(deadline: float, point: str, size: int) -> None:
+    """The slowest planned batch takes 18 ms; 20 rows take 22 ms at the fastest point, and longer at the others."""
+    found = left(a_view([a_work(deadline) for _ in range(20)], planned_batch_rows=4))
+
+    assert (found[0], len(found[1])) == (point, size)
+
+
 def test_least_valuable_rows_are_given_up_in_overload():
     cheap = [a_work(0.034, utility=0.01) for _ in range(32)]
     dear = [a_work(0.036, utility=1.0) for _ in range(32)]

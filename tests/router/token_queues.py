@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 
@@ -41,13 +42,13 @@ def a_view(
     now: float = 0.0,
     arrivals_rps: float = 0.0,
     loaded: str = "",
+    **changes: Any,
 ) -> SchedulerView:
     queue = DeadlineQueue(100_000)
     for work in works:
         queue.push(RowSlice(work, 0, work.rows))
-    return SchedulerView(
-        now, queue, points, 32, 0.0, "Predicted", arrivals_rps=lambda: arrivals_rps, loaded_point=("", loaded)
-    )
+    rate, point = (lambda: arrivals_rps), ("", loaded)
+    return SchedulerView(now, queue, points, 32, 0.0, "Predicted", arrivals_rps=rate, loaded_point=point, **changes)
 
 
 def a_random_view(rng: np.random.Generator, rows: int, points: Sequence[Point]) -> SchedulerView:

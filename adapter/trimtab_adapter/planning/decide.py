@@ -5,7 +5,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from trimtab_adapter.planning.allowed_points import allowed_points
-from trimtab_adapter.planning.batch_enlargement import enlarge_batches
+from trimtab_adapter.planning.batch_enlargement import enlarge_batches, max_batch_size, sizes_above
 from trimtab_adapter.planning.drift_correction import (
     AccuracyKey,
     RegisteredAccuracies,
@@ -214,13 +214,15 @@ def _stage_plan(
     stage = problem.spec.stage(name)
     variant = stage.variant(option.variant)
     sizes = sorted({size for size in (*stage.batch_sizes, 1) if size < option.batch_size} | {option.batch_size})
-    allowed = allowed_points(problem, stage, option, sizes, least_accuracy)
+    above = sizes_above(problem, stage, option)
+    allowed = allowed_points(problem, stage, option, sizes + above, least_accuracy)
     planned = allowed.planned
     prompt_tokens, prefill_seconds = prefill_profile(problem, stage, variant, variant.point(option.operating_point))
     plan = StagePlan(
         name=name,
         variant=option.variant,
         batch_size=option.batch_size,
+        max_batch_size=max_batch_size(problem, stage, option, (planned, *allowed.upgrades, *allowed.fallbacks), above),
         replicas=option.replicas,
         operating_point=option.operating_point,
         upgrades=allowed.upgrades,

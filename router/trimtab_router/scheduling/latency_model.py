@@ -18,6 +18,7 @@ from trimtab_router.scheduling.stage_request import StageRequest
 from trimtab_router.scheduling.winsorizer import Winsorizer
 
 TYPICAL_WEIGHT = 0.1
+MARGIN_SHARE = 0.1  # of planned seconds, for the way to the client and batches that take longer than predicted
 SHADOW_PRICE_STEP = 0.05  # of the log of the service ratio, in which the price, slow to compute, is shared
 _ROUNDING = 1e-9
 
@@ -70,7 +71,7 @@ class LatencyModel:
 
     def apply_plan(self, plan: StagePlan) -> None:
         self.plan = plan
-        self.full_batch_rows = 1 if self._concurrent_rows else plan.batch_size  # 1: replicas serve rows concurrently
+        self.full_batch_rows = 1 if self._concurrent_rows else plan.largest_batch  # 1: replicas serve rows concurrently
         self._usual_prefill_seconds = prefill_seconds(plan.prefill_seconds, plan.prompt_tokens)
         self._points, self._max_batch_rows, self._shadow_prices = {}, {}, {}
         self._reregistered = set()
@@ -145,7 +146,7 @@ class LatencyModel:
 
     def occupancy_seconds(self) -> float:
         """Expected seconds of a full batch, or of a concurrent row to its last token; 0 if unknown."""
-        return self._residence_seconds if self._concurrent_rows else self.service_seconds(self.plan.batch_size)
+        return self._residence_seconds if self._concurrent_rows else self.service_seconds(self.plan.largest_batch)
 
     def observe_residence(self, seconds: float) -> None:
         weight = WEIGHT if self._residence_seconds else 1.0
@@ -300,8 +301,9 @@ class LatencyModel:
         return self._later_seconds
 
     def reserved_seconds(self, later_seconds: float) -> float:
-        """Return what second passes leave to the downstream stages beyond `later_seconds`: their planned queueing."""
-        return max(self.planned_later_seconds() - later_seconds, 0.0)
+        """Return what rows leave beyond `later_seconds`: planned queueing of the downstream stages, and a margin."""
+        planned = self.planned_later_seconds()
+        return max(planned - later_seconds, 0.0) + MARGIN_SHARE * (self.plan.latency_seconds + planned)
 
     def planned_later_seconds(self) -> float:
         if self._planned_later_seconds is None:

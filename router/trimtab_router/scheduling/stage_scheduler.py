@@ -164,6 +164,7 @@ class StageScheduler:
         self._dispatched_batches = 0
         self._arrivals = 0
         self._arrival_rate = ArrivalRate(clock.now)
+        self.offered_factor: Callable[[], float] = lambda: 1.0  # requests offered over those admitted
         self._wake_pending = False
         self._overflow_due = NEVER
         self._status: StageStatus | None = None
@@ -213,13 +214,18 @@ class StageScheduler:
         self.wake()
 
     def capacity(self) -> StageCapacity:
-        return StageCapacity(self._equal_replicas() * self.plan.batch_size, self.latency_model.occupancy_seconds())
+        return StageCapacity(self._equal_replicas() * self.plan.largest_batch, self.latency_model.occupancy_seconds())
+
+    @property
+    def has_slower_points(self) -> bool:
+        """Whether batches may run at slower operating points than those of `capacity`."""
+        return len(self.latency_model.points(self.variant)) > 1
 
     def _equal_replicas(self) -> int:
         """Return how many replicas at the fastest point of any group serve as many rows as the ready replicas."""
         if not self.plan.other_groups:
             return self.ready_replicas
-        model, rows = self.latency_model, self.plan.batch_size
+        model, rows = self.latency_model, self.plan.largest_batch
         fastest = model.service_seconds(rows)
         seconds = [
             least_seconds(model.points(self._variant_of(replica), ready=replica.ready_variants), rows)
@@ -233,7 +239,7 @@ class StageScheduler:
         """Return the state of the stage, the same until its replicas or its plan change."""
         if self._status is None:
             batch_rows, replicas = self.latency_model.full_batch_rows, max(self._equal_replicas(), 1)
-            capacity = self.plan.batch_size * replicas // batch_rows
+            capacity = self.plan.largest_batch * replicas // batch_rows
             self._status = StageStatus(batch_rows, capacity, self._expiry.unready_since, 0)
         return self._status
 
@@ -245,7 +251,10 @@ class StageScheduler:
             refusal = feature.refusal_of(request, now)
             if refusal is not None:
                 return refusal
-        return self._admission.refusal_of(request, now, self._status or self.status())
+        refusal = self._admission.refusal_of(request, now, self._status or self.status())
+        if refusal is not None:
+            self._arrival_rate.note(request.rows, now)  # rejected rows are load too
+        return refusal
 
     def _drop_reason(self, request: StageRequest, now: float) -> Refusal:
         return self._admission.drop_reason(request, now, self.status())
@@ -385,15 +394,20 @@ class StageScheduler:
             max_batch_rows=model.max_batch_rows(variant),
             later_seconds=later_seconds,
             drop_policy=self._drop_policy,
-            reserved_seconds=model.reserved_seconds(later_seconds) if self.queue.special_rows else 0.0,
+            reserved_seconds=model.reserved_seconds(later_seconds),
             ready_replicas=self.ready_replicas if alike is self.replicas else len(alike),
             free_at=partial(_expected_free_times, alike, now),
             concurrent_rows=self.concurrent_rows,
             mixes_points=self.policy.mixes_points,
             shadow_price=model.shadow_price,
-            arrivals_rps=partial(self._arrival_rate.rps, now),
+            arrivals_rps=partial(self._offered_rps, now),
             loaded_point=("", "") if replica is None else replica.last_point,
+            planned_batch_rows=self.plan.batch_size,
         )
+
+    def _offered_rps(self, now: float) -> float:
+        """Return the rows per second that would arrive if no request was rejected."""
+        return self._arrival_rate.rps(now) * self.offered_factor()
 
     def _variant_of(self, replica: ReplicaSlots) -> str:
         """Return the variant of a replica; of another group than the planned variant's, one that the plan lists."""

@@ -7,7 +7,7 @@ better point must be worth more than its time is to all other rows (`shadow_pric
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import reduce
 from math import inf
 from typing import NamedTuple
@@ -16,7 +16,13 @@ import numpy as np
 
 from trimtab_pipelines.row_splits import Floats
 from trimtab_router.scheduling.policies import slack_fit
-from trimtab_router.scheduling.policies.deadline_schedule import DROPPED, SECONDS_ROUNDING, assign_to_servers, solve
+from trimtab_router.scheduling.policies.deadline_schedule import (
+    DROPPED,
+    SECONDS_ROUNDING,
+    ProgramStep,
+    assign_to_servers,
+    solve,
+)
 from trimtab_router.scheduling.policies.interface import Dispatch, Point, Policy, SchedulerView, WaitUntil
 from trimtab_router.scheduling.policies.queue_plan import (
     GroupOptions,
@@ -70,13 +76,32 @@ def decide(view: SchedulerView, *, uses_shadow_price: bool = True, joins_batches
     planned = plan_batches(view, token_options, uses_shadow_price=uses_shadow_price, joins_batches=joins_batches)
     if not planned:
         return slack_fit.decide(view)
-    time_price = _time_price(planned)
-    schedule = solve([entry.job(price=time_price) for entry in planned], start)
-    steps = schedule.steps
+    steps, reserved_seconds = _solve(view, planned, start)
     first = next((index for index, step in enumerate(steps) if step.option != DROPPED), None)
     if first is None or (first and view.drop_policy == "Expired"):
         return slack_fit.decide(view)
-    return dispatch_first_batch(view, planned, steps[first:], spare_seconds(planned, steps[first:], start)[1])
+    spare = spare_seconds(planned, steps[first:], start)[1] - reserved_seconds
+    return dispatch_first_batch(view, planned, steps[first:], spare)
+
+
+def _solve(
+    view: SchedulerView, planned: Sequence[PlannedGroup[CandidateBatch]], start: float
+) -> tuple[Sequence[ProgramStep], float]:
+    """Return the best schedule, and the seconds that it leaves to the downstream stages for queueing.
+
+    It leaves what they were planned with, unless batches would be given up for that.
+    """
+    time_price, reserved_seconds = _time_price(planned), view.reserved_seconds
+    jobs = [entry.job(price=time_price) for entry in planned]
+    if reserved_seconds:
+        earlier = [
+            job if entry.group.provisional_value else replace(job, deadline=job.deadline - reserved_seconds)
+            for job, entry in zip(jobs, planned, strict=True)
+        ]
+        steps = solve(earlier, start).steps
+        if all(step.option != DROPPED for step in steps):
+            return steps, reserved_seconds
+    return solve(jobs, start).steps, 0.0
 
 
 class _Path(NamedTuple):
@@ -218,8 +243,10 @@ def _price_batches(
     """Return each batch with its options, valued at utility times accuracy less the price of extra time."""
     if not batches:
         return []
-    seconds = token_options.seconds(np.array([batch.rows for batch, _ in batches]))
+    rows = np.array([batch.rows for batch, _ in batches])
+    seconds = token_options.seconds(rows)
     values = token_options.values([batch.weights for batch, _ in batches])
+    values[token_options.blocks(rows, seconds)] = -inf
     for index, (batch, _) in enumerate(batches):
         if batch.head.request.accuracy_floor or batch.provisional_value:
             values[index] = _allowed_values(token_options, batch, values[index])

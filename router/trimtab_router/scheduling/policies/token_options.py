@@ -14,6 +14,7 @@ from itertools import pairwise
 from math import inf, log2
 
 import numpy as np
+from numpy.typing import NDArray
 
 from trimtab_pipelines.row_splits import Floats, Integers
 from trimtab_pipelines.shadow_price import best_mixes
@@ -154,7 +155,7 @@ class TokenOptions:
 
     def __init__(self, view: SchedulerView) -> None:
         self.points = list(view.points)
-        self._max_rows = view.max_batch_rows
+        self._max_rows, self._planned_rows = view.max_batch_rows, view.planned_batch_rows or view.max_batch_rows
         basis = _basis(self.points, view.max_batch_rows)
         now = np.array([point.seconds(view.max_batch_rows) for point in self.points])
         ratios = np.divide(now, basis.table[:, -1], out=np.ones(now.size), where=basis.table[:, -1] > 0)
@@ -193,6 +194,12 @@ class TokenOptions:
         """Return the seconds of batches. Shape (batches, options)."""
         seconds: Floats = self._seconds[:, rows].T
         return seconds
+
+    def blocks(self, rows: Integers, seconds: Floats) -> NDArray[np.bool_]:
+        """Return whether batches larger than planned take longer than any planned one. Shape (batches, options)."""
+        longest = np.maximum(self.longest_seconds(self._planned_rows), seconds.min(axis=1))
+        blocks: NDArray[np.bool_] = (rows > self._planned_rows)[:, None] & (seconds > longest[:, None])
+        return blocks
 
     def accuracies(self, tasks: Sequence[str]) -> Floats:
         return np.array([[self.accuracy_for(option, task) for option in self.options] for task in tasks])
@@ -246,9 +253,11 @@ def shadow_price(view: SchedulerView, batches: Sequence[CandidateBatch], token_o
     if not batches:
         return 0.0
     urgent, row_seconds = batches[0].slices[0], token_options.row_seconds
-    horizon = max(urgent.request.deadline - urgent.request.enqueued_at - view.later_seconds, 1e-6)
+    given_seconds = urgent.request.deadline - urgent.request.enqueued_at - view.later_seconds
+    reserved_seconds = min(view.reserved_seconds, given_seconds / 2)
+    horizon = max(given_seconds - reserved_seconds, 1e-6)
     waiting, rate_rps = sum(batch.rows for batch in batches), view.arrivals_rps()
-    replicas, slack = max(view.ready_replicas, 1), max(view.slack_seconds(urgent), 1e-6)
+    replicas, slack = max(view.ready_replicas, 1), max(view.slack_seconds(urgent) - reserved_seconds, 1e-6)
     fastest, longest = float(row_seconds.min()), token_options.longest_seconds(waiting)
     work = (waiting + LOAD_MARGIN * rate_rps * horizon) * fastest + longest
     step_seconds = longest + (waiting + STEP * rate_rps * longest) * fastest / replicas

@@ -87,6 +87,7 @@ class Router:
         )
         self.schedulers = self._executor.schedulers
         for scheduler in self.schedulers.values():
+            scheduler.offered_factor = lambda: self.admission.concurrency.offered_factor
             self._prepare_policy(scheduler)
         self._resolver = RequestResolver(self._executor, self._graph, pipeline.spec, has_indices=bool(self._http))
         self.tasks = self._resolver.tasks
@@ -288,7 +289,12 @@ class Router:
         stages = [
             (scheduler.capacity(), rows.get(scheduler.stage.name) or 1.0) for scheduler in self._active_schedulers
         ]
-        return limit_bounds(stages, self.pipeline.spec.slo.latency_seconds, self.pipeline.spec.drop_policy)
+        return limit_bounds(
+            stages,
+            self.pipeline.spec.slo.latency_seconds,
+            self.pipeline.spec.drop_policy,
+            has_slower=any(scheduler.has_slower_points for scheduler in self._active_schedulers),
+        )
 
     def _start(self, call: Call, ended: asyncio.Future[None]) -> RequestState:
         if self.admission.draining:

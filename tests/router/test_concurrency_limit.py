@@ -170,6 +170,20 @@ def test_bottleneck_replicas_get_full_batches():
     assert server.window.limit == 256
 
 
+@pytest.mark.parametrize(("late_seconds", "fastest_rps", "limit"), [(0.0, 0.0, 16), (0.0, 400.0, 80), (0.2, 400.0, 16)])
+def test_rate_at_slow_points_is_no_capacity(late_seconds: float, fastest_rps: float, limit: int) -> None:
+    server = Server(ConcurrencyLimit(SLO), 40.0)
+    server.run(10.0, 300.0, late_seconds=late_seconds, bounds=LimitBounds.of(16.0, 400.0, 0.05, fastest_rps))
+
+    assert server.window.limit == limit
+
+
+def test_slower_points_make_the_capacity_that_of_the_fastest() -> None:
+    stages = [(StageCapacity(40, 0.1), 1.0), (StageCapacity(40, 0.1), 4.0)]
+
+    assert limit_bounds(stages, SLO, "Predicted", has_slower=True) == LimitBounds(100, 100, 0.2, 100.0)
+
+
 @pytest.mark.parametrize(
     ("stages", "bounds"),
     [

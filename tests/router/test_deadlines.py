@@ -30,6 +30,9 @@ async def test_requests_beyond_the_limit_are_refused():
         status, message, headers = await rig.rest(patient)
         assert (status, headers["x-trimtab-reason"], headers["Retry-After"]) == (429, "Overload", "1")
         assert message.startswith("the router is overloaded: 16 requests are in flight")
+        view = rig.router.schedulers["stage-0"].view("small", time.monotonic())
+        admitted_rps = view.arrivals_rps()
+        await rig.until(lambda: view.arrivals_rps() > admitted_rps)  # rejected requests are load too
         replica.gate.set()
         assert [(await call)[0] for call in (first, *calls)] == [200] * most
         assert (await rig.rest(a_request()))[0] == 200

@@ -29,6 +29,7 @@ from trimtab_router.refusal import draining, overload
 from trimtab_router.request import Call
 
 SAMPLE_SECONDS = 0.1
+OFFERED_WEIGHT = 0.3  # of the newest sample
 
 
 class ConcurrencyController:
@@ -42,7 +43,9 @@ class ConcurrencyController:
         self._bounds = bounds
         self._loop = asyncio.get_running_loop()
         self.responses = 0  # requests answered since the start
+        self.offered_factor = 1.0  # requests offered over those admitted
         self._rejections = 0
+        self._sampled = 0, 0  # responses and rejections up to the last sample
         self._due = 0.0
         self._timer: asyncio.TimerHandle | None = None
         self._nearly_full = asyncio.Event()
@@ -81,6 +84,7 @@ class ConcurrencyController:
         self._timer = None
         now, in_flight = time.monotonic(), self._memory.active_requests
         late_seconds = max(now - self._due, 0.0)
+        self._measure_offered()
         self.concurrency_limit.observe(
             LoadSample(now, self.responses, self._rejections, in_flight, late_seconds), self._bounds()
         )
@@ -90,6 +94,13 @@ class ConcurrencyController:
             self._schedule_sample()
         else:
             self.concurrency_limit.reset()
+            self.offered_factor = 1.0
+
+    def _measure_offered(self) -> None:
+        responses, rejections = self._sampled
+        self._sampled = self.responses, self._rejections
+        factor = 1.0 + (self._rejections - rejections) / max(self.responses - responses, 1)
+        self.offered_factor += OFFERED_WEIGHT * (factor - self.offered_factor)
 
 
 PER_TURN = 8

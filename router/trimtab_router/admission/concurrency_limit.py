@@ -1,11 +1,12 @@
 """`ConcurrencyLimit`: adaptive limit on the requests in flight, so that admitted requests meet the SLO.
 
 By Little's law a request that joins n others, completed at rate r, waits n / r. While more load is offered than is
-admitted, the measured rate is the capacity of the machine; n follows it, as a share of the latency SLO. The limit also
-falls when the requests in flight exceed what can finish within the SLO, even if none has been rejected yet. It grows
-otherwise. It stays between the number of requests that keeps every replica busy and the number that the plan's stages
-can serve within the SLO. Lateness of the event loop counts as waiting time, because requests then wait uncounted in
-sockets.
+admitted, the measured rate is the capacity of the machine; n follows it, as a share of the latency SLO. Replicas that
+may run faster operating points complete fewer requests than they could, so their capacity is the one at these points,
+unless the event loop is late. The limit also falls when the requests in flight exceed what can finish within the SLO,
+even if none has been rejected yet. It grows otherwise. It stays between the number of requests that keeps every replica
+busy and the number that the plan's stages can serve within the SLO. Lateness of the event loop counts as waiting time,
+because requests then wait uncounted in sockets.
 """
 
 from collections import deque
@@ -60,13 +61,21 @@ class LimitBounds:
     """Requests that the plan can serve in time."""
     busy_seconds: float | None = None
     """Time of full batches in all stages together, None if unknown."""
+    fastest_rps: float = 0.0
+    """Requests per second at the fastest operating points, if replicas also run slower ones; else 0."""
 
     @classmethod
-    def of(cls, min_requests: float, max_requests: float | None, busy_seconds: float | None = None) -> "LimitBounds":
+    def of(
+        cls,
+        min_requests: float,
+        max_requests: float | None,
+        busy_seconds: float | None = None,
+        fastest_rps: float = 0.0,
+    ) -> "LimitBounds":
         """Bounds from the requests that keep every replica busy and those served within one SLO (None if unknown)."""
         minimum = min(max(MIN_REQUESTS, round(min_requests)), MAX_REQUESTS)
         maximum = MAX_REQUESTS if max_requests is None else min(round(max_requests), MAX_REQUESTS)
-        return cls(minimum, max(minimum, maximum), busy_seconds)
+        return cls(minimum, max(minimum, maximum), busy_seconds, fastest_rps)
 
     def floor(self, rate: float) -> float:
         """Minimum limit at a rate of responses per second.
@@ -80,9 +89,16 @@ class LimitBounds:
 
 
 def limit_bounds(
-    stages: Sequence[tuple[StageCapacity, float]], slo_seconds: float, drop_policy: DropPolicy
+    stages: Sequence[tuple[StageCapacity, float]],
+    slo_seconds: float,
+    drop_policy: DropPolicy,
+    *,
+    has_slower: bool = False,
 ) -> LimitBounds | None:
-    """Bounds from the capacity and rows per request of each active stage, None while a stage has no replica."""
+    """Bounds from the capacity and rows per request of each active stage, None while a stage has no replica.
+
+    `has_slower`: whether a stage may run slower operating points than those of its capacity.
+    """
     if drop_policy != "Predicted":
         return LimitBounds(MAX_REQUESTS, MAX_REQUESTS)  # requests that may be late may wait
     if not all(capacity.rows for capacity, _ in stages):
@@ -91,9 +107,9 @@ def limit_bounds(
     if not stages or not all(capacity.seconds for capacity, _ in stages):
         return LimitBounds.of(busy, None)
     slowest_rps = min(capacity.rows / capacity.seconds / rows for capacity, rows in stages)
-    return LimitBounds.of(
-        busy, CAPACITY_FACTOR * slo_seconds * slowest_rps, sum(capacity.seconds for capacity, _ in stages)
-    )
+    busy_seconds = sum(capacity.seconds for capacity, _ in stages)
+    fastest_rps = slowest_rps if has_slower else 0.0
+    return LimitBounds.of(busy, CAPACITY_FACTOR * slo_seconds * slowest_rps, busy_seconds, fastest_rps)
 
 
 class ConcurrencyLimit:
@@ -140,7 +156,10 @@ class ConcurrencyLimit:
         slo_seconds, self._floor = self._slo_seconds, self._bounds.floor(rate)
         self._best_rps = max(ASSUMED_RPS, RATE_DECAY * self._best_rps, rate)
         late = min(self._lateness) if len(self._lateness) == LATE_SAMPLES else 0.0
-        slow = late > LATE_SHARE * slo_seconds and self._peak >= self._floor
+        lags = late > LATE_SHARE * slo_seconds
+        slow = lags and self._peak >= self._floor
+        if not lags:
+            rate = max(rate, self._bounds.fastest_rps)
         persistent = min(previous.in_flight, sample.in_flight)
         crowded = persistent > max(rate * slo_seconds, self._floor)
         full = self._peak >= FULL_SHARE * self.limit

@@ -87,9 +87,9 @@ def decide(view: SchedulerView, *, uses_shadow_price: bool = True, joins_batches
 def _solve(
     view: SchedulerView, planned: Sequence[PlannedGroup[CandidateBatch]], start: float
 ) -> tuple[Sequence[ProgramStep], float]:
-    """Return the best schedule, and the seconds that it leaves to the downstream stages for queueing.
+    """Return the best schedule, and the seconds by which it ends before the deadlines.
 
-    It leaves what they were planned with, unless batches would be given up for that.
+    These are `view.reserved_seconds`, or 0 if batches would be given up for them.
     """
     time_price, reserved_seconds = _time_price(planned), view.reserved_seconds
     jobs = [entry.job(price=time_price) for entry in planned]
@@ -246,7 +246,7 @@ def _price_batches(
     rows = np.array([batch.rows for batch, _ in batches])
     seconds = token_options.seconds(rows)
     values = token_options.values([batch.weights for batch, _ in batches])
-    values[token_options.blocks(rows, seconds)] = -inf
+    values[token_options.exceeds_plan(rows, seconds)] = -inf
     for index, (batch, _) in enumerate(batches):
         if batch.head.request.accuracy_floor or batch.provisional_value:
             values[index] = _allowed_values(token_options, batch, values[index])

@@ -195,11 +195,11 @@ class TokenOptions:
         seconds: Floats = self._seconds[:, rows].T
         return seconds
 
-    def blocks(self, rows: Integers, seconds: Floats) -> NDArray[np.bool_]:
+    def exceeds_plan(self, rows: Integers, seconds: Floats) -> NDArray[np.bool_]:
         """Return whether batches larger than planned take longer than any planned one. Shape (batches, options)."""
         longest = np.maximum(self.longest_seconds(self._planned_rows), seconds.min(axis=1))
-        blocks: NDArray[np.bool_] = (rows > self._planned_rows)[:, None] & (seconds > longest[:, None])
-        return blocks
+        exceeds: NDArray[np.bool_] = (rows > self._planned_rows)[:, None] & (seconds > longest[:, None])
+        return exceeds
 
     def accuracies(self, tasks: Sequence[str]) -> Floats:
         return np.array([[self.accuracy_for(option, task) for option in self.options] for task in tasks])

@@ -58,6 +58,16 @@ def test_fallbacks_allow_larger_batches_than_planned(changes: dict[str, object],
         assert 2.0 * light[largest] <= plan.latency_seconds
 
 
+@pytest.mark.parametrize(("side", "largest"), [(4, 16), (2100, 3)])
+def test_larger_batches_fit_into_one_request(side: int, largest: int) -> None:
+    """Rows of side × side FP32; a request holds 64 MiB, which are three rows of 17 MB."""
+    inputs = [{"name": "x", "datatype": "FP32", "shape": [side, side]}]
+    pipeline = a_hosting_ladder(inputs=inputs, slo={"latency": "60s"})
+    plan = plan_for(with_stage(pipeline, 0, batchSizes=[1, 2, 3, 4, 16]), 5.0).spec.stages[0]
+
+    assert plan.largest_batch == largest
+
+
 def test_variant_with_too_small_batches_is_not_allowed():
     pipeline = a_hosting_ladder()
     variants = [v.model_dump(by_alias=True) for v in pipeline.spec.stages[0].variants]

@@ -9,12 +9,13 @@ above the forecast until the next decision. The default policy may form still la
 from collections.abc import Iterable, Sequence
 from math import inf
 
-from trimtab_adapter.planning.candidate import switchable_variants
+from trimtab_adapter.planning.candidate import most_rows, switchable_variants
 from trimtab_adapter.planning.explain import describe_option
 from trimtab_adapter.planning.planning_problem import PlanningProblem, point_profile, service_ratio
 from trimtab_adapter.planning.program_builder import batch_sizes
 from trimtab_adapter.solvers.program import TIE_BREAK, Option, Program, Weights, objective_weights
-from trimtab_pipelines.plan import PointPlan, StagePlan
+from trimtab_pipelines.model_spec import max_rows
+from trimtab_pipelines.plan import StagePlan
 from trimtab_pipelines.stages import Stage
 
 SHARE_OF_SLO = 0.8
@@ -49,23 +50,22 @@ def sizes_above(problem: PlanningProblem, stage: Stage, option: Option) -> list[
     if fixed or not spec.policy_traits.enlarges_batches or _batches_cost(objective_weights(spec.objective)):
         return []
     hosted = switchable_variants(spec, stage, variant) or {variant.name}
-    most = min(stage.variant(name).max_batch_size for name in hosted)
+    request_rows = max_rows(spec, stage)
+    most = min(most_rows(stage.variant(name), request_rows) for name in hosted)
     return [size for size in batch_sizes(spec, stage, stage.pin) if option.batch_size < size <= most]
 
 
-def max_batch_size(
-    problem: PlanningProblem, stage: Stage, option: Option, points: Iterable[PointPlan], sizes: Iterable[int]
-) -> int | None:
+def max_batch_size(problem: PlanningProblem, stage: Stage, plan: StagePlan, sizes: Iterable[int]) -> int | None:
     """The largest of some batch sizes of which two take at most the planned latency at the fastest point.
 
     A row may wait for the batch that runs when it arrives, and then for its own.
     """
-    variant = stage.variant(option.variant)
-    profile = point_profile(problem, stage, variant, variant.point(option.operating_point))
+    variant = stage.variant(plan.variant)
+    profile = point_profile(problem, stage, variant, variant.point(plan.operating_point))
     ratio = 1.0 if profile is None else service_ratio(problem, stage, variant, profile)
-    profiled = [point.service_seconds for point in points if point.service_seconds]
+    profiled = [point.service_seconds for point in plan.points if point.service_seconds]
     seconds = {size: ratio * min((each[size] for each in profiled), default=inf) for size in sizes}
-    return max((size for size in seconds if 2.0 * seconds[size] <= option.latency_seconds), default=None)
+    return max((size for size in seconds if 2.0 * seconds[size] <= plan.latency_seconds), default=None)
 
 
 def _batches_cost(weights: Weights) -> bool:

@@ -167,9 +167,7 @@ def candidates(problem: PlanningProblem, stage: Stage, pin: Pin) -> Iterator[Can
         (variant.name, point.name): _PointSpeed(
             profile,
             service_ratio(problem, stage, variant, profile),
-            variant.max_batch_size
-            if rows is None or variant.container is not None
-            else min(variant.max_batch_size, rows),
+            most_rows(variant, rows),
         )
         for variant, point, profile in profiled
     }
@@ -198,6 +196,13 @@ def candidates(problem: PlanningProblem, stage: Stage, pin: Pin) -> Iterator[Can
                 if target[0] in hosted and target != key and target in speeds:
                     cascade = _Cascade(speed, speeds[target], escalation.share)
                     yield replace(base, speed=cascade, escalation=escalation)
+
+
+def most_rows(variant: Variant, request_rows: int | None) -> int:
+    """Largest batch of a variant; `request_rows`: what one request to our own replicas holds, None if unknown."""
+    if request_rows is None or variant.container is not None:
+        return variant.max_batch_size
+    return min(variant.max_batch_size, request_rows)
 
 
 def switchable_variants(spec: InferencePipelineSpec, stage: Stage, variant: Variant) -> frozenset[str]:

@@ -222,7 +222,6 @@ def _stage_plan(
         name=name,
         variant=option.variant,
         batch_size=option.batch_size,
-        max_batch_size=max_batch_size(problem, stage, option, (planned, *allowed.upgrades, *allowed.fallbacks), above),
         replicas=option.replicas,
         operating_point=option.operating_point,
         upgrades=allowed.upgrades,
@@ -241,4 +240,4 @@ def _stage_plan(
         throughput_rps=option.throughput_rps,
         latency_seconds=option.latency_seconds,
     )
-    return plan, allowed.excluded
+    return plan.replace(max_batch_size=max_batch_size(problem, stage, plan, above)), allowed.excluded

@@ -218,8 +218,8 @@ class StageScheduler:
 
     @property
     def has_slower_points(self) -> bool:
-        """Whether batches may run at slower operating points than those of `capacity`."""
-        return len(self.latency_model.points(self.variant)) > 1
+        """Whether the policy may run batches at slower operating points than those of `capacity`."""
+        return self.policy.uses_fallbacks and len(self.latency_model.points(self.variant)) > 1
 
     def _equal_replicas(self) -> int:
         """Return how many replicas at the fastest point of any group serve as many rows as the ready replicas."""

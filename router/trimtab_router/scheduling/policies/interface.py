@@ -124,6 +124,11 @@ class SchedulerView:
     planned_batch_rows: int = 0
     """Rows of a planned batch: a larger one takes no longer than the longest planned one."""
 
+    @property
+    def full_batch_rows(self) -> int:
+        """Rows of a full batch as planned."""
+        return min(self.planned_batch_rows or self.max_batch_rows, self.max_batch_rows)
+
     def points_for(self, row_slice: RowSlice) -> Sequence[Point]:
         """Return the points that may serve a slice, preferred first; none if no point reaches its floor.
 

@@ -211,7 +211,7 @@ def fill_batch(
 ) -> list[RowSlice]:
     """Return a group's batch, filled for `spare` seconds with rows of later groups, each with how many it may give."""
     row_slices = first_rows(first.slices, size)
-    most = min(view.planned_batch_rows or view.max_batch_rows, view.max_batch_rows)
+    most = view.full_batch_rows
     if spare > 0 and size < most and not first.head.alone:
         filled = rows_within(point, point.seconds(size) + spare, size, most)
         row_slices += first_rows(_extra_slices(first, point, others), filled - size)

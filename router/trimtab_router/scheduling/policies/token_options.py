@@ -155,7 +155,7 @@ class TokenOptions:
 
     def __init__(self, view: SchedulerView) -> None:
         self.points = list(view.points)
-        self._max_rows, self._planned_rows = view.max_batch_rows, view.planned_batch_rows or view.max_batch_rows
+        self._max_rows, self._planned_rows = view.max_batch_rows, view.full_batch_rows
         basis = _basis(self.points, view.max_batch_rows)
         now = np.array([point.seconds(view.max_batch_rows) for point in self.points])
         ratios = np.divide(now, basis.table[:, -1], out=np.ones(now.size), where=basis.table[:, -1] > 0)

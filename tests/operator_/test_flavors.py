@@ -80,6 +80,19 @@ def test_pod_waits_as_long_as_its_node_takes(startup: str, *, given_up: bool) ->
     assert (selection.schedulable is not None) is given_up
 
 
+@pytest.mark.parametrize(
+    ("group", "now", "given_up"), [("large", 279.0, False), ("large", 281.0, True), ("other", 200.0, True)]
+)
+def test_pods_wait_anew_once_one_of_their_group_got_a_node(group: str, now: float, *, given_up: bool) -> None:
+    pipeline = a_flavored_pipeline()
+    problem, requests = Problem("Unschedulable", "no node"), Capacity(1.0, 1, {"mig": 1})
+    waits = PodState("p", "model-server", "first", "large", False, False, False, 0.0, requests, problem)
+    newer = replace(waits, name="q", replica_group=group, scheduled=True, problem=None, scheduled_at=100.0)
+    selection = select_plan(ClusterSite(pipeline, {}, (waits, newer), SETTINGS), PlanHistory(a_plan(pipeline)), now)
+
+    assert (selection.schedulable is not None) is given_up
+
+
 @pytest.mark.parametrize("gated", [True, False])
 def test_gated_pod_is_on_its_way_however_long_it_takes(*, gated: bool) -> None:
     pipeline = a_flavored_pipeline()

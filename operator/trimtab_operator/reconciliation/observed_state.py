@@ -62,6 +62,8 @@ class PodState:
     """Whether another controller keeps it from being scheduled, such as Kueue until it admits it."""
     deleted_first: bool = False
     """Whether its deletion cost is lower than that of other pods."""
+    scheduled_at: float = 0.0
+    """When it got its node; 0 without one."""
 
     @property
     def group_key(self) -> tuple[str, str]:
@@ -101,6 +103,7 @@ def _state(pod: Mapping[str, Any], leaving: Mapping[str, str]) -> PodState:
         has_unhealthy_device=_has_unhealthy_device(status),
         leaving=f"node {node} is about to go ({leaving[node]})" if node in leaving else "",
         gated=bool(pod["spec"].get("schedulingGates")),
+        scheduled_at=parse_rfc3339(at) if node and (at := placed.get("lastTransitionTime")) else 0.0,
         deleted_first=str(metadata.get("annotations", {}).get(DELETION_COST, "0")).startswith("-"),
     )
 

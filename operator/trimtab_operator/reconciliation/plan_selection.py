@@ -78,10 +78,11 @@ def _failure(
 
 
 def _timed_out(site: ClusterSite, plan: PipelinePlan, now: float) -> Problem | None:
+    since = _waiting_since(site)
     for target in rollout_targets(plan, site.pipeline):
         for pod in pods_of(target, site):
             limit_seconds = _ready_timeout_seconds(site, pod)
-            if not (pod.ready or pod.gated) and now - pod.waiting_since > limit_seconds:
+            if not (pod.ready or pod.gated) and now - since[pod.name] > limit_seconds:
                 cause = pod.problem.message if pod.problem else "see kubectl describe pod"
                 return Problem(
                     "ReadyTimeout",
@@ -102,13 +103,13 @@ def _schedulable(site: ClusterSite, now: float) -> Schedulable | None:
     servers = [pod for pod in site.pods if pod.component == MODEL_SERVER]
     if any(pod.terminating and pod.scheduled for pod in servers):
         return before  # a terminating pod uses its resources until it is gone
-    pods = [pod for pod in servers if not pod.terminating]
+    pods, since = [pod for pod in servers if not pod.terminating], _waiting_since(site)
     waiting = [
         f"stage {pod.stage}: pod {pod.name}: {pod.problem.message}"
         for pod in pods
         if pod.problem is not None
         and pod.problem.reason == "Unschedulable"
-        and now - pod.waiting_since >= _grace_seconds(site, pod)
+        and now - since[pod.name] >= _grace_seconds(site, pod)
     ]
     if not waiting:
         return before
@@ -116,6 +117,20 @@ def _schedulable(site: ClusterSite, now: float) -> Schedulable | None:
     if before is not None and (parse_quantity(before.cores), before.gpus) == (capacity.cores, capacity.gpus):
         return before
     return Schedulable(cores=f"{capacity.cores:g}", gpus=capacity.gpus, since=rfc3339(now), message=waiting[0][:1024])
+
+
+def _waiting_since(site: ClusterSite) -> dict[str, float]:
+    """Since when each pod waits, by name; without a node, anew from when another pod of its group got one.
+
+    Nodes are being added then, and the scheduler may have given those for older pods to newer ones.
+    """
+    times: dict[tuple[str, str], float] = {}
+    for pod in site.pods:
+        times[pod.group_key] = max(times.get(pod.group_key, 0.0), pod.scheduled_at)
+    return {
+        pod.name: pod.waiting_since if pod.scheduled else max(pod.waiting_since, times[pod.group_key])
+        for pod in site.pods
+    }
 
 
 def _grace_seconds(site: ClusterSite, pod: PodState) -> float:
@@ -150,12 +165,12 @@ def _requeue_after_seconds(
     site: ClusterSite, plans: PlanHistory, schedulable: Schedulable | None, now: float
 ) -> float | None:
     """Seconds until a timeout or retry is due; None if there is none."""
-    times = []
+    times, since = [], _waiting_since(site)
     for pod in site.pods:
         if pod.component == MODEL_SERVER and not pod.ready and not pod.terminating:
             if not pod.scheduled:
-                times.append(pod.waiting_since + _grace_seconds(site, pod))
-            times.append(pod.waiting_since + _ready_timeout_seconds(site, pod))
+                times.append(since[pod.name] + _grace_seconds(site, pod))
+            times.append(since[pod.name] + _ready_timeout_seconds(site, pod))
     if schedulable is not None:
         times.append(parse_rfc3339(schedulable.since) + RETRY_SECONDS)
     if plans.given_up:

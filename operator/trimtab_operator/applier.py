@@ -3,8 +3,9 @@
 An object is read before its first write, and later writes are bound to its uid. A rejected write does not block others.
 """
 
+import asyncio
 import logging
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterable
 from http import HTTPStatus
 
 from trimtab_kubernetes import Cluster, ClusterError, Conflict, NotFound, Rejected, Unreachable
@@ -53,8 +54,8 @@ class Applier:
         if the API server did not respond; earlier writes remain, and all may be repeated.
         """
         store, writes = self._store, 0
-        for manifest in decided.patch:  # first, so that pods have their deletion cost when their number falls
-            writes += await self._apply_if_changed(key, manifest, self._patch)
+        # First, so that pods have their deletion cost when their number falls; together, since there may be hundreds.
+        writes += await _sum(self._apply_if_changed(key, manifest, self._patch) for manifest in decided.patch)
         for manifest in decided.apply:
             writes += await self._apply_if_changed(key, manifest, self._write)
         for ref in decided.delete:
@@ -63,9 +64,7 @@ class Applier:
         store.prune_rejected_writes(key, {*map(ref_of, (*decided.apply, *decided.patch)), *decided.delete})
         writes += await self._status(key, decided.pipeline_status, _PIPELINE_FIELDS)
         writes += await self._status(key, decided.plan_status, _PLAN_FIELDS)
-        for event in decided.events:
-            writes += await self._create_event(event)
-        return writes
+        return writes + await _sum(map(self._create_event, decided.events))
 
     def retry_seconds(self, key: Key) -> float | None:
         """Seconds until rejected writes are retried; None if there are none."""
@@ -179,6 +178,16 @@ class Applier:
         except (Conflict, Rejected) as error:
             log.info("event %s: %s", event["metadata"]["name"], error)
         return 1
+
+
+async def _sum(writes: Iterable[Awaitable[int]]) -> int:
+    """Await writes together; return their sum.
+
+    If one fails, the others end first, so that the next pass meets none of them.
+    """
+    tasks = [asyncio.ensure_future(write) for write in writes]
+    await asyncio.gather(*tasks, return_exceptions=True)
+    return sum(task.result() for task in tasks)
 
 
 def _status_fingerprint(live: Object, wanted: Object) -> str:

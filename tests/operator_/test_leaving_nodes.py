@@ -120,6 +120,33 @@ async def test_pods_of_a_cordoned_node_get_successors_first(scene: tuple[Site, N
     assert [reason for reason, _ in await site.events()].count("NodeLeaving") == 3
 
 
+class TogetherCluster:
+    """A cluster that answers patches of pods once so many of them were sent."""
+
+    def __init__(self, cluster: Cluster, patches: int) -> None:
+        self._cluster, self._sent = cluster, asyncio.Barrier(patches)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._cluster, name)
+
+    async def apply(self, body: dict[str, Any], **options: Any) -> dict[str, Any]:
+        if body["kind"] == "Pod":
+            await self._sent.wait()
+        return await self._cluster.apply(body, **options)
+
+
+async def test_pods_of_a_leaving_node_are_marked_together(scene: tuple[Site, Nodes]) -> None:
+    site, nodes = scene
+    before = await pods(site)
+    site.restart(TogetherCluster(site.cluster, len(before)))
+    await nodes.cordon(nodes.names[0])
+    async with asyncio.timeout(60):
+        await site.look()
+    marked = [await site.get("Pod", name) for name in before]
+
+    assert [pod["metadata"]["annotations"][DELETION_COST] for pod in marked] == ["-1"] * 3
+
+
 async def test_change_of_a_node_enqueues_pipelines_on_it(scene: tuple[Site, Nodes]) -> None:
     site, nodes = scene
     controller, seen = site.controller, asyncio.Event()

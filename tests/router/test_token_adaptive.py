@@ -52,6 +52,16 @@ def test_seconds_that_replicas_would_be_idle_in_cost_nothing():
     assert left(a_view(few, arrivals_rps=1600.0))[0] == "few"
 
 
+@pytest.mark.parametrize(("gain", "point"), [(0.001, "better"), (0.0, "faster")])
+def test_idle_seconds_are_worth_a_little_accuracy(gain: float, point: str) -> None:
+    better, faster = (
+        replace(a_point("more", row_ms=row_ms), name=name, accuracy_by_task=dict.fromkeys(TASKS, accuracy))
+        for name, row_ms, accuracy in (("better", 4.6, 0.947 + gain), ("faster", 2.0, 0.947))
+    )
+
+    assert left(a_view([a_work(0.5)], points=[better, faster, a_point("few")]))[0] == point
+
+
 def test_long_batch_costs_time_if_a_step_would_be_late():
     works, points = [a_work(0.5, at=0.0) for _ in range(4)], [a_point("more", row_ms=40.0), *POINTS[1:]]
 

@@ -47,7 +47,7 @@ MAX_BATCHES = 40  # planning horizon
 MAX_PATHS = 64
 _LEADERS, _MAX_JOINED = 3, 5  # the first batches that later ones may join, and the most batches joined
 _WORTH_ROUNDING = 1e-9
-_TIME_TIE_BREAK = 1e-3  # of a second's average value: among plans of equal value, the faster is better
+_TIME_TIE_BREAK = 1e-4  # of a second's average value: among plans of equal value, the faster is better
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -94,17 +94,11 @@ class ValueTable:
         self.jobs = jobs
         cumulative_values = np.cumsum([0.0, *(job.value for job in jobs)])
         if cumulative_values[-1]:
-            weight = self._weight(min(job.value for job in jobs if job.value > 0))
+            weight = _value_weight(self.plain, min(job.value for job in jobs if job.value > 0))
             own = weight * (cumulative_values[self.end] - cumulative_values[self.begin])
             self.values = self.plain + own[:, None]
             self.values[:, 0] -= own * (1.0 - np.array([column.first_share for column in columns]))
         self.deadline = np.array([jobs[index].deadline for index in self.begin])
-
-    def _weight(self, least_value: float) -> float:
-        """Return the factor by which serving the least valuable job outweighs all option values together."""
-        lowest = np.where(self.plain == -inf, 0.0, self.plain).min(axis=1)
-        spread = np.maximum(self.plain.max(axis=1), 0.0) - np.minimum(lowest, 0.0)
-        return 1.001 * float(spread.sum()) / least_value
 
     @cached_property
     def rows_from(self) -> list[list[int]]:
@@ -132,6 +126,8 @@ def solve(jobs: Sequence[Job], start: float, *, price: float = 0.0, cells: int |
     """
     if not jobs:
         return Schedule((), 0.0, 0)
+    if len(jobs) == 1 and not jobs[0].joint_options:
+        return _solve_one(jobs[0], start, price)
     table = ValueTable(jobs, price)
     program = DeadlineProgram(table, start, cells or _cells(table, start))
     true_times = _TrueTimeSchedule(table, program.solve(), start)
@@ -139,6 +135,27 @@ def solve(jobs: Sequence[Job], start: float, *, price: float = 0.0, cells: int |
     served = [step for step in true_times.steps if step.option != DROPPED]
     value = sum(float(table.plain[step.row, step.option]) for step in served)
     return Schedule(true_times.steps, value, sum(step.jobs for step in served))
+
+
+def _solve_one(job: Job, start: float, price: float) -> Schedule:
+    """Choose the most valuable option in time, which needs no cells."""
+    plain = job.values - price * job.seconds
+    values = np.where(job.seconds <= job.deadline - start + SECONDS_ROUNDING, plain, -inf)
+    if job.value:
+        own = _value_weight(plain[None], job.value) * job.value
+        values[0] += own * job.first_share
+        values[1:] += own
+    best = int(values.argmax())
+    if values[best] <= 0.0:
+        return Schedule((ProgramStep(0, 0, 1, DROPPED),), 0.0, 0)
+    return Schedule((ProgramStep(0, 0, 1, best),), float(plain[best]), 1)
+
+
+def _value_weight(plain: Floats, least_value: float) -> float:
+    """Return the factor by which serving the least valuable job outweighs all option values together."""
+    lowest = np.where(plain == -inf, 0.0, plain).min(axis=1)
+    spread = np.maximum(plain.max(axis=1), 0.0) - np.minimum(lowest, 0.0)
+    return 1.001 * float(spread.sum()) / least_value
 
 
 def assign_to_servers(jobs: Iterable[tuple[float, float]], free_at: Sequence[float]) -> list[list[int]]:

@@ -115,6 +115,14 @@ def test_least_valuable_rows_are_given_up_in_overload():
     assert set(left(a_view([*cheap, *dear]))[1]) == set(dear)
 
 
+@pytest.mark.parametrize(("arrivals_rps", "first"), [(0.0, 0.104), (1500.0, 0.145)])
+def test_small_batch_is_given_up_for_full_ones_in_overload(arrivals_rps: float, first: float) -> None:
+    """The most urgent row takes 3 ms alone, in which full batches serve 2.8; some others are late in any case."""
+    works = [a_work(0.104), *(a_work(0.145) for _ in range(50))]
+
+    assert left(a_view(works, now=0.1, arrivals_rps=arrivals_rps))[1][0].deadline == first
+
+
 def test_next_batch_fits_the_slack_of_its_most_urgent_row():
     urgent = [a_work(0.012) for _ in range(4)]
     patient = [a_work(1.0) for _ in range(60)]
@@ -173,7 +181,8 @@ def test_last_second_goes_where_it_adds_most():
     assert marginal_utility(curves, 25.0) == 3.0
     assert marginal_utility(curves, 35.0) == 0.5
     assert marginal_utility(curves, 100.0) == 0.0
-    assert marginal_utility(curves, 1.0) == 3.0
+    assert marginal_utility(curves, 15.0) == 0.5, "not all of the second kind are served"
+    assert marginal_utility(curves, 1.0) == 5.0
 
 
 def test_choice_is_within_a_thousandth_of_the_exact_one():

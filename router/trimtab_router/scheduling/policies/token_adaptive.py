@@ -47,6 +47,10 @@ MAX_BATCHES = 40  # planning horizon
 MAX_PATHS = 64
 _LEADERS, _MAX_JOINED = 3, 5  # the first batches that later ones may join, and the most batches joined
 _WORTH_ROUNDING = 1e-9
+_OVERLOAD_BUSY_SHARE = 0.6
+"""Share of the replicas' time that full batches at the fastest point need, from which small batches have a price."""
+_OVERLOAD_PRICE_SHARE = 0.5
+"""Share of the value of the rows that full batches would serve in a second: its price in overload."""
 _TIME_TIE_BREAK = 1e-4  # of a second's average value: among plans of equal value, the faster is better
 
 
@@ -76,7 +80,7 @@ def decide(view: SchedulerView, *, uses_shadow_price: bool = True, joins_batches
     planned = plan_batches(view, token_options, uses_shadow_price=uses_shadow_price, joins_batches=joins_batches)
     if not planned:
         return slack_fit.decide(view)
-    steps, reserved_seconds = _solve(view, planned, start)
+    steps, reserved_seconds = _solve(view, planned, token_options, start)
     first = next((index for index, step in enumerate(steps) if step.option != DROPPED), None)
     if first is None or (first and view.drop_policy == "Expired"):
         return slack_fit.decide(view)
@@ -85,11 +89,12 @@ def decide(view: SchedulerView, *, uses_shadow_price: bool = True, joins_batches
 
 
 def _solve(
-    view: SchedulerView, planned: Sequence[PlannedGroup[CandidateBatch]], start: float
+    view: SchedulerView, planned: Sequence[PlannedGroup[CandidateBatch]], token_options: TokenOptions, start: float
 ) -> tuple[Sequence[ProgramStep], float]:
     """Return the best schedule, and the seconds by which it ends before the deadlines.
 
-    These are `view.reserved_seconds`, or 0 if batches would be given up for them.
+    These are `view.reserved_seconds`, or 0 if batches would be given up for them. If batches are given up all the same,
+    those that make least of their time are.
     """
     time_price, reserved_seconds = _time_price(planned), view.reserved_seconds
     jobs = [entry.job(price=time_price) for entry in planned]
@@ -101,7 +106,28 @@ def _solve(
         steps = solve(earlier, start).steps
         if all(step.option != DROPPED for step in steps):
             return steps, reserved_seconds
-    return solve(jobs, start).steps, 0.0
+    steps = solve(jobs, start).steps
+    if any(step.option == DROPPED for step in steps):
+        overload_price = _overload_price(view, planned, float(token_options.row_seconds.min()))
+        if overload_price:
+            steps = solve([entry.job(price=time_price + overload_price) for entry in planned], start).steps
+    return steps, 0.0
+
+
+def _overload_price(view: SchedulerView, planned: Sequence[PlannedGroup[CandidateBatch]], row_seconds: float) -> float:
+    """Return the price of a second in which full batches would serve other rows; 0 if there is time for small ones.
+
+    Without it the most urgent rows of a long queue leave in small batches, and so do those behind them, until most
+    rows are late although full batches carry the load. `row_seconds`: of a row in a full batch at the fastest option.
+    """
+    head = planned[0].group.head.request
+    given_seconds = max(head.deadline - head.enqueued_at - view.later_seconds, 1e-6)
+    rows = sum(entry.group.rows for entry in planned)
+    busy_share = (rows / given_seconds + view.arrivals_rps() / max(view.ready_replicas, 1)) * row_seconds
+    if busy_share < _OVERLOAD_BUSY_SHARE:
+        return 0.0
+    row_value = sum(float(entry.options.values[0]) for entry in planned) / rows
+    return _OVERLOAD_PRICE_SHARE * row_value / row_seconds
 
 
 class _Path(NamedTuple):

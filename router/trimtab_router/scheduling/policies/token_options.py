@@ -270,13 +270,18 @@ def shadow_price(view: SchedulerView, batches: Sequence[CandidateBatch], token_o
 
 
 def marginal_utility(curves: Sequence[tuple[int, Sequence[tuple[float, float]]]], seconds: float) -> float:
-    """Return the value of the last second; `curves`: rows, and one row's corners (seconds, value), fastest first."""
-    left = seconds - sum(rows * corners[0][0] for rows, corners in curves)
+    """Return the value of the last second; `curves`: rows, and one row's corners (seconds, value), fastest first.
+
+    If not all rows can be served, that is the value of serving more of them.
+    """
+    served = [(value / max(fast, 1e-9), rows * fast) for rows, ((fast, value), *_) in curves]
+    left = seconds - sum(width for _, width in served)
     segments = [
         ((high - low) / (slow - fast), rows * (slow - fast))
         for rows, corners in curves
         for (fast, low), (slow, high) in pairwise(corners)
     ]
+    left, segments = (seconds, served) if left < 0 else (left, segments)
     for slope, width in sorted(segments, reverse=True):
         left -= width
         if left < 0:

@@ -71,7 +71,7 @@ def seconds_until_whole(served: Up) -> float:
 
 def test_memory_and_starts_of_digits(tmp_path: Path, figures: Figures) -> None:
     plan = tmp_path / "plan.json"
-    write_json(plan, a_plan(load_pipeline(DIGITS), replicas=2, cores="500m"))
+    write_json(plan, a_plan(load_pipeline(DIGITS), replicas=2, cores="350m"))
     with up(tmp_path, "--plan", str(plan), run_folder=tmp_path / "run", pipeline=DIGITS) as served:
         until(lambda: len(ready_replicas(served, "read")) == 2, "the router uses both replicas")
         sizes = pss_mib(served)

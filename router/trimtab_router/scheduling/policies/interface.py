@@ -129,6 +129,10 @@ class SchedulerView:
         """Rows of a full batch as planned."""
         return min(self.planned_batch_rows or self.max_batch_rows, self.max_batch_rows)
 
+    def given_seconds(self, row_slice: RowSlice) -> float:
+        """Return the seconds from a slice's arrival in which this stage must serve it."""
+        return row_slice.request.deadline - row_slice.request.enqueued_at - self.later_seconds
+
     def points_for(self, row_slice: RowSlice) -> Sequence[Point]:
         """Return the points that may serve a slice, preferred first; none if no point reaches its floor.
 

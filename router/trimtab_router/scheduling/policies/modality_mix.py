@@ -43,8 +43,7 @@ def decide(view: SchedulerView, *, splits: bool = True) -> Dispatch | WaitUntil:
     if not planned:
         return WaitUntil(view.now, unreachable) if unreachable else slack_fit.decide(view)
     _add_joined(option_cache, planned)
-    head = planned[0].group.head.request
-    given_seconds = head.deadline - head.enqueued_at - view.later_seconds
+    given_seconds = view.given_seconds(planned[0].group.head)
     least_seconds_total = sum(float(entry.options.seconds[0]) for entry in planned)
     jobs = [entry.job(entry.group.value) for entry in planned]
     schedule = solve(jobs, start, price=view.shadow_price() * load_factor(least_seconds_total, given_seconds))
@@ -102,10 +101,7 @@ def _add_joined(option_cache: OptionCache, planned: _PlannedJobs) -> None:
 
 def _leave_time_for_newcomers(view: SchedulerView, group: JobGroup, options: JobOptions) -> JobOptions:
     """Remove options so long that a new request with the same slack as the most urgent row would be late."""
-    request = group.head.request
-    max_seconds = (
-        request.deadline - request.enqueued_at - view.later_seconds - least_seconds(view.points, view.max_batch_rows)
-    )
+    max_seconds = view.given_seconds(group.head) - least_seconds(view.points, view.max_batch_rows)
     indices = np.flatnonzero(options.seconds <= max_seconds)
     if not indices.size or view.drop_policy == "Never":
         indices = np.arange(1)

@@ -87,8 +87,7 @@ def _delays_no_row(view: SchedulerView, head: RowSlice, option: _Option, fastest
         return True
     share = 1.0 / max(view.ready_replicas, 1)
     taken = option.point.seconds(option.fitting) * share
-    newcomers_slack = head.request.deadline - head.request.enqueued_at - view.later_seconds
-    if taken + fastest.seconds(view.max_batch_rows) > newcomers_slack:
+    if taken + fastest.seconds(view.max_batch_rows) > view.given_seconds(head):
         return False
     begin = view.now + view.later_seconds + taken
     row_seconds = fastest.seconds(view.max_batch_rows) / view.max_batch_rows * share

@@ -120,8 +120,7 @@ def _overload_price(view: SchedulerView, planned: Sequence[PlannedGroup[Candidat
     Without it the most urgent rows of a long queue leave in small batches, and so do those behind them, until most
     rows are late although full batches carry the load. `row_seconds`: of a row in a full batch at the fastest option.
     """
-    head = planned[0].group.head.request
-    given_seconds = max(head.deadline - head.enqueued_at - view.later_seconds, 1e-6)
+    given_seconds = max(view.given_seconds(planned[0].group.head), 1e-6)
     rows = sum(entry.group.rows for entry in planned)
     busy_share = (rows / given_seconds + view.arrivals_rps() / max(view.ready_replicas, 1)) * row_seconds
     if busy_share < _OVERLOAD_BUSY_SHARE:

@@ -253,7 +253,7 @@ def shadow_price(view: SchedulerView, batches: Sequence[CandidateBatch], token_o
     if not batches:
         return 0.0
     urgent, row_seconds = batches[0].slices[0], token_options.row_seconds
-    given_seconds = urgent.request.deadline - urgent.request.enqueued_at - view.later_seconds
+    given_seconds = view.given_seconds(urgent)
     reserved_seconds = min(view.reserved_seconds, given_seconds / 2)
     horizon = max(given_seconds - reserved_seconds, 1e-6)
     waiting, rate_rps = sum(batch.rows for batch in batches), view.arrivals_rps()

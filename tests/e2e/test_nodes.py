@@ -1,7 +1,7 @@
 """Pipelines of several hundred replicas on nodes of five flavors, whose load doubles, and whose nodes come and go.
 
 API server, scheduler and controllers are those of Kubernetes; nodes and pods have no machines, so several hundred fit
-here. Operator and adapter are processes of their own. `replayed_load` tells how attainment is computed.
+here. Operator and adapter are processes of their own. `replayed_load` computes attainment.
 """
 
 import asyncio
@@ -239,7 +239,7 @@ class LostZone:
 
 
 @dataclass(frozen=True)
-class Course:
+class Disruptions:
     """What happens to ready pipelines: while their load doubles, spot nodes are reclaimed, then a zone is lost."""
 
     doubling: "asyncio.Task[dict[str, Doubling]]"
@@ -302,10 +302,10 @@ async def ready_seconds(scene: Scene) -> float:
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def course(scene: Scene, ready_seconds: float) -> AsyncIterator[Course]:
+async def disruptions(scene: Scene, ready_seconds: float) -> AsyncIterator[Disruptions]:
     begin = asyncio.create_task
     reclaimed = begin(reclaim(scene))
-    tasks = Course(begin(double(scene)), reclaimed, begin(lose_zone(scene, reclaimed)))
+    tasks = Disruptions(begin(double(scene)), reclaimed, begin(lose_zone(scene, reclaimed)))
     yield tasks
     await ended((tasks.doubling, tasks.reclaim, tasks.zone))
 
@@ -319,8 +319,8 @@ async def test_pipelines_on_five_flavors_are_ready(scene: Scene, ready_seconds: 
     figures.require("seconds until ready", ready_seconds, "<=", READY_SECONDS, depends_on_load=True)
 
 
-async def test_no_request_fails_if_spot_nodes_are_reclaimed(course: Course, figures: Figures) -> None:
-    found = await course.reclaim
+async def test_no_request_fails_if_spot_nodes_are_reclaimed(disruptions: Disruptions, figures: Figures) -> None:
+    found = await disruptions.reclaim
     figures.add(nodes=found.nodes, replicas=found.replicas, moved_seconds=found.moved_seconds)
     figures.add(attainment=found.served.share(OK), requests=found.served.outcomes.size)
 
@@ -329,8 +329,8 @@ async def test_no_request_fails_if_spot_nodes_are_reclaimed(course: Course, figu
     figures.require("replicas lost with their node", found.lost_replicas, "<=", 0, depends_on_load=True)
 
 
-async def test_pipeline_is_whole_after_a_lost_zone(course: Course, figures: Figures) -> None:
-    found = await course.zone
+async def test_pipeline_is_whole_after_a_lost_zone(disruptions: Disruptions, figures: Figures) -> None:
+    found = await disruptions.zone
     figures.add(nodes=found.nodes, lost_replicas=found.lost_replicas)
 
     assert found.lost_replicas > 0
@@ -339,8 +339,10 @@ async def test_pipeline_is_whole_after_a_lost_zone(course: Course, figures: Figu
     figures.require("seconds until whole", found.whole_seconds, "<=", limit, depends_on_load=True)
 
 
-async def test_planning_ahead_carries_a_load_that_doubles(scene: Scene, course: Course, figures: Figures) -> None:
-    found = await course.doubling
+async def test_planning_ahead_carries_a_load_that_doubles(
+    scene: Scene, disruptions: Disruptions, figures: Figures
+) -> None:
+    found = await disruptions.doubling
     for name, doubling in found.items():
         share, mean, most = doubling.served.share(OK), doubling.mean_replicas, doubling.most_replicas
         figures.add(**{f"{name}_attainment": share, f"{name}_mean_replicas": mean, f"{name}_most_replicas": most})

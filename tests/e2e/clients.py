@@ -26,8 +26,8 @@ CERTIFICATE_SECONDS = 120.0
 """The kubelet looks for new Secrets about once a minute, sooner if the pod itself changes."""
 KEY_SECONDS = 30.0
 LOOK_SECONDS = 0.02
-CONSECUTIVE_REJECTIONS = 25
-"""After this many in a row every router rejects a revoked key."""
+CONSECUTIVE_RESPONSES = 25
+"""After this many equal ones in a row every router, of which a plan may have several, has read a change of keys."""
 MARK = "trimtab.dev/certificate-serial"
 
 
@@ -155,12 +155,19 @@ async def _certificate_served(pipeline: ObservedPipeline, visitor: Visitor) -> N
 async def _accepted(pipeline: ObservedPipeline, client: str) -> None:
     await _write_keys(pipeline)
     headers = {"x-api-key": pipeline.installation.credentials.keys[client]}
+    consecutive = 0
 
     async def is_accepted() -> bool:
+        nonlocal consecutive
         async with connection(pipeline) as session, session.get(metadata_url(pipeline), headers=headers) as response:
-            return response.status == 200
+            match response.status:
+                case 200:
+                    consecutive += 1
+                case 401:
+                    consecutive = 0
+        return consecutive == CONSECUTIVE_RESPONSES
 
-    await until(is_accepted, f"the key of {client}", KEY_SECONDS, LOOK_SECONDS)
+    await until(is_accepted, f"the key of {client} at every router", KEY_SECONDS, LOOK_SECONDS)
 
 
 async def _rejected(pipeline: ObservedPipeline, client: str) -> float:
@@ -177,7 +184,7 @@ async def _rejected(pipeline: ObservedPipeline, client: str) -> float:
         await status()
         began = time.monotonic()
         await _write_keys(pipeline)
-        while consecutive < CONSECUTIVE_REJECTIONS and time.monotonic() - began < KEY_SECONDS:
+        while consecutive < CONSECUTIVE_RESPONSES and time.monotonic() - began < KEY_SECONDS:
             match await status():
                 case 200:
                     consecutive, first = 0, math.inf

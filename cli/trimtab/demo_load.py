@@ -21,6 +21,10 @@ OVERLOAD_FACTOR = 1.1
 MIN_RATIO = 8.0
 CAPACITY_SHARE = 0.85
 """Upper bound of the high rate as a share of the highest feasible rate."""
+ROUTER_SECONDS, REQUEST_SECONDS = 0.0035, 0.005
+"""Processor time of a request in the router, and in router, proxy and load generator together."""
+ROUTER_SHARE, REPLICAS_SHARE = 0.7, 0.7
+"""Shares of the router's core, and of the budget's cores, that are in use at the high rate."""
 TWO_PEAKS_SEED = 299
 """Seed with which the load rises and falls twice within three minutes, with plateaus at both ends."""
 
@@ -38,11 +42,12 @@ class DemoLoad:
         return f"generated:{rates},seed={seed},plateau={plateau_seconds}"
 
 
-def changing_load(pipeline: InferencePipeline, profiles: Mapping[str, ModelProfile]) -> DemoLoad:
+def changing_load(pipeline: InferencePipeline, profiles: Mapping[str, ModelProfile], cores: float) -> DemoLoad:
     """Find the range: at the low rate the initial variants suffice, at the high rate those of no stage do.
 
     Plans are those of one variant at a time, so that a policy that mixes variants meets the same load.
-    If no load makes every stage change, the high rate is close to the highest feasible rate.
+    If no load makes every stage change, the high rate is close to the highest feasible rate. It leaves enough of the
+    machine's `cores` to router, proxy and load generator.
     """
     pipeline = with_single_variants(pipeline)
     loads = np.geomspace(MIN_RPS, MAX_RPS, STEPS)
@@ -58,8 +63,14 @@ def changing_load(pipeline: InferencePipeline, profiles: Mapping[str, ModelProfi
             initial_until = feasible_until
         if not high and all(variants[stage] != variant for stage, variant in initial.items()):
             high = OVERLOAD_FACTOR * feasible_until
-    high = min(high or feasible_until, CAPACITY_SHARE * feasible_until)
+    high = min(high or feasible_until, CAPACITY_SHARE * feasible_until, _routed_rps(pipeline, cores))
     return DemoLoad(min(LOW_SHARE * initial_until, high / MIN_RATIO), high)
+
+
+def _routed_rps(pipeline: InferencePipeline, cores: float) -> float:
+    """Return the rate that one router carries beside the replicas."""
+    free_cores = cores - REPLICAS_SHARE * min(pipeline.spec.budget.cores, cores)
+    return min(ROUTER_SHARE / ROUTER_SECONDS, free_cores / REQUEST_SECONDS)
 
 
 def _plan(pipeline: InferencePipeline, profiles: Mapping[str, ModelProfile], load_rps: float) -> PipelinePlan:

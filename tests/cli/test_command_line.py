@@ -169,7 +169,7 @@ def test_loadtest_without_responses_fails(tmp_path: Path, capsys: Captured) -> N
 
 
 def test_changing_load_makes_every_stage_change() -> None:
-    demand = changing_load(echo_pipeline(), echo_profiles())
+    demand = changing_load(echo_pipeline(), echo_profiles(), cores=16)
     assert demand.high_rps >= 8 * demand.low_rps
     assert 100 < demand.high_rps < 2 * 2 * 500
     assert demand.spec().startswith("generated:low=")

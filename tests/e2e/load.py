@@ -106,7 +106,7 @@ def load_within(pipeline: InferencePipeline, profiles: Mapping[str, ModelProfile
         plan = decide(within, profiles, PlanningInputs(forecast, 0.0)).spec
         return sum(stage.replicas for stage in plan.stages) if plan.feasible else 0
 
-    load = changing_load(within, profiles)
+    load = changing_load(within, profiles, cores)
     calm = replicas(load.low_rps)
     high = next((rps for rps in LOADS_RPS if min(replicas(rps), replicas(ABOVE * rps)) > calm), load.high_rps)
     return DemoLoad(min(load.low_rps, high / MIN_RATIO), max(load.high_rps, high) * SHARE)

@@ -19,6 +19,7 @@ from trimtab.preflight import choose_profiles
 from trimtab.report.summary_stats import RunStats, run_stats
 from trimtab.run import FaultInjector, LocalRun
 from trimtab_pipelines.documents import load_pipeline, load_profiles
+from trimtab_profiler.identity import usable_cores
 
 pytestmark = [pytest.mark.endurance, pytest.mark.timeout(1200)]
 
@@ -71,7 +72,7 @@ def test_steady_load_keeps_its_plan_while_the_speed_drifts(tmp_path: Path, figur
     """No fixed plan has more than all requests within the SLO, so 98 % are within two points of the best."""
     pipeline = load_pipeline(PIPELINE)
     profiles = choose_profiles(PIPELINE, pipeline, None)
-    rps = STEADY_SHARE * changing_load(pipeline, load_profiles(profiles)).high_rps
+    rps = STEADY_SHARE * changing_load(pipeline, load_profiles(profiles), usable_cores()).high_rps
 
     stats = serve(tmp_path, f"{rps:.3g}", STEADY_MINUTES, share_every_other_phase, profiles)
 
@@ -83,7 +84,7 @@ def test_steady_load_keeps_its_plan_while_the_speed_drifts(tmp_path: Path, figur
 def test_changing_load_beside_busy_neighbors(tmp_path: Path, figures: Figures) -> None:
     pipeline = load_pipeline(PIPELINE)
     profiles = choose_profiles(PIPELINE, pipeline, None)
-    load = changing_load(pipeline, load_profiles(profiles)).spec()
+    load = changing_load(pipeline, load_profiles(profiles), usable_cores()).spec()
 
     stats = serve(tmp_path, load, CHANGING_MINUTES, share_always, profiles)
 

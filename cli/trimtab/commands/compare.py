@@ -26,6 +26,7 @@ from trimtab_pipelines.documents import dump_yaml, load_profiles, pipeline_folde
 from trimtab_pipelines.plan import PipelinePlan
 from trimtab_pipelines.result_line import ResultLine, Threshold, threshold
 from trimtab_pipelines.spec import InferencePipeline
+from trimtab_profiler.identity import usable_cores
 
 CLIMBING_SEED = 1
 """Seed of the bundled load with which it rises through every rate once and falls through most of them."""
@@ -51,7 +52,7 @@ def command(
     profiles_by_stage = load_profiles(profile_file)
     if options is None:
         options = LoadOptions(
-            changing_load(document, profiles_by_stage).spec(CLIMBING_SEED),
+            changing_load(document, profiles_by_stage, usable_cores()).spec(CLIMBING_SEED),
             duration_seconds=load.duration_seconds or DEMO_SECONDS,
             seed=load.seed,
             protocol=client,

@@ -20,6 +20,7 @@ from trimtab.terminal_view import run_in_terminal
 from trimtab_loadtester.load_spec import LoadSpec
 from trimtab_pipelines.documents import load_profiles
 from trimtab_pipelines.result_line import ResultLine, Threshold, threshold
+from trimtab_profiler.identity import usable_cores
 
 DEMO_SECONDS = 180.0
 
@@ -43,7 +44,7 @@ def command(
         LoadSpec.parse(load)
     client = default_client(document, None)
     profile_file = choose_profiles(pipeline, document, None)
-    load = load or changing_load(document, load_profiles(profile_file)).spec()
+    load = load or changing_load(document, load_profiles(profile_file), usable_cores()).spec()
     options = LoadOptions(load, duration_seconds=duration, seed=seed, protocol=client)
     with RunFolder() as folder:
         setup = Setup(pipeline, folder, profile_file)

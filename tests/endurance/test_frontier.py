@@ -1,8 +1,8 @@
 """Frontier of accuracy and cores at one load and SLO, of single variants, mixes, cascades and all.
 
-The load is what the heaviest variants carry with `HEAVIEST_REPLICAS` on the machine that serves it. Every plan is the
-adapter's for a budget, after what the router measured under the first one. All serve the same pages at the same times,
-with the cores that they request.
+The heaviest variants carry the load with `HEAVIEST_REPLICAS`, whose cores follow from the speed of the machine. Every
+plan is the adapter's for a budget, after what the router measured under the first one. All serve the same pages at the
+same times, with the cores that they request.
 The last run sends pages on which the digits 0 to 4 are five times as frequent as the others. Another test plans for a
 calm load only, and sends bursts.
 """
@@ -17,7 +17,7 @@ import numpy as np
 import pytest
 import yaml
 
-from benchmarks.harness.serving import Profiles, cached_profiles, serve, write_pipeline
+from benchmarks.harness.serving import Profiles, cached_profiles, serve, slow_down, write_pipeline
 from tests.figures import Figures
 from trimtab_adapter.controller import Controller
 from trimtab_adapter.observation import read_state
@@ -30,6 +30,7 @@ from trimtab_loadtester.load_spec import LoadSpec
 from trimtab_loadtester.payloads.interface import Payload
 from trimtab_loadtester.payloads.sources import DigitPayloads
 from trimtab_loadtester.results import Results
+from trimtab_pipelines.documents import load_pipeline
 from trimtab_pipelines.plan import ForecastRecord, PipelinePlan, StagePlan
 from trimtab_pipelines.request_outcome import RequestOutcome
 from trimtab_pipelines.router_state import RouterState
@@ -40,12 +41,15 @@ pytestmark = [pytest.mark.endurance, pytest.mark.timeout(1500)]
 
 SOURCE = Path(__file__).parents[2] / "pipelines" / "digits"
 PROFILED = "profiled"
-CPU, SLO = 0.12, "700ms"
-"""Twelve replicas leave half a core of two to router, proxy and client."""
+SLO = "700ms"
+LOADS_RPS, CORES = (40.0, 30.0, 20.0, 10.0), tuple(milli / 1000 for milli in range(40, 151, 5))
+"""The first load that the heaviest variants carry, with the fewest cores. Twelve replicas and the router, proxy and
+client of that load fit on two cores.
+"""
 SINGLE, MIX, CASCADE, ALL = "single", "mix", "cascade", "all"
 SECONDS = {SINGLE: {2: 60, 7: 30, 12: 90}, MIX: {3: 20}, CASCADE: {3: 20}, ALL: {2: 60, 3: 60, 4: 90}}
 """How long each method is served with each budget, the most replicas of both stages together."""
-HEAVIEST_REPLICAS, MAX_RPS = 10, 100
+HEAVIEST_REPLICAS = 10
 """Two fewer than the largest budget: service times that the router measures differ from the profile's."""
 LEARNING_SECONDS = 12.0
 """Enough rows for shares below thresholds."""
@@ -82,7 +86,7 @@ class SkewedPages(DigitPayloads):
                 return payload
 
 
-def write(method: str, folder: Path, replicas: int, cpu: float = CPU) -> InferencePipeline:
+def write(method: str, folder: Path, replicas: int, cpu: float) -> InferencePipeline:
     """Write the pipeline of a method, with a budget of so many replicas of `cpu` cores."""
     stages = yaml.safe_load((SOURCE / "pipeline.yaml").read_text(encoding="utf-8"))["spec"]["stages"]
     for variant in [variant for stage in stages for variant in stage["variants"]]:
@@ -116,15 +120,33 @@ def busiest_second(pipeline: InferencePipeline, mean_rps: float) -> ForecastReco
     return ForecastRecord(peak_rps=peak_rps, source="static")
 
 
-def heaviest_rps(pipeline: InferencePipeline, profiles: Profiles) -> float:
-    """Return the largest load that a budget carries with the variants that it runs at the least load."""
+def resize(profiles: Profiles, cores: float) -> Profiles:
+    """Return the profiles of replicas with another fraction of a core."""
+    measured = next(iter(profiles.values())).spec.points[0].cores
+    resized = slow_down(profiles, measured / cores)
+    return {
+        name: profile.replace(
+            spec=profile.spec.replace(points=tuple(point.replace(cores=cores) for point in profile.spec.points))
+        )
+        for name, profile in resized.items()
+    }
 
-    def variants(rps: float) -> list[str]:
-        plan = decide(pipeline, profiles, PlanningInputs(busiest_second(pipeline, rps), 0.0))
-        return [stage.variant for stage in plan.spec.stages] if plan.spec.feasible else []
 
-    heaviest = variants(1.0)
-    return max(float(rps) for rps in range(1, MAX_RPS) if variants(rps) == heaviest)
+def carries(pipeline: InferencePipeline, profiles: Profiles, mean_rps: float) -> bool:
+    """Return whether the budget carries a load with the most accurate variants."""
+    heaviest = [max(stage.variants, key=lambda variant: variant.accuracy or 0.0).name for stage in pipeline.spec.stages]
+    plan = decide(pipeline, profiles, PlanningInputs(busiest_second(pipeline, mean_rps), 0.0))
+    return plan.spec.feasible and [stage.variant for stage in plan.spec.stages] == heaviest
+
+
+def load_and_cores(folder: Path, profiles: Profiles) -> tuple[float, float]:
+    """Return the load, and the cores of replicas that carry it with the heaviest variants."""
+    return next(
+        (mean_rps, cores)
+        for mean_rps in LOADS_RPS
+        for cores in CORES
+        if carries(write(SINGLE, folder / SINGLE, HEAVIEST_REPLICAS, cores), resize(profiles, cores), mean_rps)
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,18 +154,22 @@ class Bench:
     """What all plans share."""
 
     folder: Path
+    cores: float
+    """Of each replica."""
     mean_rps: float
     forecast: ForecastRecord
     profiles: Profiles
 
     @classmethod
-    async def of(cls, folder: Path, pipeline: InferencePipeline, mean_rps: float | None = None) -> Self:
+    async def of(cls, folder: Path, cores: float | None = None, mean_rps: float = CALM_RPS) -> Self:
         """Plan for a load, by default for what the heaviest variants carry."""
+        pipeline = write(ALL, folder / PROFILED, 2, cores or CORES[-1])
         variants = {stage.name: [variant.name for variant in stage.variants] for stage in pipeline.spec.stages}
         profiles = await cached_profiles(folder / PROFILED, folder / "profiles", variants)
-        if mean_rps is None:
-            mean_rps = heaviest_rps(write(SINGLE, folder / SINGLE, HEAVIEST_REPLICAS), profiles)
-        return cls(folder, mean_rps, busiest_second(pipeline, mean_rps), profiles)
+        if cores is None:
+            mean_rps, cores = load_and_cores(folder, profiles)
+            profiles = resize(profiles, cores)
+        return cls(folder, cores, mean_rps, busiest_second(pipeline, mean_rps), profiles)
 
     async def run(self) -> tuple[dict[str, list[Served]], Served]:
         """Serve each method with each budget, and the last plan of `ALL` again, with skewed pages."""
@@ -152,7 +178,7 @@ class Bench:
             served = found[method] = []
             for replicas, seconds in budgets.items():
                 folder = self.folder / f"{method}-{replicas}"
-                pipeline = write(method, folder, replicas)
+                pipeline = write(method, folder, replicas, self.cores)
                 plan = await self._plan_again(method, folder, pipeline)
                 served.append(await self._measure(folder, pipeline, plan, seconds, DigitPayloads()))
         return found, await self._measure(folder, pipeline, plan, SKEWED_SECONDS, SkewedPages())
@@ -199,7 +225,7 @@ class Bench:
 
 
 async def test_no_single_variants_are_above_the_frontier(tmp_path: Path, figures: Figures) -> None:
-    bench = await Bench.of(tmp_path, write(ALL, tmp_path / PROFILED, 2))
+    bench = await Bench.of(tmp_path)
     found, skewed = await bench.run()
 
     for method, plans in found.items():
@@ -212,7 +238,8 @@ async def test_no_single_variants_are_above_the_frontier(tmp_path: Path, figures
                     f"{key}_missed": served.missed,
                 }
             )
-    figures.add(load_rps=bench.mean_rps, skewed_accuracy=skewed.measured, skewed_drifted=", ".join(skewed.drifted))
+    figures.add(load_rps=bench.mean_rps, replica_cores=bench.cores)
+    figures.add(skewed_accuracy=skewed.measured, skewed_drifted=", ".join(skewed.drifted))
     heaviest = max(found[SINGLE], key=lambda served: served.cores)
     gains = [
         max(ours.measured for ours in found[ALL] if ours.cores <= single.cores + 1e-9) - single.measured
@@ -232,8 +259,8 @@ async def test_no_single_variants_are_above_the_frontier(tmp_path: Path, figures
 
 async def test_bursts_drop_no_request(tmp_path: Path, figures: Figures) -> None:
     """The load rises fourfold within a second, ten times; no plan follows it, so only the scheduler adapts."""
-    pipeline = write(ALL, tmp_path / PROFILED, 2, BURST_CPU)
-    bench = await Bench.of(tmp_path, pipeline, CALM_RPS)
+    bench = await Bench.of(tmp_path, BURST_CPU)
+    pipeline = load_pipeline(tmp_path / PROFILED / "pipeline.yaml")
     plan = decide(pipeline, bench.profiles, PlanningInputs(bench.forecast, 0.0))
     calm, burst = (f"{rate}x{BURST_SECONDS}" for rate in (CALM_RPS, BURST_FACTOR * CALM_RPS))
     load = LoadSpec.parse("steps:" + ",".join([calm, burst] * BURSTS + [calm]))

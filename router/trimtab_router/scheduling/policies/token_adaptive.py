@@ -38,7 +38,7 @@ from trimtab_router.scheduling.policies.token_options import (
     CandidateBatch,
     TokenOptions,
     candidate_batches,
-    increasing_value,
+    increases,
     shadow_price,
 )
 from trimtab_router.scheduling.stage_request import RowSlice
@@ -108,7 +108,7 @@ def _solve(
             return steps, reserved_seconds
     steps = solve(jobs, start).steps
     if any(step.option == DROPPED for step in steps):
-        overload_price = _overload_price(view, planned, float(token_options.row_seconds.min()))
+        overload_price = _overload_price(view, planned, token_options.fastest_row_seconds)
         if overload_price:
             steps = solve([entry.job(price=time_price + overload_price) for entry in planned], start).steps
     return steps, 0.0
@@ -247,45 +247,35 @@ def plan_batches(
 ) -> list[PlannedGroup[CandidateBatch]]:
     batches = candidate_batches(view, MAX_BATCHES, small_first=joins_batches)
     price = shadow_price(view, batches, token_options) if uses_shadow_price else 0.0
-    priced = _price_batches(token_options, [(batch, 1) for batch in batches], price)
+    priced = [_price_batch(token_options, batch, 1, price) for batch in batches]
     planned = of_free_replica(view, [entry for entry in priced if entry.options.indices.size])
-    leaders = planned[: _LEADERS * joins_batches]
-    joined = [
-        (leader, *group)
-        for index, leader in enumerate(leaders)
-        for group in joined_groups(planned[index : index + _MAX_JOINED + 1], view.max_batch_rows)
-    ]
-    priced = _price_batches(token_options, [(batch, count) for _, batch, count in joined], price)
-    for (leader, *_), entry in zip(joined, priced, strict=True):
-        if entry.options.indices.size:
-            leader.joined.append(entry)
+    for index, leader in enumerate(planned[: _LEADERS * joins_batches]):
+        for batch, count in joined_groups(planned[index : index + _MAX_JOINED + 1], view.max_batch_rows):
+            entry = _price_batch(token_options, batch, count, price)
+            if entry.options.indices.size:
+                leader.joined.append(entry)
     return planned
 
 
-def _price_batches(
-    token_options: TokenOptions, batches: list[tuple[CandidateBatch, int]], price: float
-) -> list[PlannedGroup[CandidateBatch]]:
-    """Return each batch with its options, valued at utility times accuracy less the price of extra time."""
-    if not batches:
-        return []
-    rows = np.array([batch.rows for batch, _ in batches])
-    seconds = token_options.seconds(rows)
-    values = token_options.values([batch.weights for batch, _ in batches])
-    values[token_options.exceeds_plan(rows, seconds)] = -inf
-    for index, (batch, _) in enumerate(batches):
-        if batch.head.request.accuracy_floor or batch.provisional_value:
-            values[index] = _allowed_values(token_options, batch, values[index])
-    allowed = np.where(values > -inf, seconds, inf)
-    values = values - price * (seconds - allowed.min(axis=1, initial=1e9)[:, None])
-    _, indices = increasing_value(seconds, values)
-    return [
-        PlannedGroup(
-            batch,
-            BatchOptions(chosen, seconds[row, chosen], values[row, chosen], token_options.options, batch.rows),
-            count,
-        )
-        for row, ((batch, count), chosen) in enumerate(zip(batches, indices, strict=True))
-    ]
+def _price_batch(
+    token_options: TokenOptions, batch: CandidateBatch, count: int, price: float
+) -> PlannedGroup[CandidateBatch]:
+    """Return a batch with its options, valued at utility times accuracy less the price of extra time."""
+    special = batch.head.request.accuracy_floor or batch.provisional_value
+    if len(batch.weights) == 1 and not special:
+        [(task, weight)] = batch.weights.items()
+        indices, seconds, accuracies = token_options.of_task(batch.rows, task)
+        values = weight * accuracies
+    else:
+        values = token_options.values(batch.weights)
+        if special:
+            values = _allowed_values(token_options, batch, values)
+        indices, seconds, values = token_options.increasing(batch.rows, values)
+    if price and indices.size > 1:
+        values = values - price * (seconds - seconds[0])
+        keeps = increases(values)
+        indices, seconds, values = indices[keeps], seconds[keeps], values[keeps]
+    return PlannedGroup(batch, BatchOptions(indices, seconds, values, token_options.options, batch.rows), count)
 
 
 def _allowed_values(token_options: TokenOptions, batch: CandidateBatch, values: Floats) -> Floats:

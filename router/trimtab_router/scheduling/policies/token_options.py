@@ -121,108 +121,133 @@ class _Basis:
     """What the options of some points have in common at any speed of the points."""
 
     def __init__(self, points: Sequence[Point], max_rows: int) -> None:
-        self.table = np.array([(0.0, *profiled(point, max_rows)) for point in points])
-        """Profiled seconds of batches of 0, 1, 2, … rows. Shape (points, rows + 1)."""
+        table = np.array([(0.0, *profiled(point, max_rows)) for point in points])
         self.options = serving_options(points)
-        looks = [option for option in self.options if option.escalation is not None]
-        shares = np.array([option.escalation.share for option in looks if option.escalation is not None])
-        self.first = np.array([option.point_index for option in looks], np.int64)
-        self.second = np.array([[option.escalation_index] for option in looks], np.int64)
-        """Points of the escalations. Shapes (escalations,) and (escalations, 1)."""
-        escalated = np.outer(shares, np.arange(max_rows + 1))
-        self.whole = np.minimum(escalated.astype(np.int64), max(max_rows - 1, 0))
-        self.rest = escalated - self.whole
-        """Expected escalated rows of a batch, whole ones and the rest. Shape (escalations, rows + 1)."""
-        self.rows, self.fill = np.arange(max_rows + 1), min(ESCALATION_FILL_ROWS, max_rows)
+        self.first = np.array([option.point_index for option in self.options], np.int64)
+        self.second = np.array([max(option.escalation_index, 0) for option in self.options], np.int64)
+        """Points of the first and of the escalated rows. Shape (options,)."""
+        self.first_seconds = table[self.first]
+        """Profiled seconds of batches of 0, 1, 2, … rows. Shape (options, rows + 1)."""
+        shares = np.array([0.0 if option.escalation is None else option.escalation.share for option in self.options])
+        self.second_seconds = _escalation_seconds(table, self.second, shares)
+        self.full_seconds: list[float] = table[:, -1].tolist()
+        """Of a full batch, by point."""
         accuracy = np.array([option.accuracy for option in self.options])
-        before = np.arange(accuracy.size) < np.arange(len(points), accuracy.size)[:, None]
-        self.as_accurate = before & (accuracy >= accuracy[len(points) :, None])
-        """Options before an escalation that are no less accurate. Shape (escalations, options)."""
+        escalates = np.arange(accuracy.size) >= len(points)
+        self.as_accurate = np.tri(accuracy.size, k=-1, dtype=np.bool_) & (accuracy >= accuracy[:, None])
+        """Options before an escalation that are no less accurate. Shape (options, options)."""
+        self.as_accurate &= escalates[:, None]
+        self.escalates = bool(escalates.any())
+        self._points, self._accuracies = points, dict[str, Floats]()
+        self._tasks = {task for point in points for task in point.accuracy_by_task}
+        self._tasks |= {task for o in self.options if o.escalation is not None for task in o.escalation.by_task or ()}
 
-    def escalation_seconds(self, seconds: Floats) -> Floats:
-        """Return the expected seconds of the escalated rows, in batches that rows of other batches fill up.
+    def accuracies(self, task: str) -> Floats:
+        """Return the expected accuracy of each option for a task. Shape (options,)."""
+        known = task if task in self._tasks else ""
+        if known not in self._accuracies:
+            self._accuracies[known] = np.array([accuracy_for(self._points, each, known) for each in self.options])
+        return self._accuracies[known]
 
-        `seconds`: of batches of 0, 1, 2, … rows at each point. Shape (points, rows + 1).
-        """
-        filled = np.minimum(seconds, self.rows * (seconds[:, self.fill] / self.fill)[:, None])
-        less, more = filled[self.second, self.whole], filled[self.second, self.whole + 1]
-        result: Floats = less + self.rest * (more - less)
-        return result
+
+def _escalation_seconds(table: Floats, points: Integers, shares: Floats) -> Floats:
+    """Return the expected seconds of escalated rows, in batches that rows of other batches fill up.
+
+    `table`: seconds of batches of 0, 1, 2, … rows at each point. Shape (points, rows + 1).
+    `points`, `shares`: those of the escalations. Shape (options,).
+    """
+    max_rows = table.shape[1] - 1
+    fill = min(ESCALATION_FILL_ROWS, max_rows)
+    filled = np.minimum(table, np.arange(max_rows + 1) * (table[:, fill] / fill)[:, None])
+    escalated = np.outer(shares, np.arange(max_rows + 1))
+    whole = np.minimum(escalated.astype(np.int64), max(max_rows - 1, 0))
+    less, more = filled[points[:, None], whole], filled[points[:, None], whole + 1]
+    result: Floats = less + (escalated - whole) * (more - less)
+    return result
+
+
+def accuracy_for(points: Sequence[Point], option: ServingOption, task: str) -> float:
+    """Return the expected accuracy of an option for a task; an escalation of all tasks adds the same to each."""
+    point, escalation = points[option.point_index], option.escalation
+    if escalation is not None and escalation.by_task:
+        rule = escalation.by_task.get(task)
+        return point.accuracy_for(task) if rule is None else rule.accuracy
+    return min(point.accuracy_for(task) + (option.accuracy - point.accuracy), 1.0)
 
 
 class TokenOptions:
-    """The options of a view: its points, and the escalations that no option beats in both seconds and accuracy."""
+    """The options of a view: its points, and the escalations that no option beats in both seconds and accuracy.
+
+    The options of a batch are those that are worth more than every faster one, the fastest first.
+    """
 
     def __init__(self, view: SchedulerView) -> None:
         self.points = list(view.points)
-        self._max_rows, self._planned_rows = view.max_batch_rows, view.full_batch_rows
-        basis = _basis(self.points, view.max_batch_rows)
-        now = np.array([point.seconds(view.max_batch_rows) for point in self.points])
-        ratios = np.divide(now, basis.table[:, -1], out=np.ones(now.size), where=basis.table[:, -1] > 0)
-        self._seconds = basis.table * ratios[:, None]
-        self.options = basis.options
-        if basis.first.size:
-            again = self._seconds[basis.first] + basis.escalation_seconds(self._seconds)
-            seconds = np.concatenate([self._seconds, again])
-            beaten = (basis.as_accurate & (seconds[:, -1] <= again[:, -1:])).any(axis=1)
-            kept = np.concatenate([np.arange(now.size), now.size + np.flatnonzero(~beaten)])
-            self._seconds, self.options = seconds[kept], [basis.options[index] for index in kept.tolist()]
+        rows = self._max_rows = view.max_batch_rows
+        self._basis = basis = _basis(self.points, rows)
+        now = [point.seconds(rows) for point in self.points]
+        expected = [(point.expected_seconds or point.seconds)(rows) for point in self.points]
+        pairs = zip(now, basis.full_seconds, strict=True)
+        ratios = np.array([seconds / full if full > 0 else 1.0 for seconds, full in pairs])
+        self._seconds = basis.first_seconds * ratios[basis.first][:, None]
+        self.options, self._kept = basis.options, None
+        shares = [mean / safe if safe > 0 else 1.0 for mean, safe in zip(expected, now, strict=True)]
+        first = basis.first
+        if basis.escalates:
+            self._seconds += basis.second_seconds * ratios[basis.second][:, None]
+            full = self._seconds[:, -1]
+            self._kept = kept = np.flatnonzero(~(basis.as_accurate & (full <= full[:, None])).any(axis=1))
+            self._seconds, self.options = self._seconds[kept], [basis.options[index] for index in kept.tolist()]
+            first = first[kept]
+        self.row_seconds: Floats = self._seconds[:, -1] * np.array(shares)[first] / rows
+        """Expected seconds of a row in a full batch by option; only deadlines need a margin. Shape (options,)."""
+        self.fastest_row_seconds = float(self.row_seconds.min())
+        self._planned_rows, self._longest_seconds = view.full_batch_rows, self.longest_seconds(view.full_batch_rows)
+        self._plain: dict[tuple[int, str], tuple[Integers, Floats, Floats]] = {}
 
     def accuracy_for(self, option: ServingOption, task: str) -> float:
-        """Return the expected accuracy of an option for a task; an escalation of all tasks adds the same to each."""
-        point, escalation = self.points[option.point_index], option.escalation
-        if escalation is not None and escalation.by_task:
-            rule = escalation.by_task.get(task)
-            return point.accuracy_for(task) if rule is None else rule.accuracy
-        return min(point.accuracy_for(task) + (option.accuracy - point.accuracy), 1.0)
-
-    @property
-    def row_seconds(self) -> Floats:
-        """Expected seconds of a row in a full batch by option; only deadlines need a margin. Shape (options,)."""
-        rows, safe = self._max_rows, self._seconds[: len(self.points), -1]
-        expected = np.array([(point.expected_seconds or point.seconds)(rows) for point in self.points])
-        shares = np.divide(expected, safe, out=np.ones(safe.size), where=safe > 0)
-        first = [option.point_index for option in self.options]
-        row_seconds: Floats = self._seconds[:, -1] / rows * shares[first]
-        return row_seconds
+        return accuracy_for(self.points, option, task)
 
     def longest_seconds(self, rows: int) -> float:
         """Return the seconds of one batch of so many rows, or of the largest, at the slowest option."""
         return float(self._seconds[:, min(rows, self._max_rows)].max())
 
-    def seconds(self, rows: Integers) -> Floats:
-        """Return the seconds of batches. Shape (batches, options)."""
-        seconds: Floats = self._seconds[:, rows].T
-        return seconds
-
-    def exceeds_plan(self, rows: Integers, seconds: Floats) -> NDArray[np.bool_]:
-        """Return whether batches larger than planned take longer than any planned one. Shape (batches, options)."""
-        longest = np.maximum(self.longest_seconds(self._planned_rows), seconds.min(axis=1))
-        exceeds: NDArray[np.bool_] = (rows > self._planned_rows)[:, None] & (seconds > longest[:, None])
-        return exceeds
-
-    def accuracies(self, tasks: Sequence[str]) -> Floats:
-        return np.array([[self.accuracy_for(option, task) for option in self.options] for task in tasks])
-
-    def values(self, by_task: Sequence[Mapping[str, float]]) -> Floats:
-        """Return utility times accuracy, shape (batches, options); `by_task`: utility of each batch's rows by task."""
-        tasks = list({task: None for weights in by_task for task in weights})
-        weights = np.array([[given.get(task, 0.0) for task in tasks] for given in by_task])
-        values: Floats = weights @ self.accuracies(tasks)
+    def values(self, weights: Mapping[str, float]) -> Floats:
+        """Return utility times accuracy, shape (options,); `weights`: utility of the rows by task."""
+        values: Floats = sum(weight * self._accuracies(task) for task, weight in weights.items())  # type: ignore[assignment]
         return values
 
+    def _accuracies(self, task: str) -> Floats:
+        accuracies = self._basis.accuracies(task)
+        return accuracies if self._kept is None else accuracies[self._kept]
 
-def increasing_value(seconds: Floats, values: Floats) -> tuple[Integers, list[Integers]]:
-    """Sort each batch's options, shape (batches, options), by seconds; −inf is the value of a forbidden one.
+    def of_task(self, rows: int, task: str) -> tuple[Integers, Floats, Floats]:
+        """Return the options of a batch of one task: indices, seconds and accuracies."""
+        options = self._plain.get((rows, task))
+        if options is None:
+            options = self._plain[rows, task] = self.increasing(rows, self._accuracies(task))
+        return options
 
-    Also return the options of each batch that are worth more than every faster one.
-    """
-    order = np.argsort(seconds, axis=1, kind="stable")
-    sorted_values = np.take_along_axis(values, order, axis=1)
-    best = np.maximum.accumulate(sorted_values, axis=1)
-    keeps = sorted_values > -inf
-    keeps[:, 1:] &= sorted_values[:, 1:] > best[:, :-1] + _ROUNDING
-    return order, [indices[keep] for indices, keep in zip(order, keeps, strict=True)]
+    def increasing(self, rows: int, values: Floats) -> tuple[Integers, Floats, Floats]:
+        """Return the options of a batch: indices, seconds and values. −inf is the value of a forbidden option.
+
+        A batch larger than planned takes no longer than the longest planned one, or else at the fastest option.
+        """
+        seconds = self._seconds[:, rows]
+        if rows > self._planned_rows:
+            values = np.where(seconds > max(self._longest_seconds, float(seconds.min())), -inf, values)
+        order = seconds.argsort(kind="stable")
+        seconds, values = seconds[order], values[order]
+        keeps = values > -inf
+        keeps &= increases(values)
+        return order[keeps], seconds[keeps], values[keeps]
+
+
+def increases(values: Floats) -> NDArray[np.bool_]:
+    """Return which values are greater than all before them."""
+    result = np.ones(values.size, np.bool_)
+    np.greater(values[1:], np.maximum.accumulate(values)[:-1] + _ROUNDING, out=result[1:])
+    return result
 
 
 def _basis(points: Sequence[Point], max_rows: int) -> _Basis:
@@ -258,7 +283,7 @@ def shadow_price(view: SchedulerView, batches: Sequence[CandidateBatch], token_o
     horizon = max(given_seconds - reserved_seconds, 1e-6)
     waiting, rate_rps = sum(batch.rows for batch in batches), view.arrivals_rps()
     replicas, slack = max(view.ready_replicas, 1), max(view.slack_seconds(urgent) - reserved_seconds, 1e-6)
-    fastest, longest = float(row_seconds.min()), token_options.longest_seconds(waiting)
+    fastest, longest = token_options.fastest_row_seconds, token_options.longest_seconds(waiting)
     work = (waiting + LOAD_MARGIN * rate_rps * horizon) * fastest + longest
     step_seconds = longest + (waiting + STEP * rate_rps * longest) * fastest / replicas
     if work <= replicas * horizon and step_seconds <= slack - (1.0 - _FREE_SLACK) * horizon:
@@ -297,12 +322,15 @@ def _curves(
     for batch in batches:
         if not batch.provisional_value:
             levels[batch.level].append(batch)
-    seconds = token_options.row_seconds
-    fastest = float(seconds.min())
+    seconds, fastest = token_options.row_seconds.tolist(), token_options.fastest_row_seconds
     curves = []
     for level in levels.values():
-        rows = sum(batch.rows for batch in level)
-        values: Floats = token_options.values([batch.weights for batch in level]).sum(axis=0) / rows
-        corners = best_mixes(list(zip(seconds.tolist(), values.tolist(), strict=True)))
+        rows, weights = 0, dict[str, float]()
+        for batch in level:
+            rows += batch.rows
+            for task, weight in batch.weights.items():
+                weights[task] = weights.get(task, 0.0) + weight
+        values = token_options.values(weights) / rows
+        corners = best_mixes(list(zip(seconds, values.tolist(), strict=True)))
         curves.append((rows, corners[1:] or [(fastest, 0.0)]))
     return curves

@@ -8,7 +8,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from trimtab_pipelines.row_splits import Floats, ParetoFront, SplitOption, cheapest_batches, pareto_fronts
-from trimtab_router.scheduling.policies.deadline_schedule import DROPPED, Job, Schedule
+from trimtab_router.scheduling.policies.deadline_schedule import Schedule
+from trimtab_router.scheduling.policies.schedule_table import DROPPED, Job
 
 ACCURACIES = {"A": 0.519, "V": 0.261, "T": 0.423, "AV": 0.591, "AT": 0.782, "VT": 0.547, "AVT": 0.798}
 MILLISECONDS = {"A": 6.9, "V": 23.9, "T": 3.3, "AV": 34.1, "AT": 7.9, "VT": 27.3, "AVT": 39.8}

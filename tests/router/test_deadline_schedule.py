@@ -8,7 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as draw
 
 from tests.router.schedules import a_queue, a_queue_of_batches, all_can_be_served, brute_force, exact, kept, senses
-from trimtab_router.scheduling.policies.deadline_schedule import DROPPED, Job, JointOption, assign_to_servers, solve
+from trimtab_router.scheduling.policies.deadline_schedule import assign_to_servers, solve
+from trimtab_router.scheduling.policies.schedule_table import DROPPED, Job, JointOption
 
 SIZES = senses(12)
 SEEDS = draw.integers(0, 2**32 - 1)

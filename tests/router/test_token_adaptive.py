@@ -10,8 +10,9 @@ from tests.router.schedules import exact
 from tests.router.token_queues import POINTS, ROW_MS, TASKS, a_point, a_random_view, a_view, a_work, eight_points
 from trimtab_pipelines.escalation import TaskEscalation
 from trimtab_router.scheduling.policies import token_adaptive
-from trimtab_router.scheduling.policies.deadline_schedule import DROPPED, solve
+from trimtab_router.scheduling.policies.deadline_schedule import solve
 from trimtab_router.scheduling.policies.interface import Dispatch, Escalation
+from trimtab_router.scheduling.policies.schedule_table import DROPPED
 from trimtab_router.scheduling.policies.split_table import split_table
 from trimtab_router.scheduling.policies.token_options import TokenOptions, candidate_batches, marginal_utility
 

@@ -11,12 +11,13 @@ from functools import partial
 from zlib import crc32
 
 from trimtab_router.scheduling.policies import slack_fit
-from trimtab_router.scheduling.policies.deadline_schedule import DROPPED, Job, ProgramStep, solve
+from trimtab_router.scheduling.policies.deadline_schedule import solve
 from trimtab_router.scheduling.policies.interface import Dispatch, Policy, SchedulerView, WaitUntil
 from trimtab_router.scheduling.policies.job_groups import JobGroup, JobOptions, group_jobs, job_options
 from trimtab_router.scheduling.policies.modality_mix import MAX_GROUPS
 from trimtab_router.scheduling.policies.option_cache import OptionCache
 from trimtab_router.scheduling.policies.queue_plan import PlannedGroup, dispatch_first_batch
+from trimtab_router.scheduling.policies.schedule_table import DROPPED, Job, ProgramStep
 
 CELLS = 256
 

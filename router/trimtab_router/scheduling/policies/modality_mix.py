@@ -12,7 +12,7 @@ from dataclasses import replace
 import numpy as np
 
 from trimtab_router.scheduling.policies import slack_fit
-from trimtab_router.scheduling.policies.deadline_schedule import DROPPED, ProgramStep, load_factor, solve
+from trimtab_router.scheduling.policies.deadline_schedule import load_factor, solve
 from trimtab_router.scheduling.policies.interface import Dispatch, Policy, SchedulerView, WaitUntil, least_seconds
 from trimtab_router.scheduling.policies.job_groups import JobGroup, JobOptions, group_jobs, job_options
 from trimtab_router.scheduling.policies.option_cache import OptionCache, precompute_tables
@@ -24,6 +24,7 @@ from trimtab_router.scheduling.policies.queue_plan import (
     of_free_replica,
     spare_seconds,
 )
+from trimtab_router.scheduling.policies.schedule_table import DROPPED, ProgramStep
 from trimtab_router.scheduling.stage_request import RowSlice
 
 MAX_GROUPS = 20  # planning horizon in groups

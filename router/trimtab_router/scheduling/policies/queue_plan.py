@@ -9,13 +9,7 @@ from math import inf
 from typing import Generic, Self, TypeVar
 
 from trimtab_pipelines.row_splits import Floats, Integers
-from trimtab_router.scheduling.policies.deadline_schedule import (
-    DROPPED,
-    Job,
-    JointOption,
-    ProgramStep,
-    assign_to_servers,
-)
+from trimtab_router.scheduling.policies.deadline_schedule import assign_to_servers
 from trimtab_router.scheduling.policies.interface import (
     RESPONSE_MARGIN_SECONDS,
     Dispatch,
@@ -23,6 +17,7 @@ from trimtab_router.scheduling.policies.interface import (
     SchedulerView,
     rows_within,
 )
+from trimtab_router.scheduling.policies.schedule_table import DROPPED, Job, JointOption, ProgramStep
 from trimtab_router.scheduling.policies.split_table import ServingOption
 from trimtab_router.scheduling.stage_request import RowSlice, Signature
 

@@ -16,13 +16,7 @@ import numpy as np
 
 from trimtab_pipelines.row_splits import Floats
 from trimtab_router.scheduling.policies import slack_fit
-from trimtab_router.scheduling.policies.deadline_schedule import (
-    DROPPED,
-    SECONDS_ROUNDING,
-    ProgramStep,
-    assign_to_servers,
-    solve,
-)
+from trimtab_router.scheduling.policies.deadline_schedule import assign_to_servers, solve
 from trimtab_router.scheduling.policies.interface import Dispatch, Point, Policy, SchedulerView, WaitUntil
 from trimtab_router.scheduling.policies.queue_plan import (
     GroupOptions,
@@ -33,6 +27,7 @@ from trimtab_router.scheduling.policies.queue_plan import (
     of_free_replica,
     spare_seconds,
 )
+from trimtab_router.scheduling.policies.schedule_table import DROPPED, SECONDS_ROUNDING, ProgramStep
 from trimtab_router.scheduling.policies.split_table import ServingOption, profiled
 from trimtab_router.scheduling.policies.token_options import (
     CandidateBatch,

@@ -41,8 +41,7 @@ def test_high_arrival_rate_makes_few_rows_pay_for_time():
     works = [a_work(0.5, at=0.0) for _ in range(4)]
 
     assert left(a_view(works, arrivals_rps=100.0))[0] == "more"
-    assert left(a_view(works, arrivals_rps=620.0))[0] == "some"
-    assert left(a_view(works, arrivals_rps=5000.0))[0] == "few"
+    assert left(a_view(works, arrivals_rps=700.0))[0] == "few"
 
 
 def test_seconds_that_replicas_would_be_idle_in_cost_nothing():
@@ -75,15 +74,15 @@ def test_price_of_time_leaves_out_the_margin_for_variation():
     twice = [a_point(point.name, row_ms=2.0 * ROW_MS[point.name]) for point in POINTS]
     sure = [replace(point, expected_seconds=own.seconds) for point, own in zip(twice, POINTS, strict=True)]
 
-    assert left(a_view(works, points=twice, arrivals_rps=310.0))[0] == "some"
-    assert left(a_view(works, points=sure, arrivals_rps=310.0))[0] != "some"
+    assert left(a_view(works, points=twice, arrivals_rps=350.0))[0] == "few"
+    assert left(a_view(works, points=sure, arrivals_rps=350.0))[0] == "more"
 
 
 def test_queue_without_much_slack_makes_rows_pay_for_time():
     works = [a_work(0.5, at=0.0) for _ in range(4)]
 
-    assert left(a_view(works, arrivals_rps=250.0, now=0.1)) == left(a_view(works, arrivals_rps=250.0))
-    assert [left(a_view(works, arrivals_rps=250.0, now=now))[0] for now in (0.1, 0.35, 0.45)] == ["more", "some", "few"]
+    assert left(a_view(works, arrivals_rps=190.0, now=0.1)) == left(a_view(works, arrivals_rps=190.0))
+    assert [left(a_view(works, arrivals_rps=190.0, now=now))[0] for now in (0.1, 0.35, 0.45)] == ["more", "some", "few"]
 
 
 @pytest.mark.parametrize(("reserved", "point"), [(0.4, "more"), (0.48, "some"), (0.495, "more")])

@@ -265,6 +265,10 @@ LOAD_MARGIN, STEP = 1.5, 4.0
 """Factors on the arrival rate that the fastest option must carry: up to the deadline, and during one batch."""
 _FREE_SLACK = 0.75
 """Share of a row's time that is left when its wait begins to raise the price."""
+_UTILIZATION = 0.77
+"""Share of the replicas' time that the price lets arriving rows take. If they took all, queues would be as long as the
+deadlines allow, and a short pause would make rows late.
+"""
 
 
 def shadow_price(view: SchedulerView, batches: Sequence[CandidateBatch], token_options: TokenOptions) -> float:
@@ -288,7 +292,8 @@ def shadow_price(view: SchedulerView, batches: Sequence[CandidateBatch], token_o
     step_seconds = longest + (waiting + STEP * rate_rps * longest) * fastest / replicas
     if work <= replicas * horizon and step_seconds <= slack - (1.0 - _FREE_SLACK) * horizon:
         return 0.0  # replicas would be idle
-    seconds = replicas * min(horizon, slack / _FREE_SLACK) * waiting / max(waiting, rate_rps * horizon)
+    rows = max(waiting, rate_rps * horizon / _UTILIZATION)
+    seconds = replicas * min(horizon, slack / _FREE_SLACK) * waiting / rows
     if seconds >= waiting * float(row_seconds.max()):
         return 0.0  # every row has time for the slowest option
     return marginal_utility(_curves(batches, token_options), seconds)

@@ -214,7 +214,7 @@ class TokenOptions:
 
     def values(self, weights: Mapping[str, float]) -> Floats:
         """Return utility times accuracy, shape (options,); `weights`: utility of the rows by task."""
-        values: Floats = sum(weight * self._accuracies(task) for task, weight in weights.items())  # type: ignore[assignment]
+        values: Floats = np.sum([weight * self._accuracies(task) for task, weight in weights.items()], axis=0)
         return values
 
     def _accuracies(self, task: str) -> Floats:

@@ -17,7 +17,7 @@ from trimtab_pipelines.spec import InferencePipeline
 MIN_RPS, MAX_RPS, STEPS = 0.5, 2000.0, 72
 LOW_SHARE = 0.5
 """Low rate as a share of the highest rate that the initial variants serve."""
-OVERLOAD_FACTOR = 1.25
+OVERLOAD_FACTOR = 1.5
 """The high rate over the least at which every stage needs other variants: fixed heaviest ones are overloaded then."""
 MIN_RATIO = 8.0
 CAPACITY_SHARE = 0.85

@@ -31,10 +31,10 @@ from trimtab_profiler.identity import usable_cores
 CLIMBING_SEED = 1
 """Seed of the bundled load with which it rises through every rate once and falls through most of them."""
 ADAPTIVE, SINGLE, CHEAPEST = "adaptive", "best-single-variants", "cheapest-as-accurate"
-"""`SINGLE` adapts too, with plans of one variant a stage; `CHEAPEST` with the fewest cores for equal accuracy."""
+"""`SINGLE` adapts too, with plans of one variant a stage; `CHEAPEST` with the fewest cores for more accuracy."""
 LIGHTEST, HEAVIEST = "static-lightest", "static-heaviest"
-EQUAL_ACCURACY = 0.003
-"""Difference of accuracy that counts as none."""
+EXTRA_ACCURACY, EQUAL_ACCURACY = 0.005, 0.003
+"""What the cheapest plans add to the planned accuracy of `SINGLE`, and a difference that counts as none."""
 
 
 def command(
@@ -92,7 +92,7 @@ def command(
 
 def _cheapest(pipeline: InferencePipeline, accuracy: float) -> InferencePipeline:
     """The pipeline with the fewest cores for an accuracy; the most accurate plans if nothing was served."""
-    goal = {"goal": "MinCost", "accuracy_metric": "Product", "accuracy_floor": max(accuracy - EQUAL_ACCURACY, 0.0)}
+    goal = {"goal": "MinCost", "accuracy_metric": "Product", "accuracy_floor": min(accuracy + EXTRA_ACCURACY, 1.0)}
     objective = pipeline.spec.objective.replace(**({} if math.isnan(accuracy) else goal))
     return pipeline.with_spec(objective=objective)
 

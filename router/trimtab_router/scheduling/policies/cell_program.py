@@ -12,13 +12,8 @@ import numpy as np
 from numpy.lib.stride_tricks import as_strided
 from numpy.typing import NDArray
 
-from trimtab_router.scheduling.policies.schedule_table import (
-    DROPPED,
-    SECONDS_ROUNDING,
-    Integers,
-    ProgramStep,
-    ValueTable,
-)
+from trimtab_pipelines.row_splits import Integers
+from trimtab_router.scheduling.policies.schedule_table import DROPPED, SECONDS_ROUNDING, ProgramStep, ValueTable
 
 CELLS = (256, 4096)  # bounds of the number of cells
 MAX_CELL_OPTIONS = 400_000  # bound of cells times options

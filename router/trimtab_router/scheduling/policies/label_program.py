@@ -6,13 +6,13 @@ from math import inf
 
 import numpy as np
 
+from trimtab_pipelines.row_splits import Floats, Integers
 from trimtab_router.scheduling.policies.schedule_table import (
     DROPPED,
     SECONDS_ROUNDING,
-    Floats,
-    Integers,
     ProgramStep,
     ValueTable,
+    increases,
 )
 
 _VALUE_ROUNDING = 1e-12  # tolerance for sums of values
@@ -61,10 +61,7 @@ def _undominated(arrivals: Sequence[_Arrivals]) -> _Paths:
     values = np.concatenate([each.values.ravel() for each in arrivals])
     order = ends.argsort(kind="stable")
     order = order[: ends[order].searchsorted(inf)]
-    ordered = values[order]
-    keeps = np.ones(order.size, np.bool_)
-    np.greater(ordered[1:], np.maximum.accumulate(ordered)[:-1] + _VALUE_ROUNDING, out=keeps[1:])
-    order = order[keeps]
+    order = order[increases(values[order], _VALUE_ROUNDING)]
     return _Paths(ends[order], values[order], order, arrivals)
 
 

@@ -8,8 +8,8 @@ from math import inf
 import numpy as np
 from numpy.typing import NDArray
 
-Floats = NDArray[np.float64]
-Integers = NDArray[np.int64]
+from trimtab_pipelines.row_splits import Floats
+
 DROPPED = -1
 SECONDS_ROUNDING = 1e-12  # tolerance for sums of seconds
 
@@ -96,3 +96,10 @@ def _value_weight(plain: Floats, least_value: float) -> float:
     lowest = np.where(plain == -inf, 0.0, plain).min(axis=1)
     spread = np.maximum(plain.max(axis=1), 0.0) - np.minimum(lowest, 0.0)
     return 1.001 * float(spread.sum()) / least_value
+
+
+def increases(values: Floats, rounding: float) -> NDArray[np.bool_]:
+    """Return which values are greater than all before them by more than `rounding`; the first one is."""
+    result = np.ones(values.size, np.bool_)
+    np.greater(values[1:], np.maximum.accumulate(values)[:-1] + rounding, out=result[1:])
+    return result

@@ -27,13 +27,13 @@ from trimtab_router.scheduling.policies.queue_plan import (
     of_free_replica,
     spare_seconds,
 )
-from trimtab_router.scheduling.policies.schedule_table import DROPPED, SECONDS_ROUNDING, ProgramStep
+from trimtab_router.scheduling.policies.schedule_table import DROPPED, SECONDS_ROUNDING, ProgramStep, increases
 from trimtab_router.scheduling.policies.split_table import ServingOption, profiled
 from trimtab_router.scheduling.policies.token_options import (
+    VALUE_ROUNDING,
     CandidateBatch,
     TokenOptions,
     candidate_batches,
-    increases,
     shadow_price,
 )
 from trimtab_router.scheduling.stage_request import RowSlice
@@ -268,7 +268,7 @@ def _price_batch(
         indices, seconds, values = token_options.increasing(batch.rows, values)
     if price and indices.size > 1:
         values = values - price * (seconds - seconds[0])
-        keeps = increases(values)
+        keeps = increases(values, VALUE_ROUNDING)
         indices, seconds, values = indices[keeps], seconds[keeps], values[keeps]
     return PlannedGroup(batch, BatchOptions(indices, seconds, values, token_options.options, batch.rows), count)
 

@@ -14,7 +14,6 @@ from itertools import pairwise
 from math import inf, log2
 
 import numpy as np
-from numpy.typing import NDArray
 
 from trimtab_pipelines.row_splits import Floats, Integers
 from trimtab_pipelines.shadow_price import best_mixes
@@ -22,6 +21,7 @@ from trimtab_router.request import NO_OPTIONS
 from trimtab_router.scheduling.policies.interface import Point, SchedulerView
 from trimtab_router.scheduling.policies.option_cache import PointSet
 from trimtab_router.scheduling.policies.queue_plan import RowGroup, group_rows, growing_sizes, priority_utility
+from trimtab_router.scheduling.policies.schedule_table import increases
 from trimtab_router.scheduling.policies.split_table import (
     ESCALATION_FILL_ROWS,
     ServingOption,
@@ -114,7 +114,7 @@ def utility_class(utility: float, priority: int) -> tuple[float, int]:
     return weight, round(log2(max(weight, 1e-9)))
 
 
-_ROUNDING = 1e-9
+VALUE_ROUNDING = 1e-9
 
 
 class _Basis:
@@ -239,15 +239,8 @@ class TokenOptions:
         order = seconds.argsort(kind="stable")
         seconds, values = seconds[order], values[order]
         keeps = values > -inf
-        keeps &= increases(values)
+        keeps &= increases(values, VALUE_ROUNDING)
         return order[keeps], seconds[keeps], values[keeps]
-
-
-def increases(values: Floats) -> NDArray[np.bool_]:
-    """Return which values are greater than all before them."""
-    result = np.ones(values.size, np.bool_)
-    np.greater(values[1:], np.maximum.accumulate(values)[:-1] + _ROUNDING, out=result[1:])
-    return result
 
 
 def _basis(points: Sequence[Point], max_rows: int) -> _Basis:

@@ -18,7 +18,7 @@ from trimtab_router.scheduling.stage_request import StageRequest
 from trimtab_router.scheduling.winsorizer import Winsorizer
 
 TYPICAL_WEIGHT = 0.1
-MARGIN_SHARE = 0.1  # of planned seconds, for the way to the client and batches that take longer than predicted
+MARGIN_SHARE = 0.2  # of planned seconds, for the way to the client and batches that take longer than predicted
 SHADOW_PRICE_STEP = 0.05  # of the log of the service ratio, in which the price, slow to compute, is shared
 _ROUNDING = 1e-9
 

@@ -19,6 +19,7 @@ from trimtab_router.scheduling.winsorizer import Winsorizer
 
 TYPICAL_WEIGHT = 0.1
 MARGIN_SHARE = 0.2  # of planned seconds, for the way to the client and batches that take longer than predicted
+QUEUEING_SHARE = 0.5  # of the planned seconds of downstream stages, which include the longest wait
 SHADOW_PRICE_STEP = 0.05  # of the log of the service ratio, in which the price, slow to compute, is shared
 _ROUNDING = 1e-9
 
@@ -301,9 +302,9 @@ class LatencyModel:
         return self._later_seconds
 
     def reserved_seconds(self, later_seconds: float) -> float:
-        """Return what rows leave beyond `later_seconds`: planned queueing of the downstream stages, and a margin."""
+        """Return what rows leave beyond `later_seconds`: expected queueing of the downstream stages, and a margin."""
         planned = self.planned_later_seconds()
-        return max(planned - later_seconds, 0.0) + MARGIN_SHARE * (self.plan.latency_seconds + planned)
+        return max(QUEUEING_SHARE * planned - later_seconds, 0.0) + MARGIN_SHARE * (self.plan.latency_seconds + planned)
 
     def planned_later_seconds(self) -> float:
         if self._planned_later_seconds is None:

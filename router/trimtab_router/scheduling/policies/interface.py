@@ -120,7 +120,7 @@ class SchedulerView:
     loaded_point: tuple[str, str] = ("", "")
     """Variant and operating point that the free replica ran last; empty if it has run none."""
     reserved_seconds: float = 0.0
-    """What rows leave beyond `later_seconds`, if they can: planned queueing of the downstream stages, and a margin."""
+    """What rows leave beyond `later_seconds`, if they can: expected queueing of the downstream stages, and a margin."""
     planned_batch_rows: int = 0
     """Rows of a planned batch: a larger one takes no longer than the longest planned one."""
 

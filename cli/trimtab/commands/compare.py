@@ -30,7 +30,7 @@ from trimtab_profiler.identity import usable_cores
 
 CLIMBING_SEED = 1
 """Seed of the bundled load with which it rises through every rate once and falls through most of them."""
-ADAPTIVE, SINGLE, CHEAPEST = "adaptive", "best-single-variants", "cheapest-as-accurate"
+ADAPTIVE, SINGLE, CHEAPEST = "adaptive", "best-single-variants", "cheapest"
 """`SINGLE` adapts too, with plans of one variant a stage; `CHEAPEST` with the fewest cores for more accuracy."""
 LIGHTEST, HEAVIEST = "static-lightest", "static-heaviest"
 EXTRA_ACCURACY, EQUAL_ACCURACY = 0.005, 0.003

@@ -107,6 +107,17 @@ def test_second_pass_leaves_later_stages_their_planned_time():
     assert work.owner.outputs["y"][:, 0].tolist() == [0.0, 0.0]
 
 
+def test_later_stages_leave_the_first_its_planned_time():
+    """The plan of both stages fills the SLO of 2 s."""
+    large = LARGE | {"serviceSeconds": {1: 1.0, 8: 1.2}}
+    top, later = Hosting(looks=(), latencySeconds=1.0, upgrades=[large]), Hosting().scheduler
+    later.latency_model.apply_plan(later.plan.replace(latency_seconds=1.0))
+    top.scheduler.set_downstream([later])
+    top.ask(seconds=2.0)
+
+    assert top.keys == [("large", "default")]
+
+
 @pytest.mark.parametrize("policy", ["EarliestDeadlineFirst", "TokenAdaptive", "SlackFit"])
 def test_row_waits_for_a_replica_with_its_variant(policy):
     top = Hosting(policy, ready=(BOTH, SMALL), looks=())

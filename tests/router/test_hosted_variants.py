@@ -94,7 +94,7 @@ def test_late_second_pass_keeps_the_first_response():
     assert [part.escalation_pending for part in work.owner.served] == [False, True]
 
 
-def test_second_pass_leaves_later_stages_their_planned_time():
+def test_second_pass_leaves_time_to_later_stages():
     top, later = Hosting("ModalityMix"), Hosting().scheduler
     later.latency_model.apply_plan(later.plan.replace(latency_seconds=1.2))
     top.scheduler.set_downstream([later])

@@ -229,6 +229,7 @@ class Stage(Model):
         self._require_encoder_output()
         self._require_colocated_inputs()
         self._require_openai_containers()
+        self._require_equal_adapters()
         self._require_valid_pin()
         return self
 
@@ -296,6 +297,15 @@ class Stage(Model):
         """Options of third-party engines' image processors, by variant and operating point."""
         points = ((variant.name, point) for variant in self.variants for point in variant.points)
         return {(name, point.name): point.mm_processor_kwargs for name, point in points}
+
+    def _require_equal_adapters(self) -> None:
+        """Require that each variant serves the same tasks: a change of variant would end a task otherwise."""
+        for variant in self.variants:
+            if missing := sorted(set().union(*(other.adapters for other in self.variants)) - set(variant.adapters)):
+                raise ValueError(
+                    f"stage {self.name}: variant {variant.name} has no adapter for task {missing[0]!r}; "
+                    "give all variants adapters for the same tasks"
+                )
 
     def _require_openai_containers(self) -> None:
         """Require what a container of protocol OpenAI needs: whole chats, and points that its requests can express."""

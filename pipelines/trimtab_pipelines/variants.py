@@ -1,5 +1,6 @@
 """Variant of a stage: its weights, the resources of a replica, and its operating points."""
 
+from collections.abc import Mapping
 from functools import cached_property
 from typing import Annotated, Literal, Self
 
@@ -69,6 +70,12 @@ class Container(Model):
         default=None, pattern=r"^[A-Z][A-Z0-9_]{0,100}_API_KEY$", exclude_if=lambda name: name is None
     )
     """Environment variable with the key of the endpoints, sent as Authorization: Bearer."""
+    adapters: dict[Name, Annotated[str, Field(min_length=1, max_length=256)]] = Field(
+        default_factory=dict, max_length=MAX_TASKS, exclude_if=is_empty
+    )
+    """LoRA adapters that the server has loaded: their model names in it, by task. A request that names the task is
+    served with its adapter. For protocol OpenAI.
+    """
     image_pull_policy: Literal["Always", "IfNotPresent", "Never"] = "IfNotPresent"
 
     @property
@@ -97,6 +104,8 @@ class Container(Model):
             raise ValueError("container: give image, command or endpoints")
         if self.api_key_env is not None and not self.endpoints:
             raise ValueError("apiKeyEnv: it is the key of endpoints; give endpoints")
+        if self.adapters and not self.serves_chats:
+            raise ValueError("adapters: they require protocol OpenAI")
         return self
 
     @model_validator(mode="after")
@@ -199,6 +208,16 @@ class Variant(Model):
     def loaded_tasks(self) -> tuple[Task, ...]:
         """Tasks in addition to those of the weights, without removed ones."""
         return tuple(task for task in self.tasks if not task.removed)
+
+    @property
+    def adapters(self) -> Mapping[str, str]:
+        """Names of a third-party engine's LoRA adapters, by task."""
+        return self.container.adapters if self.container is not None else {}
+
+    @property
+    def task_names(self) -> frozenset[str]:
+        """Names of the tasks in addition to those of the weights."""
+        return frozenset(task.name for task in self.loaded_tasks).union(self.adapters)
 
     def point(self, name: str) -> OperatingPoint:
         """Return an operating point; KeyError lists the known points."""

@@ -48,8 +48,8 @@ def invalid(message: str) -> Refusal:
     return Refusal("InvalidArgument", message)
 
 
-def unknown_model(name: str, pipeline: str) -> Refusal:
-    return Refusal("UnknownModel", f"unknown model {name!r}; this router serves {pipeline!r}")
+def unknown_model(name: str, *served: str) -> Refusal:
+    return Refusal("UnknownModel", f"unknown model {name!r}; this router serves {', '.join(map(repr, served))}")
 
 
 def failure(reason: str, message: str, request_id: str, *, stage: str = "") -> Refusal:

@@ -267,6 +267,14 @@ WRONG = {
     "container without ready path": ([a_writer(variants=[a_served(readyPath="/v2/health/ready")])], "set readyPath"),
     "protocol of another engine": ([a_writer(variants=[a_served(engine="triton")])], "triton has protocol OpenInf"),
     "unknown protocol": ([a_writer(variants=[a_served(protocol="Ollama")])], "OpenInference.*OpenAI"),
+    "adapters of tensors": (
+        [a_stage(variants=[a_served(protocol="OpenInference", adapters={"sql": "lora"})])],
+        "adapters: they require protocol OpenAI",
+    ),
+    "adapter of one variant alone": (
+        [a_writer(variants=[a_served("small", adapters={"sql": "lora"}), a_served("large")])],
+        "variant large has no adapter for task 'sql'",
+    ),
 }
 
 

@@ -31,7 +31,7 @@ def _chunk(delta: Mapping[str, Any], finish_reason: str | None = None, **fields:
 
 @dataclass
 class Engine(ChatReplica):
-    """Streams the words of the last message as chunks; `ready` it says at /health; it has one model, by their name.
+    """Streams the words of the last message as chunks; `ready` it says at /health; it has one model and its adapters.
 
     Each of `answers` is answered once instead: a status and a body. `details` is what it tells of prompts, `last` may
     replace its last chunks. `routes` are its other paths, each with its JSON, its text, or the events of its stream.
@@ -41,6 +41,7 @@ class Engine(ChatReplica):
     ready: bool = True
     kind: Any = None
     key: str = ""
+    adapters: tuple[str, ...] = ()
     metrics: str = ""
     scrapes: int = 0
     answers: list[tuple[int, Any]] = field(default_factory=list)
@@ -83,7 +84,7 @@ class Engine(ChatReplica):
             return web.Response(text=reply)
         asked = json.loads(body)
         self.asked.append(asked)
-        if asked["model"] != MODEL:
+        if asked["model"] not in (MODEL, *self.adapters):
             return web.json_response({"error": {"message": f"no model {asked['model']}", "code": 404}}, status=404)
         salt = str(asked.get("cache_salt", ""))
         if len(salt) > 128 or set(salt) & {"@", "/", "\\", "\0"}:

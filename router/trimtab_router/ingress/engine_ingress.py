@@ -13,6 +13,8 @@ from trimtab_protocol import InferRequest, PendingRequest, Tensor
 from trimtab_protocol.chat.engine_responses import ForwardedChunkWriter, whole_response
 from trimtab_protocol.chat.engine_routes import ROUTES, EngineRoute, parse_engine_request
 from trimtab_protocol.chat.internal_wire import MESSAGES, OPTIONS, bytes_tensor
+from trimtab_protocol.extensions import TASK
+from trimtab_protocol.messages import Parameters
 from trimtab_router.admission.memory_budget import Reservation
 from trimtab_router.admission.parsing_turns import ParsingTurns
 from trimtab_router.admission.request_parsing import parse_request
@@ -36,6 +38,9 @@ class EngineIngress(Ingress):
         super().__init__(router)
         self._settings: ChatSettings | None = router.pipeline.spec.chat_settings
         self._inputs = {tensor.name: tensor.datatype for tensor in router.pipeline.spec.inputs}
+        variants = (variant for stage in router.pipeline.spec.stages for variant in stage.variants)
+        adapters = sorted({task for variant in variants for task in variant.adapters})
+        self._task_by_model = {router.pipeline.name: ""} | {f"{router.pipeline.name}:{task}": task for task in adapters}
         self._turns = ParsingTurns()
 
     def refuse(self, request: web.BaseRequest, refusal: Refusal) -> web.Response:
@@ -54,14 +59,25 @@ class EngineIngress(Ingress):
         with await self.admit(request, arrived_at) as reservation:
             with self.reading(request):
                 call = await self._receive_forwarded(request, route, reservation, arrived_at)
-            headers = {"x-request-id": call.request_id}
+            headers, model = {"x-request-id": call.request_id}, self._model_of(call)
             if call.forwarded is not None and call.forwarded.streams:
-                chunks = ForwardedChunkWriter(call.forwarded, router.pipeline.name)
+                chunks = ForwardedChunkWriter(call.forwarded, model)
                 return await SseWriter(router, request, headers).write_stream(call, chunks, 0)
             call.last_chunks = {}
             await router.infer(call)
-            content_type, body = whole_response(call.last_chunks[0], router.pipeline.name)
+            content_type, body = whole_response(call.last_chunks[0], model)
             return self.whole(request, body, reservation, headers | {"Content-Type": content_type})
+
+    def _task_parameters(self, model: str) -> Parameters:
+        """The request parameter of the task that a model name selects. Raises Refusal for an unknown model."""
+        task = self._task_by_model.get(model)
+        if task is None:
+            raise unknown_model(model, *self._task_by_model)
+        return {TASK: task} if task else {}
+
+    def _model_of(self, call: Call) -> str:
+        name, task = self._router.pipeline.name, call.options.task
+        return f"{name}:{task}" if task else name
 
     def whole(
         self, request: web.BaseRequest, body: bytes, reservation: Reservation, headers: Mapping[str, str]
@@ -84,12 +100,12 @@ class EngineIngress(Ingress):
         else:
             parse = partial(parse_engine_request, route, body, router.limits.json_bytes, settings.images)
             parsed = await self._turns.run(len(body), parse)
-        if parsed.model not in {"", name}:
-            raise unknown_model(parsed.model, name)
+        parameters = self._task_parameters(parsed.model or name)
         call_id = request_id(request) or token_hex(16)
         values = {MESSAGES: parsed.body, OPTIONS: b"{}"}
         tensors = [Tensor(key, self._inputs[key], bytes_tensor([values[key]])) for key in values if key in self._inputs]
-        pending = PendingRequest.of(InferRequest(model_name=name, inputs=tuple(tensors), id=call_id))
+        engine_request = InferRequest(model_name=name, inputs=tuple(tensors), id=call_id, parameters=parameters)
+        pending = PendingRequest.of(engine_request)
         call = parse_request(name, router.pipeline.spec, pending)
         call.forwarded = parsed.forwarded
         self.describe(call, request, reservation, arrived_at, call_id)

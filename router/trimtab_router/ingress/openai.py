@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 from secrets import token_hex
+from typing import Any
 
 from aiohttp import web
 
@@ -74,15 +75,24 @@ class OpenAiIngress(EngineIngress):
             if request.method != "POST":
                 raise self._router.accounting.count_rejection(Refusal("MethodNotAllowed", f"{path} takes POST"))
             return await (self._chat(request) if path == CHAT else self.forward(request, ROUTES[path]))
-        model = openai_responses.model_entry(name, self._created, self._router.max_model_tokens)
+        models = self._models() if self._settings is not None else {}
         if path == _MODELS:
-            return json_response({"object": "list", "data": [model] if self._settings is not None else []})
-        if path == f"{_MODELS}/{name}" and self._settings is not None:
-            return json_response(model)
+            return json_response({"object": "list", "data": list(models.values())})
         if path.startswith(f"{_MODELS}/"):
-            raise unknown_model(path.rpartition("/")[2], name)
+            model = path.rpartition("/")[2]
+            if model not in models:
+                raise unknown_model(model, *(models or (name,)))
+            return json_response(models[model])
         refusal = Refusal("NotFound", f"unknown path {printable(path, 100)}; try {self.served_routes}")
         raise self._router.accounting.count_rejection(refusal)
+
+    def _models(self) -> dict[str, dict[str, Any]]:
+        """Entries of the pipeline, and of each adapter of its engines, by name."""
+        pipeline = self._router.pipeline.name
+        entry = partial(openai_responses.model_entry, created=self._created, max_tokens=self._router.max_model_tokens)
+        return {
+            name: entry(name) | ({"parent": pipeline} if task else {}) for name, task in self._task_by_model.items()
+        }
 
     async def _chat(self, request: web.BaseRequest) -> web.StreamResponse:
         router, arrived_at = self._router, time.monotonic()
@@ -121,7 +131,7 @@ class OpenAiIngress(EngineIngress):
         chat_request = self._request(chat, files, request_client(request), call_id)
         call = parse_request(router.pipeline.name, router.pipeline.spec, PendingRequest.of(chat_request))
         self.describe(call, request, reservation, arrived_at, call_id)
-        header = ResponseHeader(f"chatcmpl-{call_id}", router.pipeline.name, int(time.time()))
+        header = ResponseHeader(f"chatcmpl-{call_id}", self._model_of(call), int(time.time()))
         return _Received(chat.request, call, header)
 
     def _parse_images(
@@ -129,8 +139,7 @@ class OpenAiIngress(EngineIngress):
     ) -> tuple[ParsedChat, list[bytes | ImageInput]]:
         """Parse a chat for this pipeline, and decode its images. Raises InvalidChat or Refusal."""
         chat = self._parse(body, bounds)
-        if chat.request.model != self._router.pipeline.name:
-            raise unknown_model(chat.request.model, self._router.pipeline.name)
+        self._task_parameters(chat.request.model)  # before its images are decoded
         if (chat.images or chat.media) and IMAGES not in self._inputs:
             raise invalid(f"{self._router.pipeline.name} accepts no images")
         reservation.grow(chat.image_bytes)
@@ -172,4 +181,5 @@ class OpenAiIngress(EngineIngress):
             model_name=self._router.pipeline.name,
             inputs=tuple(Tensor(name, self._inputs[name], array) for name, array in tensors.items()),
             id=call_id,
+            parameters=self._task_parameters(chat.request.model),
         )

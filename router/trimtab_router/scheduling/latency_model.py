@@ -113,8 +113,8 @@ class LatencyModel:
         return (self.variant, task) in self._unregistered
 
     def has_task(self, task: str) -> bool:
-        declared = (own.name for variant in self.stage.variants for own in variant.loaded_tasks)
-        return task in declared or any(task in joined for joined in self._registered.values())
+        declared = (variant.task_names for variant in self.stage.variants)
+        return any(task in names for names in declared) or any(task in joined for joined in self._registered.values())
 
     def registered_accuracies(self) -> dict[str, dict[str, dict[str, Accuracy]]]:
         accuracies_by_point: dict[str, dict[str, dict[str, Accuracy]]] = {}
@@ -219,8 +219,7 @@ class LatencyModel:
         return accuracies | self.own_tasks()
 
     def own_tasks(self) -> frozenset[str]:
-        declared = frozenset(task.name for task in self.stage.variant(self.variant).loaded_tasks)
-        return declared.union(self._registered.get(self.variant, ()))
+        return self.stage.variant(self.variant).task_names.union(self._registered.get(self.variant, ()))
 
     def reaches(self, request: StageRequest) -> bool:
         return (

@@ -81,7 +81,7 @@ class PrefixRouting(Feature):
             [] if files is None or files.dtype.kind != "O" else [bytes(file[-_IMAGE_END_BYTES:]) for file in files[0]]
         )
         # References are names of embeddings of this chat alone: it shares no prefix.
-        owner = (request.tenant, None if references is None else bytes(references[0]))
+        owner = request.tenant, request.options.task, None if references is None else bytes(references[0])
         return list(_hashes(hash(owner), bytes(messages[0][: MAX_BLOCKS * BLOCK_BYTES]), ends))
 
 

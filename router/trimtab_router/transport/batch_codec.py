@@ -35,6 +35,8 @@ class BatchRequest:
     """Set if `messages` is the body of a request to a third-party engine."""
     processor_kwargs: Mapping[str, Any] = field(default_factory=dict)
     """Options of a third-party engine's image processor."""
+    adapter: str = ""
+    """Name of the adapter, in a third-party engine, that serves the batch; empty for none."""
 
 
 def encode_binary(batch: BatchRequest) -> tuple[list[Buffer], dict[str, str]]:

@@ -128,6 +128,7 @@ class HttpTransport:
         self._accepts_tasks = accepts_task_names(stage)
         self._excluded_inputs = {variant.name: stage.excluded_input(variant.name) for variant in stage.variants}
         self._processor_kwargs = stage.processor_kwargs
+        self._adapters = {variant.name: variant.adapters for variant in stage.variants if variant.adapters}
         self._hang_seconds = hang_seconds
         self._tls = tls
         self._id_prefix = secrets.token_hex(4)
@@ -407,7 +408,11 @@ class HttpTransport:
             max_response_bytes=self._bound_response(batch.rows),
             forwarded=slices[0].request.owner.forwarded if self._generates else None,
             processor_kwargs=self._processor_kwargs.get((batch.variant, point.name), {}),
+            adapter=self._adapter(batch) if self._adapters else "",
         )
+
+    def _adapter(self, batch: Batch) -> str:
+        return self._adapters[batch.variant].get(batch.row_slices[0].request.options.task, "")
 
     def _rows(self, batch: Batch, row_slice: RowSlice, name: str) -> Array:
         """Rows of an input, with what only dispatch knows: the time left of chats, and the indices of tasks."""

@@ -296,7 +296,7 @@ class ReplicaClient:
         return await self._streams.post(path, b"".join(parts), headers, batch.timeout_seconds)
 
     def _model_name(self, batch: BatchRequest) -> str:
-        return self.endpoint.model_names.get(batch.variant, batch.variant)
+        return batch.adapter or self.endpoint.model_names.get(batch.variant, batch.variant)
 
     def embedding_url(self, variant: str, name: str) -> str:
         scheme = "http" if self._tls() is None else "https"

@@ -90,9 +90,7 @@ def machine_record(
     """
     if not readings:
         return MachineRecord(np.empty(0), ())
-    windows = int(np.ceil(duration_seconds / WINDOW_SECONDS))
-    slowness = np.mean([_slowness(processor, started_at, windows) for processor in readings], axis=0)
-    slowness /= slowness.mean()
+    slowness = _slowness(np.concatenate(readings), started_at, int(np.ceil(duration_seconds / WINDOW_SECONDS)))
     speeds = tuple(_speed(slowness, _pauses(processor, started_at, duration_seconds)) for processor in readings)
     if others is None:
         return MachineRecord(slowness, speeds)
@@ -100,15 +98,17 @@ def machine_record(
 
 
 def _slowness(readings: Readings, started_at: float, windows: int) -> Floats:
-    """Mean work seconds by window over their mean; windows without a reading are interpolated."""
-    window = np.floor((readings[:, 0] - started_at) / WINDOW_SECONDS).astype(int)
+    """Median work seconds by window over the mean of all windows; those without a reading are interpolated.
+
+    The mean of a window would follow its outliers: a probe that wakes up on a busy processor finds its caches cold.
+    """
+    window = np.floor((readings[:, 0] - started_at) / WINDOW_SECONDS)
     inside = (window >= 0) & (window < windows)
-    work_seconds = np.minimum(readings[inside, 1], 10.0 * np.median(readings[inside, 1]))
-    count = np.bincount(window[inside], minlength=windows)
-    filled = np.flatnonzero(count)
-    means = np.bincount(window[inside], work_seconds, minlength=windows)[filled] / count[filled]
-    slowness: Floats = np.interp(np.arange(windows), filled, means) / means.mean()
-    return slowness
+    order = np.argsort(window[inside])
+    filled, first = np.unique(window[inside][order], return_index=True)
+    medians = [np.median(own) for own in np.split(readings[inside, 1][order], first[1:])]
+    slowness: Floats = np.interp(np.arange(windows), filled, medians)
+    return slowness / slowness.mean()
 
 
 def _pauses(readings: Readings, started_at: float, duration_seconds: float) -> list[tuple[float, float]]:

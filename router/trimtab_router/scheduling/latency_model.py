@@ -66,7 +66,6 @@ class LatencyModel:
         self._predictions: dict[tuple[int, int], Prediction] = {}  # since the last observation
         self._later_seconds: float | None = None
         self._planned_later_seconds: float | None = None
-        self.compute_times = ServiceTimes()
         self._typical_rows = 1.0
         self.apply_plan(plan)
 
@@ -350,11 +349,8 @@ class LatencyModel:
         usual = self._normalize_to_usual_prompt(batch, own) if self.plan.prefill_seconds else own
         self.service_times.observe(key, batch.rows, usual, concurrent=batch.concurrent_prefills, now=now)
         self.forget_predictions()
-        if answer.compute_seconds is not None:
-            self.compute_times.observe(key, batch.rows, answer.compute_seconds)
-            if batch.found_idle:
-                transfer_seconds = max(seconds - others - answer.compute_seconds, 0.0)
-                replica.transfer_seconds += WEIGHT * (transfer_seconds - replica.transfer_seconds)
+        if answer.compute_seconds is not None and batch.found_idle:
+            replica.observe_transfer(max(seconds - others - answer.compute_seconds, 0.0))
         return seconds, self.service_times.recent_ratio(key[0]) or 1.0
 
     def relax(self, variant: str) -> None:

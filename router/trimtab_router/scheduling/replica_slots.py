@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from trimtab_pipelines.accuracy_evidence import Accuracy
 from trimtab_protocol.tensors import Array
 from trimtab_router.scheduling.policies.interface import NEVER, Point
-from trimtab_router.scheduling.service_time import Key
+from trimtab_router.scheduling.service_time import WEIGHT, Key
 from trimtab_router.scheduling.stage_request import EscalationRule, RowSlice
 
 
@@ -182,8 +182,8 @@ class ReplicaSlots:
     """Sequence number of its last batch within the stage."""
     completed_at: float = float("-inf")
     """When its last batch ended."""
-    transfer_seconds: float = 0.0
-    """Recent round trip of a batch beyond its computation."""
+    transfer_seconds: float = NEVER
+    """Recent round trip of a batch beyond its computation; `NEVER` while the replica has not told its computation."""
     computing: Batch | None = None
     """The batch that it computes."""
     prefetched: Batch | None = None
@@ -246,12 +246,17 @@ class ReplicaSlots:
         held = [batch for batch in (self.computing, self.prefetched) if batch is not None]
         return max(start + sum(batch.point.seconds(batch.rows) for batch in held), now)
 
-    def prefetch_time(self, dispatched_at: float, compute_seconds: float) -> float:
+    def observe_transfer(self, seconds: float) -> None:
+        before = self.transfer_seconds
+        self.transfer_seconds = seconds if before == NEVER else before + WEIGHT * (seconds - before)
+
+    def prefetch_time(self, dispatched_at: float, expected_seconds: float) -> float:
         """Return when to send the next batch, so that it arrives as the replica becomes free.
 
         Only full batches are prefetched. No row could have joined them anyway, so binding stays late, and the replica
         does not idle while outputs and the next batch are transferred.
         """
+        compute_seconds = expected_seconds - self.transfer_seconds
         if compute_seconds < MIN_COMPUTE_SECONDS:
             return NEVER
         found_idle = self.completed_at <= dispatched_at

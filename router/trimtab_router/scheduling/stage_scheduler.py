@@ -555,8 +555,8 @@ class StageScheduler:
         for row_slice in batch.row_slices:
             if row_slice.attempts:
                 return
-        compute_seconds = self.latency_model.compute_times.expect(batch.key, batch.rows)
-        batch.replica.prefetch_from = batch.replica.prefetch_time(batch.dispatched_at, compute_seconds)
+        expected_seconds = self.latency_model.service_times.expect(batch.key, batch.rows)
+        batch.replica.prefetch_from = batch.replica.prefetch_time(batch.dispatched_at, expected_seconds)
 
     def _set_prefetch_timers(self, now: float) -> None:
         """Set a timer for each computing replica: a full batch waits."""

@@ -92,6 +92,8 @@ class ShadowEvaluation(Feature):
         if confidence is None or not isinstance(outcome, Completed) or outcome.point != batch.point.name:
             return
         best = self._best_point(batch.variant, batch.replica)
+        if best.key == batch.key and not self._accuracy_monitor.enabled:
+            return
         for row_slice, outputs in zip(batch.row_slices, outcome.outputs, strict=True):
             if row_slice.request.closed or isinstance(row_slice.request.owner, ShadowSample):
                 continue

@@ -30,8 +30,8 @@ from trimtab_pipelines.escalation import MAX_ESCALATIONS, Escalation, Key, TaskE
 CONFIDENCE = 0.95
 PRICES = (0.0, 0.01, 0.02, 0.03, 0.04, 0.05, 0.06, 0.08, 0.1, 0.12, 0.15, 0.2, 0.3)
 """Correct responses that an escalation must gain on average."""
-STEPS = 100
-"""Number of thresholds that are tried: 0.01, 0.02, … of confidence."""
+THRESHOLDS = (*(step / 100 for step in range(100)), 0.995, 0.998, 0.999, 1.01)
+"""Thresholds that are tried; the last escalates all rows. None is 1: rounding decides which sure rows are below it."""
 _HALVES_SEED = 23
 
 
@@ -100,7 +100,7 @@ def best_threshold(pairs: PairedConfidence, price: float) -> float:
     """
     order = np.argsort(pairs.confidence, kind="stable")
     gained = pairs.right_escalated[order].astype(np.int64) - pairs.right[order]
-    belows = np.arange(STEPS + 2) / STEPS  # above 1: all rows are escalated
+    belows = np.array(THRESHOLDS)
     counts = np.searchsorted(pairs.confidence[order], belows, side="left")
     gains = np.concatenate(([0], np.cumsum(gained)))[counts] - price * counts
     return float(belows[int(gains.argmax())])
@@ -125,8 +125,8 @@ def safe_threshold(pairs: PairedConfidence, floor: float, confidence: float = CO
     None if not even escalating every row keeps the floor, which is above 0 and below 1.
     """
     rows, passed = pairs.confidence.size, None
-    for step in range(STEPS + 1, -1, -1):  # above 1: all rows are escalated
-        threshold = evaluate_threshold(pairs, step / STEPS)
+    for below in reversed(THRESHOLDS):
+        threshold = evaluate_threshold(pairs, below)
         hits = round(threshold.accuracy * rows)
         if binomial_tail(hits, rows, floor) > 1.0 - confidence:
             break

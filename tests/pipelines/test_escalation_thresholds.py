@@ -196,3 +196,20 @@ def test_higher_price_never_escalates_more() -> None:
 
     assert shares == sorted(shares, reverse=True)
     assert len(set(shares)) == len(shares)
+
+
+def test_rounding_of_sure_rows_changes_no_share():
+    """Confidences reach evaluation with four digits, and schedulers as they are."""
+    rng = np.random.default_rng(8)
+    exact = 1 - 10.0 ** rng.uniform(-8, -0.3, 4000)
+    better, right = rng.random(4000) < 0.99, rng.random(4000) < exact - 0.1
+
+    points = {
+        "fast": ConfidenceSample(exact.round(4), right),
+        "exact": ConfidenceSample(np.ones(4000), right | better),
+    }
+    found = measure_escalations(points)["fast"]
+
+    assert found
+    for escalation in found:
+        assert (exact < escalation.confidence_below).mean() == pytest.approx(escalation.share, abs=0.005)

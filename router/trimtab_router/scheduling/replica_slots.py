@@ -183,7 +183,7 @@ class ReplicaSlots:
     completed_at: float = float("-inf")
     """When its last batch ended."""
     transfer_seconds: float = NEVER
-    """Recent round trip of a batch beyond its computation; `NEVER` while the replica has not told its computation."""
+    """Recent round trip of a batch beyond its computation; `NEVER` until the replica reports a computation."""
     computing: Batch | None = None
     """The batch that it computes."""
     prefetched: Batch | None = None

@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from trimtab_pipelines.families import ARRAYS, HF_FAMILIES, LIMITS, Medium
 from trimtab_pipelines.graph import REQUEST
 from trimtab_pipelines.spec import InferencePipeline
-from trimtab_pipelines.tensors import RequestInput, TensorSpec
+from trimtab_pipelines.tensors import TensorSpec
 from trimtab_pipelines.variants import Variant
 
 PAYLOADS_ANNOTATION = "trimtab.dev/payloads"
@@ -161,7 +161,10 @@ def input_laws(pipeline: InferencePipeline) -> dict[str, InputLaw]:
     """How BYTES inputs of a request, and those that the annotation names, are drawn; ValueError if it is invalid."""
     kind = payloads_of(pipeline)
     named = _parse_distributions(kind, pipeline.spec.inputs) if "=" in kind and ":" not in kind else {}
-    laws = {spec: _input_law(pipeline, spec, named.get(spec.name)) for spec in pipeline.spec.inputs}
+    laws = {
+        spec: input_law(pipeline, f"{REQUEST}.inputs.{spec.name}", named.get(spec.name))
+        for spec in pipeline.spec.inputs
+    }
     return {
         spec.name: law
         for spec, law in laws.items()
@@ -169,13 +172,13 @@ def input_laws(pipeline: InferencePipeline) -> dict[str, InputLaw]:
     }
 
 
-def _input_law(pipeline: InferencePipeline, spec: RequestInput, distribution: str | None) -> InputLaw:
-    """The law of an input by the families that read it: their medium, and the least of their limits."""
+def input_law(pipeline: InferencePipeline, source: str, distribution: str | None = None) -> InputLaw:
+    """The law of a tensor by the families that read it: their medium, and the least of their limits."""
     medium: Medium = "text"
     limits = [math.inf]
     for stage in pipeline.spec.stages:
         for read in stage.inputs:
-            for variant in stage.variants if read.source == f"{REQUEST}.inputs.{spec.name}" else ():
+            for variant in stage.variants if read.source == source else ():
                 if variant.family in HF_FAMILIES:
                     medium = HF_FAMILIES[variant.family].medium
                     limits.append(_limit(variant, read.name))

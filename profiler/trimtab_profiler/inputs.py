@@ -20,6 +20,7 @@ from trimtab_pipelines.tensors import TensorSpec
 from trimtab_protocol import DTYPES, Tensor
 from trimtab_protocol.chat.embedding_refs import blank_image, dump_refs, parse_encoded_image
 from trimtab_protocol.chat.internal_wire import bytes_tensor
+from trimtab_protocol.tensors import BYTES
 
 PICTURE_PX, ANSWER_TOKENS = 448, 32
 """Defaults for chats without payloads."""
@@ -96,7 +97,8 @@ def stage_rows(pipeline: InferencePipeline, stage: Stage, known: Rows, count: in
         rows = known.get(stage_input.source)
         if rows is None or not len(rows):
             tensor = source_of(pipeline.spec, stage_input.source)
-            rows = random_rows(tensor, count, synthetic_inputs.default_dimension(pipeline))
+            law = synthetic_inputs.input_law(pipeline, stage_input.source) if tensor.datatype == BYTES else None
+            rows = random_rows(tensor, count, synthetic_inputs.default_dimension(pipeline), law=law)
         gathered[stage_input.name] = rows
     return gathered
 

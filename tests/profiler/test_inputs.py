@@ -72,6 +72,14 @@ def test_stage_without_known_rows_gets_random_ones(known) -> None:
     assert rows["x"].shape == (3, 5)
 
 
+def test_stage_after_a_detector_that_finds_nothing_gets_images() -> None:
+    pipeline = load_pipeline(Path(__file__).parents[2] / "pipelines" / "video" / "pipeline.yaml")
+    nothing = {"detect.outputs.crop": np.empty(0, dtype=object)}
+
+    rows = inputs.stage_rows(pipeline, pipeline.spec.stage("classify"), nothing, 2)
+    assert [Pillow.open(io.BytesIO(row)).format for row in rows["image"]] == ["JPEG"] * 2
+
+
 def test_batches_cycle_over_few_rows() -> None:
     (tensor,) = inputs.batch({"y": np.arange(3)}, size=5, offset=2, datatypes={"y": "INT64"})
 

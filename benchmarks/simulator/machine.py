@@ -107,8 +107,9 @@ def _slowness(readings: Readings, started_at: float, windows: int) -> Floats:
     order = np.argsort(window[inside])
     filled, first = np.unique(window[inside][order], return_index=True)
     medians = [np.median(own) for own in np.split(readings[inside, 1][order], first[1:])]
-    slowness: Floats = np.interp(np.arange(windows), filled, medians)
-    return slowness / slowness.mean()
+    seconds = np.interp(np.arange(windows), filled, medians)
+    slowness: Floats = seconds / seconds.mean()
+    return slowness
 
 
 def _pauses(readings: Readings, started_at: float, duration_seconds: float) -> list[tuple[float, float]]:

@@ -118,6 +118,22 @@ def test_later_stages_leave_the_first_its_planned_time():
     assert top.keys == [("large", "default")]
 
 
+def test_rows_leave_later_stages_the_queueing_seen_there():
+    """At most the second that they plan, and at least half of it."""
+    top, later = Hosting(looks=()), Hosting(looks=())
+    later.scheduler.latency_model.apply_plan(later.scheduler.plan.replace(latency_seconds=1.0))
+    top.scheduler.set_downstream([later.scheduler])
+    model = top.scheduler.latency_model
+    idle = model.reserved_seconds(0.1)
+    later.ask()
+    later.ask()
+    later.clock.run(9.0)
+    later.answer(later.sent[0], [SURE])
+    later.answer(later.sent[1], [SURE])
+
+    assert model.reserved_seconds(0.1) == pytest.approx(idle + 0.5)
+
+
 @pytest.mark.parametrize("policy", ["EarliestDeadlineFirst", "TokenAdaptive", "SlackFit"])
 def test_row_waits_for_a_replica_with_its_variant(policy):
     top = Hosting(policy, ready=(BOTH, SMALL), looks=())

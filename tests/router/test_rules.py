@@ -35,12 +35,12 @@ def test_wait_for_other_routers_does_not_slow_the_profile():
     times.set_profile(KEY, {1: 0.010})
     for _ in range(100):
         times.observe(KEY, 1, 0.010)
-        times.observe_wait(0.020)
+        times.wait.observe(0.020)
 
     assert times.ratio(KEY) == pytest.approx(1.0)
     assert times.predict(KEY, 1) == pytest.approx(0.030, rel=0.02)
     for _ in range(100):
-        times.observe_wait(0.0)
+        times.wait.observe(0.0)
     assert times.predict(KEY, 1) == pytest.approx(0.010, rel=0.02)
 
 

@@ -13,13 +13,14 @@ from trimtab_pipelines.shadow_price import observed_shadow_price
 from trimtab_pipelines.stages import Stage
 from trimtab_router.scheduling.policies.interface import Escalation, Point, answerable_from, least_seconds
 from trimtab_router.scheduling.replica_slots import Batch, Completed
-from trimtab_router.scheduling.service_time import WEIGHT, Key, ServiceTimes, wait_for_others
+from trimtab_router.scheduling.service_time import WEIGHT, Key, RunningMean, ServiceTimes, wait_for_others
 from trimtab_router.scheduling.stage_request import StageRequest
 from trimtab_router.scheduling.winsorizer import Winsorizer
 
 TYPICAL_WEIGHT = 0.1
 MARGIN_SHARE = 0.2  # of planned seconds, for the way to the client and batches that take longer than predicted
-QUEUEING_SHARE = 0.5  # of the planned seconds of downstream stages, which include the longest wait
+QUEUEING_SHARE = 0.5  # of the planned seconds of downstream stages, which include the longest wait: at least reserved
+QUEUEING_SPREADS = 2.0  # by which recent queueing may exceed its mean
 SHADOW_PRICE_STEP = 0.05  # of the log of the service ratio, in which the price, slow to compute, is shared
 _ROUNDING = 1e-9
 
@@ -67,6 +68,7 @@ class LatencyModel:
         self._later_seconds: float | None = None
         self._planned_later_seconds: float | None = None
         self._typical_rows = 1.0
+        self._queueing = RunningMean()  # of the most urgent rows of batches, from their arrival
         self.apply_plan(plan)
 
     def apply_plan(self, plan: StagePlan) -> None:
@@ -300,9 +302,22 @@ class LatencyModel:
         return self._later_seconds
 
     def reserved_seconds(self, later_seconds: float) -> float:
-        """Return what rows leave beyond `later_seconds`: expected queueing of the downstream stages, and a margin."""
+        """Return what rows leave beyond `later_seconds`: recent queueing of the downstream stages, and a margin.
+
+        With queueing they leave at least a share of the planned seconds, and at most all.
+        """
         planned = self.planned_later_seconds()
-        return max(QUEUEING_SHARE * planned - later_seconds, 0.0) + MARGIN_SHARE * (self.plan.latency_seconds + planned)
+        later = max(QUEUEING_SHARE * planned, min(later_seconds + self.later_queueing_seconds(), planned))
+        return max(later - later_seconds, 0.0) + MARGIN_SHARE * (self.plan.latency_seconds + planned)
+
+    def later_queueing_seconds(self) -> float:
+        downstream = [stage.queueing_seconds + stage.later_queueing_seconds() for stage in self._downstream]
+        return max(downstream, default=0.0)
+
+    @property
+    def queueing_seconds(self) -> float:
+        """Seconds for which rows wait in the queue, as recently observed."""
+        return self._queueing.mean + QUEUEING_SPREADS * self._queueing.spread
 
     def planned_later_seconds(self) -> float:
         if self._planned_later_seconds is None:
@@ -344,7 +359,8 @@ class LatencyModel:
             others = wait_for_others(
                 answer.replica_queue_seconds, batch.dispatched_at, replica.completed_at, replica.transfer_seconds
             )
-        self.service_times.observe_wait(others)
+        self.service_times.wait.observe(others)
+        self._queueing.observe(batch.dispatched_at - batch.row_slices[0].request.enqueued_at)
         own = max(seconds - others, 0.0)
         usual = self._normalize_to_usual_prompt(batch, own) if self.plan.prefill_seconds else own
         self.service_times.observe(key, batch.rows, usual, concurrent=batch.concurrent_prefills, now=now)

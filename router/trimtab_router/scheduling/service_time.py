@@ -28,6 +28,18 @@ MAX_IDLE_DROPS = 4  # drops at an idle replica until observations are doubted: s
 
 
 @dataclass(slots=True)
+class RunningMean:
+    """Moving average of seconds, and of their distance from it."""
+
+    mean: float = 0.0
+    spread: float = 0.0
+
+    def observe(self, seconds: float) -> None:
+        self.spread += WEIGHT * (abs(seconds - self.mean) - self.spread)
+        self.mean += WEIGHT * (seconds - self.mean)
+
+
+@dataclass(slots=True)
 class _RecentRatio:
     """Observed over profiled seconds of a variant's batches, which count less with age."""
 
@@ -91,8 +103,7 @@ class ServiceTimes:
         self._latest: _Estimate | None = None  # the profiled estimate that was observed last
         self._idle_drops = 0  # drops in front of an idle replica since then
         self._recent: dict[str, _RecentRatio] = {}  # by variant, over its profiled points
-        self._wait_seconds = 0.0
-        self._wait_spread = 0.0
+        self.wait = RunningMean()  # at replicas, behind batches of other routers
 
     def set_profile(self, key: Key, seconds_by_rows: Mapping[int, float]) -> None:
         """Set a point's profile. Its learned ratio stays, or is that of the last point: of the same, slow machine."""
@@ -137,7 +148,7 @@ class ServiceTimes:
             return 0.0
         cached = None if concurrent else estimate.cached.get(rows)
         base = cached or estimate.base_beside(rows, concurrent)
-        return base * (estimate.ratio + estimate.spread) + self._wait_seconds + self._wait_spread
+        return base * (estimate.ratio + estimate.spread) + self.wait.mean + self.wait.spread
 
     def row_weight(self, key: Key) -> int:
         """Return the seconds that a row adds at a point, in those of the lightest point."""
@@ -173,8 +184,8 @@ class ServiceTimes:
         self._idle_drops += 1
         seen_lately = self._latest is not None and self._idle_drops <= MAX_IDLE_DROPS
         if not seen_lately:
-            self._wait_seconds *= RELAX_FACTOR
-            self._wait_spread *= RELAX_FACTOR
+            self.wait.mean *= RELAX_FACTOR
+            self.wait.spread *= RELAX_FACTOR
         least = self._latest.safe_ratio if self._latest is not None and seen_lately else RATIO_BOUNDS[0]
         for estimate in filter(None, map(self._estimates.get, keys)):
             estimate.idle_drops += 1
@@ -183,10 +194,6 @@ class ServiceTimes:
             elif not estimate.observations or estimate.idle_drops > MAX_IDLE_DROPS:
                 share = min(max(RELAX_FACTOR, least / estimate.safe_ratio), 1.0)
                 estimate.ratio, estimate.spread = share * estimate.ratio, share * estimate.spread
-
-    def observe_wait(self, seconds: float) -> None:
-        self._wait_spread += WEIGHT * (abs(seconds - self._wait_seconds) - self._wait_spread)
-        self._wait_seconds += WEIGHT * (seconds - self._wait_seconds)
 
     def observe(self, key: Key, rows: int, seconds: float, *, concurrent: int = 0, now: float = 0.0) -> None:
         estimate = self._estimates.get(key)

@@ -39,8 +39,8 @@ class EngineIngress(Ingress):
         self._settings: ChatSettings | None = router.pipeline.spec.chat_settings
         self._inputs = {tensor.name: tensor.datatype for tensor in router.pipeline.spec.inputs}
         variants = (variant for stage in router.pipeline.spec.stages for variant in stage.variants)
-        adapters = sorted({task for variant in variants for task in variant.adapters})
-        self._task_by_model = {router.pipeline.name: ""} | {f"{router.pipeline.name}:{task}": task for task in adapters}
+        tasks = sorted({task for variant in variants for task in variant.adapters})
+        self._task_by_model = {self._model_of(task): task for task in ("", *tasks)}
         self._turns = ParsingTurns()
 
     def refuse(self, request: web.BaseRequest, refusal: Refusal) -> web.Response:
@@ -59,7 +59,7 @@ class EngineIngress(Ingress):
         with await self.admit(request, arrived_at) as reservation:
             with self.reading(request):
                 call = await self._receive_forwarded(request, route, reservation, arrived_at)
-            headers, model = {"x-request-id": call.request_id}, self._model_of(call)
+            headers, model = {"x-request-id": call.request_id}, self._model_of(call.options.task)
             if call.forwarded is not None and call.forwarded.streams:
                 chunks = ForwardedChunkWriter(call.forwarded, model)
                 return await SseWriter(router, request, headers).write_stream(call, chunks, 0)
@@ -75,8 +75,8 @@ class EngineIngress(Ingress):
             raise unknown_model(model, *self._task_by_model)
         return {TASK: task} if task else {}
 
-    def _model_of(self, call: Call) -> str:
-        name, task = self._router.pipeline.name, call.options.task
+    def _model_of(self, task: str) -> str:
+        name = self._router.pipeline.name
         return f"{name}:{task}" if task else name
 
     def whole(

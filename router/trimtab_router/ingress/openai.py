@@ -131,7 +131,7 @@ class OpenAiIngress(EngineIngress):
         chat_request = self._request(chat, files, request_client(request), call_id)
         call = parse_request(router.pipeline.name, router.pipeline.spec, PendingRequest.of(chat_request))
         self.describe(call, request, reservation, arrived_at, call_id)
-        header = ResponseHeader(f"chatcmpl-{call_id}", self._model_of(call), int(time.time()))
+        header = ResponseHeader(f"chatcmpl-{call_id}", chat.request.model, int(time.time()))
         return _Received(chat.request, call, header)
 
     def _parse_images(

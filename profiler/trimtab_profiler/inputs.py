@@ -129,12 +129,12 @@ def concatenate_outputs(stage: Stage, answers: Iterable[Sequence[Tensor]]) -> di
 def random_rows(
     spec: TensorSpec, count: int, any_size: int, seed: int = 0, law: synthetic_inputs.InputLaw | None = None
 ) -> Array:
-    """Draw rows: by the law, else floats in 0…1, integers in 0…127, masks of ones, images in 0…255, texts."""
+    """Draw rows: by the law, which BYTES need, else floats in 0…1, integers in 0…127, masks of ones, UINT8 in 0…255."""
     random = np.random.default_rng([seed, *spec.name.encode()])
     shape = (count, *(any_size if size == -1 else size for size in spec.shape))
     dtype = DTYPES[spec.datatype]
-    if law is not None or dtype.kind == "O":
-        return (law or synthetic_inputs.TEXT).draw(spec, count, any_size, random)
+    if law is not None:
+        return law.draw(spec, count, any_size, random)
     if dtype.kind == "f":
         return random.random(shape, dtype=np.float32).astype(dtype)
     if spec.name.endswith("mask"):

@@ -91,7 +91,7 @@ class AttackOptions:
     """Timeout of a request after it is sent; it then counts as failed."""
     max_outstanding: int = 4096
     """Requests in flight; requests over the limit wait, and their latency includes the wait."""
-    max_payloads: int = 2048
+    max_payloads: int = 8192
     """Number of distinct payloads; requests use them in rotation."""
     max_payload_bytes: int = 256 * 2**20
     """Total size of the encoded payloads; fewer payloads are prepared above it."""

@@ -33,8 +33,8 @@ from benchmarks.harness.report import Report
 from tests.local_run import chat_pipeline, chat_plan
 from trimtab.local.supervisor import Setup, Supervisor
 from trimtab.options import console
-from trimtab_model_servers.families.hf_vlm.chat_tokenizer import byte_tokenizer
-from trimtab_model_servers.families.hf_vlm.configs import CONFIGS
+from trimtab_model_servers.families.hf_chat.chat_tokenizer import byte_tokenizer
+from trimtab_model_servers.families.hf_chat.configs import CONFIGS
 from trimtab_pipelines.documents import write_json
 from trimtab_pipelines.endpoints import Endpoints
 from trimtab_pipelines.spec import InferencePipeline

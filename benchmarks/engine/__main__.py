@@ -25,7 +25,7 @@ from benchmarks.engine.models import (
 )
 from benchmarks.engine.race import STREAMS, Race
 from benchmarks.harness.report import Report
-from trimtab_model_servers.families.hf_vlm.parts import Placement
+from trimtab_model_servers.families.hf_chat.parts import Placement
 from trimtab_model_servers.families.lmm_digits.models import ARCHITECTURES
 
 REQUESTS: Final = 10 * STREAMS

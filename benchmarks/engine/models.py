@@ -18,8 +18,8 @@ from trimtab_model_servers.engine.core import EngineCore
 from trimtab_model_servers.engine.model_adapters import adapt_model
 from trimtab_model_servers.engine.request import Image, Request
 from trimtab_model_servers.engine.scheduler import EngineLimits
-from trimtab_model_servers.families.hf_vlm.configs import CONFIGS
-from trimtab_model_servers.families.hf_vlm.parts import Placement, Precision, load_part
+from trimtab_model_servers.families.hf_chat.configs import CONFIGS
+from trimtab_model_servers.families.hf_chat.parts import Placement, Precision, load_part
 from trimtab_model_servers.families.lmm_digits import models
 from trimtab_model_servers.families.lmm_digits.models import END_ID, IMAGE_ID, PAD_ID, PAGE_TOKENS, Architecture
 from trimtab_model_servers.weights.source import RandomSeed

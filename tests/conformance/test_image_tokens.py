@@ -20,7 +20,7 @@ from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
 
 from trimtab_model_servers.chat.interfaces import EmbeddingShape
-from trimtab_model_servers.families.hf_vlm.configs import CONFIGS, VlmConfig
+from trimtab_model_servers.families.hf_chat.configs import CONFIGS, VlmConfig
 from trimtab_model_servers.families.lmm_digits import models
 from trimtab_model_servers.families.lmm_digits.family import PageEncoder
 from trimtab_pipelines.image_tokens import RULES, Canvas, ImageTokenRule, ImageTokens, NearestGrid

@@ -53,8 +53,8 @@ _ROLES = ("colocated", "encode", "text")
 _DECODER_ONLY = ("llava-onevision-7b", "internvl3-8b", "smolvlm-2.2b", "smolvlm2-2.2b", "smolvlm2-500m")
 CHAT_FAMILIES = {
     **dict.fromkeys((f"lmm-digits/{role}" for role in _ROLES), "lmm_digits.family"),
-    **dict.fromkeys((f"{name}/{role}" for name in _DECODER_ONLY for role in _ROLES), "hf_vlm.family"),
-    "llama-3.2-vision-11b/colocated": "hf_vlm.family",
+    **dict.fromkeys((f"{name}/{role}" for name in _DECODER_ONLY for role in _ROLES), "hf_chat.family"),
+    "llama-3.2-vision-11b/colocated": "hf_chat.family",
 }
 """Chat families; their `build(spec)` returns `ChatComponents`."""
 

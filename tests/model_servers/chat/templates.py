@@ -7,8 +7,8 @@ from transformers import PreTrainedTokenizerFast
 from transformers.models.smolvlm.processing_smolvlm import get_image_prompt_string
 
 from trimtab_model_servers.chat.interfaces import EmbeddingShape
-from trimtab_model_servers.families.hf_vlm.chat_tokenizer import byte_tokenizer
-from trimtab_model_servers.families.hf_vlm.configs import CONFIGS
+from trimtab_model_servers.families.hf_chat.chat_tokenizer import byte_tokenizer
+from trimtab_model_servers.families.hf_chat.configs import CONFIGS
 
 IMAGE = "\ue000"
 """Stands for an image in a rendered chat."""

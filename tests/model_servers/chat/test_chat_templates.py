@@ -23,9 +23,9 @@ from trimtab_model_servers.chat.chat_model import ChatModel
 from trimtab_model_servers.chat.interfaces import EmbeddingShape, Prompt
 from trimtab_model_servers.chat.messages import Message
 from trimtab_model_servers.errors import ModelError, RefusalError
-from trimtab_model_servers.families.hf_vlm.chat_templates import read_special_tokens, read_templates
-from trimtab_model_servers.families.hf_vlm.chat_tokenizer import HfChatTokenizer
-from trimtab_model_servers.families.hf_vlm.configs import CONFIGS
+from trimtab_model_servers.families.hf_chat.chat_templates import read_special_tokens, read_templates
+from trimtab_model_servers.families.hf_chat.chat_tokenizer import HfChatTokenizer
+from trimtab_model_servers.families.hf_chat.configs import CONFIGS
 from trimtab_model_servers.families.lmm_digits import models
 from trimtab_model_servers.families.lmm_digits.family import QuestionTemplate
 from trimtab_model_servers.server.chat_loader import load_chat

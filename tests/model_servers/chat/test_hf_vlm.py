@@ -23,11 +23,11 @@ from trimtab_model_servers.chat.chat_model import ChatModel
 from trimtab_model_servers.chat.interfaces import ChatComponents
 from trimtab_model_servers.chat.messages import Message
 from trimtab_model_servers.errors import ModelError
-from trimtab_model_servers.families.hf_vlm.chat_tokenizer import byte_tokenizer
-from trimtab_model_servers.families.hf_vlm.configs import CONFIGS
-from trimtab_model_servers.families.hf_vlm.family import HfVisionEncoder, build
-from trimtab_model_servers.families.hf_vlm.image_processor import read_image_processor
-from trimtab_model_servers.families.hf_vlm.parts import Placement, load_part
+from trimtab_model_servers.families.hf_chat.chat_tokenizer import byte_tokenizer
+from trimtab_model_servers.families.hf_chat.configs import CONFIGS
+from trimtab_model_servers.families.hf_chat.family import HfVisionEncoder, build
+from trimtab_model_servers.families.hf_chat.image_processor import read_image_processor
+from trimtab_model_servers.families.hf_chat.parts import Placement, load_part
 from trimtab_model_servers.families.registry import require_family
 from trimtab_model_servers.server.chat_loader import load_chat
 from trimtab_model_servers.weights.source import RandomSeed

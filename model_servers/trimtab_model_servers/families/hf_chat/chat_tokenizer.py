@@ -11,13 +11,13 @@ from tokenizers.models import BPE
 from trimtab_model_servers.chat.interfaces import EmbeddingShape, ImageSpan, Prompt, encode_text
 from trimtab_model_servers.chat.messages import Message
 from trimtab_model_servers.errors import RefusalError
-from trimtab_model_servers.families.hf_vlm.chat_templates import (
+from trimtab_model_servers.families.hf_chat.chat_templates import (
     ChatTemplate,
     TemplateSegment,
     read_special_tokens,
     read_templates,
 )
-from trimtab_model_servers.families.hf_vlm.configs import VlmConfig
+from trimtab_model_servers.families.hf_chat.configs import VlmConfig
 from trimtab_model_servers.weights.files import TOKENIZER_FILE
 
 BYTES: Final = 256

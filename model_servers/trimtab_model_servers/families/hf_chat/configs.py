@@ -15,9 +15,9 @@ import torch
 from torch import Tensor
 
 from trimtab_model_servers.chat.interfaces import EmbeddingShape
-from trimtab_model_servers.families.hf_vlm import builtin_templates
-from trimtab_model_servers.families.hf_vlm.builtin_templates import ImagePrompt
-from trimtab_model_servers.families.hf_vlm.image_processor import ImageProcessing, normalization
+from trimtab_model_servers.families.hf_chat import builtin_templates
+from trimtab_model_servers.families.hf_chat.builtin_templates import ImagePrompt
+from trimtab_model_servers.families.hf_chat.image_processor import ImageProcessing, normalization
 from trimtab_pipelines.image_tokens import AnyResolution, Canvas, ImageTokenRule, NearestGrid, Splits
 
 TRANSFORMERS: Any = import_module("transformers")  # by name: checking its types takes mypy minutes

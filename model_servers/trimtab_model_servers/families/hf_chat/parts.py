@@ -11,7 +11,7 @@ from typing import Any, Final, Literal
 import torch
 
 from trimtab_model_servers.errors import ModelError
-from trimtab_model_servers.families.hf_vlm.configs import TRANSFORMERS, VlmConfig
+from trimtab_model_servers.families.hf_chat.configs import TRANSFORMERS, VlmConfig
 from trimtab_model_servers.weights.files import TOKENIZER_FILE
 from trimtab_model_servers.weights.loading import seeded
 from trimtab_model_servers.weights.source import RandomSeed

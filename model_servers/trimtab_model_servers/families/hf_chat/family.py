@@ -19,10 +19,10 @@ from trimtab_model_servers.chat.image_decoder import decode_image
 from trimtab_model_servers.chat.interfaces import ChatComponents, ChatParameters, EmbeddingShape
 from trimtab_model_servers.engine.model_adapters import adapt_model
 from trimtab_model_servers.errors import ModelError
-from trimtab_model_servers.families.hf_vlm.chat_tokenizer import HfChatTokenizer
-from trimtab_model_servers.families.hf_vlm.configs import CONFIGS, Size, VlmConfig
-from trimtab_model_servers.families.hf_vlm.image_processor import ImageProcessorConfig, read_image_processor
-from trimtab_model_servers.families.hf_vlm.parts import Device, Placement, Precision, load_part
+from trimtab_model_servers.families.hf_chat.chat_tokenizer import HfChatTokenizer
+from trimtab_model_servers.families.hf_chat.configs import CONFIGS, Size, VlmConfig
+from trimtab_model_servers.families.hf_chat.image_processor import ImageProcessorConfig, read_image_processor
+from trimtab_model_servers.families.hf_chat.parts import Device, Placement, Precision, load_part
 from trimtab_model_servers.families.interfaces import read_parameters
 from trimtab_model_servers.weights.files import TOKENIZER_FILE
 from trimtab_model_servers.weights.source import RandomSeed, find_folder, find_weights

@@ -17,7 +17,7 @@ from tokenizers.models import BPE
 
 from trimtab_model_servers.chat.messages import ImagePart, Message, TextPart
 from trimtab_model_servers.errors import ModelError, RefusalError
-from trimtab_model_servers.families.hf_vlm.configs import TRANSFORMERS
+from trimtab_model_servers.families.hf_chat.configs import TRANSFORMERS
 from trimtab_model_servers.weights import files
 
 _KEY: Final = "chat_template"

@@ -18,11 +18,11 @@ TEMPLATE = (
 )
 
 
-def write_model(folder: Path) -> None:
-    """Write a Llama with random weights, and a tokenizer trained on the documentation."""
+def write_model(folder: Path, architecture: str = "Llama", dtype: str = "bfloat16", **changes: Any) -> None:
+    """Write a decoder with random weights, and a tokenizer trained on the documentation."""
     import torch  # noqa: PLC0415 - only where the test runs
+    import transformers  # noqa: PLC0415
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers  # noqa: PLC0415
-    from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast  # noqa: PLC0415
 
     docs = [str(path) for path in (Path(__file__).parents[1] / "docs").rglob("*.md")]
     bytewise, special = pre_tokenizers.ByteLevel(add_prefix_space=False), ["<s>", "</s>", "<pad>"]
@@ -31,15 +31,15 @@ def write_model(folder: Path) -> None:
     alphabet = pre_tokenizers.ByteLevel.alphabet()
     tokenizer.train(docs, trainers.BpeTrainer(vocab_size=4096, special_tokens=special, initial_alphabet=alphabet))
     names = dict(zip(("bos_token", "eos_token", "pad_token"), special, strict=True))
-    fast = PreTrainedTokenizerFast(tokenizer_object=tokenizer, **names)
+    fast = transformers.PreTrainedTokenizerFast(tokenizer_object=tokenizer, **names)
     fast.chat_template = TEMPLATE
     fast.save_pretrained(folder)
     torch.manual_seed(0)
     sizes: dict[str, Any] = {"hidden_size": 256, "intermediate_size": 512, "num_hidden_layers": 4}
-    config = LlamaConfig(
-        vocab_size=len(fast), num_attention_heads=4, num_key_value_heads=4, bos_token_id=0, eos_token_id=1, **sizes
-    )
-    LlamaForCausalLM(config).bfloat16().save_pretrained(folder)
+    sizes |= {"num_attention_heads": 4, "num_key_value_heads": 4, "bos_token_id": 0, "eos_token_id": 1}
+    config = getattr(transformers, f"{architecture}Config")(vocab_size=len(fast), **sizes | changes)
+    model = getattr(transformers, f"{architecture}ForCausalLM")(config).to(getattr(torch, dtype))
+    model.save_pretrained(folder)
 
 
 @contextmanager

@@ -1,7 +1,7 @@
 """Families `hf/TASK`: the tensors and the medium of each task, known without torch, and filled into documents.
 
-A stage of such a family may omit `inputs`, which are then read from the request, and `outputs`. A pipeline may omit
-`inputs` that these families read, and `outputs`, which are then those of the stages that no other stage reads.
+A stage of such a family may omit `inputs`, which are then read from the request, `outputs` and `role`. A pipeline may
+omit `inputs` that these families read, and `outputs`, which are then those of the stages that no other stage reads.
 """
 
 from collections.abc import Mapping, Sequence
@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from math import inf
 from typing import Any, Literal
 
-from trimtab_pipelines.tensors import Datatype, StageOutput, TensorSpec
+from trimtab_pipelines.tensors import Datatype, RequestInput, StageOutput, TensorSpec
 
 Medium = Literal["text", "image", "audio"]
 RATE = "rate"
@@ -32,10 +32,11 @@ class TaskTensors:
     """Tensors of a task; each input is a BYTES value per row, of one medium, or what ARRAYS allows in its place."""
 
     medium: Medium
-    inputs: tuple[TensorSpec, ...]
+    inputs: tuple[RequestInput, ...]
     outputs: tuple[StageOutput, ...]
     optional: frozenset[str]
     """Inputs that a stage may have, and outputs that it has only if they are read or its `confidence`."""
+    role: Literal["Predict", "Generate"] = "Predict"
 
     @classmethod
     def of(
@@ -48,7 +49,7 @@ class TaskTensors:
     ) -> "TaskTensors":
         return cls(
             medium,
-            tuple(TensorSpec(name=name, datatype="INT32" if name == RATE else "BYTES") for name in inputs),
+            tuple(RequestInput(name=name, datatype="INT32" if name == RATE else "BYTES") for name in inputs),
             tuple(
                 StageOutput(
                     name=name, datatype=datatype, shape=shape, counted_by=None if name == counted_by else counted_by
@@ -82,7 +83,7 @@ _SPAN: Outputs = {"score": ("FP32", ()), "start": ("INT64", ()), "end": ("INT64"
 _EMBEDDING: Outputs = {"embedding": ("FP32", (-1,))}
 _ENTITIES: Outputs = {"entities": ("INT64", ()), "label": ("BYTES", ()), "word": ("BYTES", ()), **_SPAN}
 _OBJECTS: Outputs = {"objects": ("INT64", ()), **_LABEL, "box": ("FP32", (4,)), "crop": ("BYTES", ())}
-HF_FAMILIES: Mapping[str, TaskTensors] = {
+HF_FAMILIES: dict[str, TaskTensors] = {
     "hf/text-classification": TaskTensors.of("text", ["text"], _LABEL),
     "hf/token-classification": TaskTensors.of("text", ["text"], _ENTITIES, "entities"),
     "hf/question-answering": TaskTensors.of("text", ["question", "context"], {"answer": ("BYTES", ()), **_SPAN}),
@@ -97,6 +98,20 @@ HF_FAMILIES: Mapping[str, TaskTensors] = {
     "hf/zero-shot-image-classification": TaskTensors.of("image", ["image"], _LABEL),
     "hf/image-embedding": TaskTensors.of("image", ["image"], _EMBEDDING),
 }
+_MESSAGES, _OPTIONS = (
+    RequestInput(name=name, datatype="BYTES", optional=name != "messages") for name in ("messages", "options")
+)
+_IMAGES = RequestInput(name="images", datatype="BYTES", shape=(-1,), optional=True)
+_ANSWER = (
+    StageOutput(name="text", datatype="BYTES"),
+    StageOutput(name="finish_reason", datatype="BYTES"),
+    StageOutput(name="usage", datatype="INT64", shape=(5,)),
+)
+CHAT_TASKS: dict[str, TaskTensors] = {
+    "hf/text-generation": TaskTensors("text", (_MESSAGES, _OPTIONS), _ANSWER, frozenset(), "Generate"),
+    "hf/image-text-to-text": TaskTensors("text", (_MESSAGES, _IMAGES, _OPTIONS), _ANSWER, frozenset(), "Generate"),
+}
+"""Tasks of the generation engine, which answers chats."""
 Document = Mapping[str, Any]
 
 
@@ -119,7 +134,7 @@ def _reads(reader: Document) -> Sequence[Document]:
 
 def _tensors(stage: Document) -> TaskTensors | None:
     """The tensors that all families of a stage declare; None if they differ or declare none."""
-    declared = [HF_FAMILIES.get(variant.get("family")) for variant in stage["variants"]]
+    declared = [(HF_FAMILIES | CHAT_TASKS).get(variant.get("family")) for variant in stage["variants"]]
     return declared[0] if all(tensors == declared[0] for tensors in declared) else None
 
 
@@ -127,8 +142,11 @@ def _fill_stage(stage: Document, references: set[str]) -> Document:
     declared = _tensors(stage)
     if declared is None:
         return stage
-    required = [tensor.name for tensor in declared.inputs if tensor.name not in declared.optional]
-    inputs = [{"name": name, "from": f"request.inputs.{name}"} for name in required]
+    inputs = [
+        {"name": tensor.name, "from": f"request.inputs.{tensor.name}"} | ({"optional": True} if tensor.optional else {})
+        for tensor in declared.inputs
+        if tensor.name not in declared.optional
+    ]
     outputs = [
         output.model_dump(exclude_defaults=True)
         for output in declared.outputs
@@ -136,7 +154,8 @@ def _fill_stage(stage: Document, references: set[str]) -> Document:
         or output.name == stage.get("confidence")
         or f"{stage['name']}.outputs.{output.name}" in references
     ]
-    return {"inputs": inputs, "outputs": outputs, **stage}
+    role = {} if declared.role == "Predict" else {"role": declared.role}
+    return {"inputs": inputs, "outputs": outputs, **role, **stage}
 
 
 def _request_inputs(stages: Sequence[Document]) -> list[Document]:
@@ -148,7 +167,7 @@ def _request_inputs(stages: Sequence[Document]) -> list[Document]:
         for read in stage["inputs"]:
             owner, _, name = read["from"].partition(".inputs.")
             if owner == "request" and read["name"] in by_name:
-                found.setdefault(name, {"name": name, "datatype": by_name[read["name"]].datatype})
+                found.setdefault(name, by_name[read["name"]].model_dump(exclude_defaults=True) | {"name": name})
     return [*found.values()]
 
 

@@ -14,8 +14,6 @@ from numpy.typing import NDArray
 from trimtab_pipelines.stages import EMBEDDINGS_INPUT, IMAGES_INPUT, Stage
 from trimtab_protocol import Tensor
 
-KINDS: Final = 4
-"""With and without images, each to the first token and to the end."""
 LENGTHS: Final = (1, 4, 16, 64, 256)
 """Factors by which prompts are lengthened to measure prefill time."""
 MESSAGES, OPTIONS, USAGE, PROMPT, COMPLETION = "messages", "options", "usage", 0, 1
@@ -23,10 +21,17 @@ Rows = Mapping[str, NDArray[Any]]
 
 
 def needs_chat_profile(stage: Stage, rows: Rows) -> bool:
-    """Whether a stage generates from chats with images and options."""
-    return (
-        stage.generates and {MESSAGES, OPTIONS} <= rows.keys() and bool({IMAGES_INPUT, EMBEDDINGS_INPUT} & rows.keys())
-    )
+    """Whether a stage generates from chats with options."""
+    return stage.generates and {MESSAGES, OPTIONS} <= rows.keys()
+
+
+def have_images(rows: Rows) -> bool:
+    return bool({IMAGES_INPUT, EMBEDDINGS_INPUT} & rows.keys())
+
+
+def measured_kinds(rows: Rows) -> int:
+    """Chats to the first token and to the end, each without images and, if a stage takes them, with images."""
+    return 4 if have_images(rows) else 2
 
 
 def without_images(rows: Rows) -> dict[str, NDArray[Any]]:

@@ -147,8 +147,10 @@ async def profile(
         sizes = stage.batch_sizes if options.planned_batches_only else options.batch_sizes
         run.grids[stage.name] = grid(stage, options.cores, usable_cores(), sizes)
         visits = sum(len(point.batch_sizes) for point in run.grids[stage.name])
-        if chat_profile.needs_chat_profile(stage, inputs.stage_rows(pipeline, stage, rows, ROWS)):
-            visits = chat_profile.KINDS * visits + len(chat_profile.LENGTHS) * len(run.grids[stage.name])
+        own_rows = inputs.stage_rows(pipeline, stage, rows, ROWS)
+        if chat_profile.needs_chat_profile(stage, own_rows):
+            visits *= chat_profile.measured_kinds(own_rows)
+            visits += len(chat_profile.LENGTHS) * len(run.grids[stage.name])
         run.total += visits * options.effort.rounds
     if len(stages) > 1:
         await check_models(pipeline, pipeline_folder, stages)
@@ -218,10 +220,11 @@ async def _profile_point(
     sizes = replace(point, batch_sizes=tuple(m.batch_size for m in measurements))
     texts = chat_profile.without_images(rows)
     short_texts = chat_profile.first_token_only(texts)
-    text_only, first_token, text_only_first_token = [
-        await _measure(run, stage, sizes, replica, chat_rows)
-        for chat_rows in (texts, chat_profile.first_token_only(rows), short_texts)
-    ]
+    text_only, text_only_first_token = measurements, await _measure(run, stage, sizes, replica, short_texts)
+    first_token = text_only_first_token
+    if chat_profile.have_images(rows):
+        text_only = await _measure(run, stage, sizes, replica, texts)
+        first_token = await _measure(run, stage, sizes, replica, chat_profile.first_token_only(rows))
     size, datatypes = min(ROWS, sizes.batch_sizes[-1]), inputs.datatypes(run.pipeline, stage)
     outputs, text_outputs = [
         (await replica.infer(point.variant, point.operating_point, inputs.batch(chat_rows, size, 0, datatypes))).outputs

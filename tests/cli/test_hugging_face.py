@@ -14,8 +14,10 @@ from tritonclient.utils import InferenceServerException
 
 from tests.builders import a_plan
 from tests.local_run import post, trimtab, up
+from tests.model_servers.chat.test_text_generation import generate
 from tests.model_servers.hf import checkpoints
 from tests.model_servers.hf.rows import samples, some_images, some_sounds, some_texts
+from tests.tiny_llama import write_model
 from trimtab_model_servers.families.hf import miniatures
 from trimtab_pipelines.documents import load_pipeline, write_json
 from trimtab_pipelines.families import HF_FAMILIES
@@ -24,6 +26,7 @@ from trimtab_protocol.tensors import bytes_array
 pytestmark = pytest.mark.timeout(300)
 transformers: Any = import_module("transformers")
 PAGE = Path(__file__).parents[2] / "docs" / "develop" / "hugging-face.md"
+YAML_BLOCK = re.compile(r"^```yaml\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 SPEECH = """
 apiVersion: trimtab.dev/v1alpha1
 kind: InferencePipeline
@@ -59,7 +62,7 @@ def classifier(folder: Path) -> Path:
 
 
 def test_page_serves_its_example(tmp_path: Path) -> None:
-    example = re.findall(r"^```yaml\n(.*?)^```$", PAGE.read_text(), re.MULTILINE | re.DOTALL)[0]
+    example = YAML_BLOCK.findall(PAGE.read_text())[0]
     (tmp_path / "pipeline.yaml").write_text(example)
     for name in ("small", "large"):
         classifier(tmp_path / name)
@@ -83,6 +86,26 @@ def test_page_serves_its_example(tmp_path: Path) -> None:
     assert response["outputs"][0]["data"] == [answer["label"] for answer in answers]
     assert response["outputs"][1]["data"] == pytest.approx([answer["score"] for answer in answers], abs=1e-4)
     assert (refused, "tokens; send at most 512" in reason["error"]) == (400, True), reason
+
+
+def test_page_serves_its_chat_example(tmp_path: Path) -> None:
+    example = next(block for block in YAML_BLOCK.findall(PAGE.read_text()) if "name: chat" in block)
+    (tmp_path / "pipeline.yaml").write_text(example)
+    write_model(tmp_path / "model", dtype="float32", initializer_range=0.2)
+    chat: dict[str, Any] = {"model": "chat", "messages": [{"role": "user", "content": "What is a stage?"}]}
+    picture = {"type": "image_url", "image_url": {"url": "data:image/png;base64,AAAA"}}
+
+    with up(tmp_path, pipeline=tmp_path) as serving:
+        url = f"http://127.0.0.1:{serving.rest_port}/v1/chat/completions"
+        status, response = post(url, chat | {"max_tokens": 16, "ignore_eos": True})
+        refused, reason = post(url, chat | {"messages": [{"role": "user", "content": [picture]}]})
+        plan = json.loads((serving.folder / "plan.json").read_bytes())
+
+    expected = generate(tmp_path / "model", "What is a stage?", 16)
+    assert status == 200, response
+    assert response["choices"][0]["message"]["content"].rstrip("\ufffd") == expected.rstrip("\ufffd")
+    assert refused == 400, reason
+    assert plan["spec"]["stages"][0]["prefillSeconds"]  # chats without images were measured to their first token
 
 
 @pytest.mark.conformance

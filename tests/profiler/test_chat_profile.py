@@ -44,13 +44,14 @@ def test_longer_prompt_repeats_text_and_keeps_images():
     ]
 
 
-def test_only_generation_with_images_needs_chat_profile():
+def test_generation_is_measured_by_token_and_with_images_if_any():
     pipeline = a_choosing_pipeline()
     text, encode = pipeline.spec.stage("text"), pipeline.spec.stage("encode")
 
     assert chat_profile.needs_chat_profile(text, rows())
-    assert not chat_profile.needs_chat_profile(text, chat_profile.without_images(rows()))
+    assert chat_profile.needs_chat_profile(text, chat_profile.without_images(rows()))
     assert not chat_profile.needs_chat_profile(encode, rows())
+    assert [chat_profile.measured_kinds(own) for own in (rows(), chat_profile.without_images(rows()))] == [4, 2]
 
 
 def test_mean_tokens_come_from_usage():

@@ -55,6 +55,10 @@ CHAT_FAMILIES = {
     **dict.fromkeys((f"lmm-digits/{role}" for role in _ROLES), "lmm_digits.family"),
     **dict.fromkeys((f"{name}/{role}" for name in _DECODER_ONLY for role in _ROLES), "hf_chat.family"),
     "llama-3.2-vision-11b/colocated": "hf_chat.family",
+    "hf/text-generation": "hf_chat.family",
+    **dict.fromkeys(
+        ("hf/image-text-to-text", *(f"hf/image-text-to-text/{role}" for role in _ROLES[1:])), "hf_chat.family"
+    ),
 }
 """Chat families; their `build(spec)` returns `ChatComponents`."""
 

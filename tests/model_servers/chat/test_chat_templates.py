@@ -17,7 +17,7 @@ from transformers.models.smolvlm.processing_smolvlm import DEFAULT_CHAT_TEMPLATE
 
 from tests.model_servers.chat.chat_client import a_chat_spec, files, texts
 from tests.model_servers.chat.templates import INTERLEAVED, by_template, rendered
-from tests.model_servers.chat.test_hf_vlm import SIZES, TINY, a_model, a_photo
+from tests.model_servers.chat.test_hf_chat import SIZES, TINY, a_model, a_photo
 from trimtab_model_servers.batch_worker import BatchWorker
 from trimtab_model_servers.chat.chat_model import ChatModel
 from trimtab_model_servers.chat.interfaces import EmbeddingShape, Prompt

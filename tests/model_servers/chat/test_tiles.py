@@ -17,7 +17,7 @@ from tests.model_servers.chat.chat_client import (
     text_of,
     texts,
 )
-from tests.model_servers.chat.test_hf_vlm import TINY, a_photo, loaded
+from tests.model_servers.chat.test_hf_chat import TINY, a_photo, loaded
 from trimtab_model_servers.batch_worker import BatchWorker
 from trimtab_model_servers.chat.chat_model import ChatModel
 from trimtab_model_servers.chat.encoder_model import EncoderModel

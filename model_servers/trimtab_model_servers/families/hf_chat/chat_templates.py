@@ -23,7 +23,9 @@ from trimtab_model_servers.weights import files
 _KEY: Final = "chat_template"
 _PRIVATE: Final = ((0xE000, 0xF900), (0xF0000, 0xFFFFE), (0x100000, 0x10FFFE))
 """Unicode's private use areas."""
-_PROBE: Final = Message(role="user", content=(ImagePart(type="image"), TextPart(type="text", text="Probe?")))
+_NOTHING: Final = "(?!)"
+"""Pattern that matches nothing."""
+_IMAGE_PART, _TEXT_PART = ImagePart(type="image"), TextPart(type="text", text="Probe?")
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,12 +45,17 @@ class StoredTemplate:
 
 
 class ChatTemplate:
-    """Jinja, as of transformers' ``apply_chat_template``; ``special_tokens`` are those that it may write."""
+    """Jinja, as of transformers' ``apply_chat_template``; ``special_tokens`` are those that it may write.
 
-    def __init__(self, source: str, special_tokens: Iterable[str], variables: Mapping[str, str]) -> None:
-        self._source, self._variables = source, dict(variables)
+    ``texts_only``: messages are texts, as templates of text models take them, instead of lists of parts.
+    """
+
+    def __init__(
+        self, source: str, special_tokens: Iterable[str], variables: Mapping[str, str], *, texts_only: bool = False
+    ) -> None:
+        self._source, self._variables, self._texts_only = source, dict(variables), texts_only
         longest_first = sorted(set(special_tokens), key=len, reverse=True)
-        self._special_pattern = re.compile(f"({'|'.join(map(re.escape, longest_first))})")
+        self._special_pattern = re.compile(f"({'|'.join(map(re.escape, longest_first)) or _NOTHING})")
         self._guarded = sorted({special[end] for special in longest_first for end in (0, -1)})
         self._renderer: Any = TRANSFORMERS.PreTrainedTokenizerFast(tokenizer_object=Tokenizer(BPE()))
 
@@ -57,7 +64,7 @@ class ChatTemplate:
         substitutes = dict(zip(self._guarded, _unused_characters(messages, len(self._guarded)), strict=True))
         restore = {ord(substitute): character for character, substitute in substitutes.items()}
         try:
-            rendered = self._apply([_template_input(message, str.maketrans(substitutes)) for message in messages])
+            rendered = self._apply([self._input(message, str.maketrans(substitutes)) for message in messages])
         except Exception as error:  # a template may raise anything
             problem = " ".join(str(error).translate(restore).split())[:300]
             raise RefusalError(400, f"messages: the model's template does not support them: {problem}") from error
@@ -70,17 +77,28 @@ class ChatTemplate:
         parts = enumerate(self._special_pattern.split(text))
         return [TemplateSegment(part, special=bool(index % 2)) for index, part in parts if part]
 
-    def image_problem(self, mark: str) -> str | None:
-        """Reason why the template cannot render images as ``mark``; None if it can."""
+    def problem(self, mark: str) -> str | None:
+        """Reason why the template cannot render chats, with images as ``mark`` unless empty; None if it can."""
+        parts = (_IMAGE_PART, _TEXT_PART) if mark else (_TEXT_PART,)
         try:
-            segments = self.render([_PROBE])
+            segments = self.render([Message(role="user", content=parts)])
         except RefusalError as refusal:
             return str(refusal)
-        if segments.count(TemplateSegment(mark, special=True)) != 1:
+        if segments.count(TemplateSegment(mark, special=True)) != (mark != ""):
             return f"it does not write an image as {mark}"
         if not any("Probe" in segment.text for segment in segments):
             return "it does not write the caller's text"
         return None
+
+    def _input(self, message: Message, substitutes: dict[int, str]) -> dict[str, Any]:
+        """A message as input of the template, its text with substitutes; an empty message has one empty text part."""
+        if self._texts_only:
+            return {"role": message.role, "content": message.text.translate(substitutes)}
+        parts = [
+            {"type": "image"} if text is None else {"type": "text", "text": text.translate(substitutes)}
+            for text in message.segments or ("",)
+        ]
+        return {"role": message.role, "content": parts}
 
     def _apply(self, messages: list[dict[str, Any]]) -> str:
         arguments = {"chat_template": self._source, "tokenize": False, "add_generation_prompt": True}
@@ -119,15 +137,6 @@ def _default_template(path: Path, content: object) -> str | None:
     if content is not None and not isinstance(content, str):
         raise ModelError(f"{path}: {_KEY} is {type(content).__name__}; should be text")
     return content
-
-
-def _template_input(message: Message, substitutes: Mapping[int, str]) -> dict[str, Any]:
-    """A message as input of a template, its text with substitutes; an empty message has one empty text part."""
-    parts = [
-        {"type": "image"} if text is None else {"type": "text", "text": text.translate(substitutes)}
-        for text in message.segments or ("",)
-    ]
-    return {"role": message.role, "content": parts}
 
 
 def _unused_characters(messages: Sequence[Message], count: int) -> list[str]:

@@ -10,7 +10,8 @@ from tokenizers.models import BPE
 
 from trimtab_model_servers.chat.interfaces import EmbeddingShape, ImageSpan, Prompt, encode_text
 from trimtab_model_servers.chat.messages import Message
-from trimtab_model_servers.errors import RefusalError
+from trimtab_model_servers.errors import ModelError, RefusalError
+from trimtab_model_servers.families.hf_chat.builtin_templates import ImagePrompt
 from trimtab_model_servers.families.hf_chat.chat_templates import (
     ChatTemplate,
     TemplateSegment,
@@ -18,7 +19,7 @@ from trimtab_model_servers.families.hf_chat.chat_templates import (
     read_templates,
 )
 from trimtab_model_servers.families.hf_chat.configs import VlmConfig
-from trimtab_model_servers.weights.files import TOKENIZER_FILE
+from trimtab_model_servers.weights import files
 
 BYTES: Final = 256
 Tokenize = Callable[[str], Sequence[int]]
@@ -27,13 +28,16 @@ log = logging.getLogger(__name__)
 
 
 class HfChatTokenizer:
-    """Tokenizes chats with the tokenizer and template of the model's folder; without a folder byte by byte."""
+    """Tokenizes chats with the tokenizer and template of the model's folder; without a folder byte by byte.
 
-    def __init__(self, config: VlmConfig, model: Any, folder: Path | None = None) -> None:
+    ``config``: None for a text model, whose folder must have a template; raises ModelError without one.
+    """
+
+    def __init__(self, config: VlmConfig | None, model: Any, folder: Path | None = None) -> None:
         self.end_ids = _end_ids(model)
-        vocabulary = int(model.config.text_config.vocab_size)
+        vocabulary = int(model.config.get_text_config().vocab_size)
         self.tokenizer = (
-            byte_tokenizer(vocabulary) if folder is None else Tokenizer.from_file(str(folder / TOKENIZER_FILE))
+            byte_tokenizer(vocabulary) if folder is None else Tokenizer.from_file(str(folder / files.TOKENIZER_FILE))
         )
         self._config = config
         self._special_tokens = _special_tokens(self.tokenizer)
@@ -41,40 +45,50 @@ class HfChatTokenizer:
             str.encode if folder is None else _text_tokenizer(self.tokenizer, self._special_tokens)
         )
         self.template_source: Literal["family", "stored"] = "family"
-        """``stored`` if the folder has a template that supports images."""
-        self._image_mark = config.image_mark
-        self._template = ChatTemplate(config.template, {*self._special_tokens, self._image_mark}, {})
-        if folder is not None:
-            self._use_stored_template(folder)
+        """``stored`` if the folder has a template that supports the model's messages."""
+        found = None if folder is None else self._stored_template(folder)
+        if found is not None:
+            self.template_source, (self._image_mark, self._template) = "stored", found
+        elif config is not None:
+            self._image_mark = config.image_mark
+            self._template = ChatTemplate(config.template, {*self._special_tokens, self._image_mark}, {})
+        else:
+            raise ModelError(f"{folder}: there is no chat template that can be used; add {files.TEMPLATE_FILE}")
 
-    def _use_stored_template(self, folder: Path) -> None:
-        mark = self.tokenizer.id_to_token(self._config.image_id) or self._config.image_mark
+    def _stored_template(self, folder: Path) -> tuple[str, ChatTemplate] | None:
+        """The first template of a folder that renders a chat, with its mark of an image, empty for text models."""
+        config, mark = self._config, ""
+        if config is not None:
+            mark = self.tokenizer.id_to_token(config.image_id) or config.image_mark
+        special, variables = {*self._special_tokens, *filter(None, [mark])}, read_special_tokens(folder)
         for stored in read_templates(folder):
-            template = ChatTemplate(stored.source, {*self._special_tokens, mark}, read_special_tokens(folder))
-            problem = template.image_problem(mark)
+            template = ChatTemplate(stored.source, special, variables, texts_only=config is None)
+            problem = template.problem(mark)
             if problem is None:
-                self.template_source, self._image_mark, self._template = "stored", mark, template
-                return
+                return mark, template
             log.warning("%s: the template in %s is not used: %s", folder, stored.file, problem)
+        return None
 
     def build_prompt(self, messages: Sequence[Message], shapes: Sequence[EmbeddingShape]) -> Prompt:
         """Tokenize a chat, with its images where the template puts them; errors as of ChatTokenizer."""
         segments, mark = self._template.render(messages), TemplateSegment(self._image_mark, special=True)
         if (count := segments.count(mark)) != len(shapes):
             raise RefusalError(400, f"messages: the model's template writes {count} of their {len(shapes)} images")
-        image_token = (self._image_mark, self._config.image_id)
+        image_token = (self._image_mark, -1 if self._config is None else self._config.image_id)
         builder = _PromptBuilder(self._tokenize_text, self._special_tokens, image_token)
         remaining = iter(shapes)
         for segment in segments:
-            if segment == mark:
-                self._add_image(builder, next(remaining))
+            if segment == mark and self._config is not None:
+                self._add_image(builder, self._config.image_prompt, next(remaining))
             else:
                 builder.add(segment)
         return builder.prompt()
 
-    def _add_image(self, builder: "_PromptBuilder", shape: EmbeddingShape) -> None:
+    def _add_image(
+        self, builder: "_PromptBuilder", image_prompt_of: Callable[[EmbeddingShape], ImagePrompt], shape: EmbeddingShape
+    ) -> None:
         try:
-            image_prompt = self._config.image_prompt(shape)
+            image_prompt = image_prompt_of(shape)
         except ValueError as error:
             raise RefusalError(400, str(error)) from error
         runs = []
@@ -131,7 +145,7 @@ def _end_ids(model: Any) -> frozenset[int]:
     """The end tokens, as ``generate`` uses them."""
     ends = model.generation_config.eos_token_id
     if ends is None:
-        ends = model.config.text_config.eos_token_id
+        ends = model.config.get_text_config().eos_token_id
     return frozenset(ends if isinstance(ends, list) else [] if ends is None else [ends])
 
 

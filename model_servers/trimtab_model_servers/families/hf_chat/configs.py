@@ -9,12 +9,14 @@ from copy import deepcopy
 from dataclasses import dataclass
 from functools import partial
 from importlib import import_module
-from typing import Any, Final, Literal
+from pathlib import Path
+from typing import Any, Final, Literal, get_args
 
 import torch
 from torch import Tensor
 
 from trimtab_model_servers.chat.interfaces import EmbeddingShape
+from trimtab_model_servers.errors import ModelError
 from trimtab_model_servers.families.hf_chat import builtin_templates
 from trimtab_model_servers.families.hf_chat.builtin_templates import ImagePrompt
 from trimtab_model_servers.families.hf_chat.image_processor import ImageProcessing, normalization
@@ -35,6 +37,8 @@ def _widths(*sizes: int) -> dict[str, int]:
 _TINY_TOWER: Final = _widths(32, 32, 2, 2)
 
 Size = Literal["published", "tiny"]
+Kind = tuple[str, int | None, int | None]
+"""What determines the image tokens of a model: its type, the id of a placeholder, and a tile's side in pixels."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,6 +68,10 @@ class VlmConfig:
     """The prompt marks the row and column of each tile."""
     decoder: str = "language_model"
     """Name of the decoder within the model's class."""
+
+    @property
+    def kind(self) -> Kind:
+        return self.model_class.config_class.model_type, self.image_id, self.tile_px
 
     def model(self) -> Any:
         return self.model_class(self.config())
@@ -270,3 +278,31 @@ CONFIGS: Final[Mapping[str, Callable[[Size], VlmConfig]]] = {
     "smolvlm2-500m": partial(smolvlm, "SmolVLM", 49_190, 49_280, (512, 16, 4), (_SMOLLM_360M, _SIGLIP_93M)),
     "llama-3.2-vision-11b": llama_vision,
 }
+
+
+def read_config(folder: Path) -> Any:
+    """The configuration of a stored model; raises ModelError."""
+    try:
+        return TRANSFORMERS.AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
+    except (OSError, ValueError, KeyError) as error:
+        raise ModelError(f"{folder}: {' '.join(str(error).split())[:300]}") from error
+
+
+def kind_of(config: Any) -> Kind:
+    side = getattr(getattr(config, "vision_config", None), "image_size", None)
+    tile_px = side[0] if isinstance(side, list | tuple) else side
+    return config.model_type, getattr(config, "image_token_id", None), tile_px
+
+
+def find_config(folder: Path) -> VlmConfig:
+    """The configuration that handles images as a stored model does; ModelError if there is none."""
+    stored = kind_of(read_config(folder))
+    known = [create(size) for create in CONFIGS.values() for size in get_args(Size)]
+    found = next((config for config in known if config.kind == stored), None)
+    if found is None:
+        types = ", ".join(sorted({config.kind[0] for config in known}))
+        raise ModelError(
+            f"{folder}: model_type, image token and image size are {stored}, which no family has; known types are "
+            f"{types}. Serve other models with an engine such as vLLM"
+        )
+    return found

@@ -24,7 +24,7 @@ DIGITS: Final = (2, 3, 4)
 SNR_DB: Final = (-3.0, 17.0)
 BABBLE_SHARE: Final = 0.4
 """Share of sums with other voices in the background, in place of noise."""
-EVALUATION_SUMS, EVALUATION_SEED = 12_000, 33
+EVALUATION_SUMS, EVALUATION_SEED = 24_000, 33
 _BABBLE_VOICES: Final = 20
 _PAUSE_SECONDS: Final = (0.02, 0.14)
 _EDGE_SECONDS: Final = (0.05, 0.25)

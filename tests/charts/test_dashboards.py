@@ -62,6 +62,9 @@ trimtab_allocated_devices{namespace="a",pipeline="p",flavor="l4"} 0
 trimtab_condition{namespace="a",pipeline="p",type="Ready",status="True"} 1
 trimtab_condition{namespace="a",pipeline="p",type="MetricsAvailable",status="True"} 1
 trimtab_condition{namespace="a",pipeline="p",type="PlanApplied",status="True"} 1
+DCGM_FI_DEV_GPU_UTIL{namespace="a",pod="p-read-0",gpu="0"} 40
+DCGM_FI_DEV_FB_USED{exported_namespace="a",exported_pod="p-read-0",gpu="0"} 300
+DCGM_FI_DEV_FB_FREE{exported_namespace="a",exported_pod="p-read-0",gpu="0"} 700
 trimtab_reconcile_seconds_bucket{le="0.1"} 5
 trimtab_reconcile_seconds_bucket{le="+Inf"} 5
 trimtab_reconciles_total{outcome="done"} 5
@@ -367,10 +370,19 @@ def test_chat_panels_are_empty_without_chat_replicas(tmp_path: Path, title: str)
     asked_of_one(tmp_path, title, received, {'{stage="no stage"}': 0})
 
 
+@pytest.mark.parametrize("prefix", ["", "exported_"])
+@pytest.mark.parametrize(("shown", "value"), [("busy", 0.4), ("memory", 0.3)])
+def test_gpu_panel_shows_utilization_by_dcgm(tmp_path: Path, prefix: str, shown: str, value: float):
+    labels = f'{prefix}namespace="a",{prefix}pod="p-read-0",gpu="0"'
+    figures = {"DCGM_FI_DEV_GPU_UTIL": 40, "DCGM_FI_DEV_FB_USED": 300, "DCGM_FI_DEV_FB_FREE": 700}
+    series = {f"{name}{{{labels}}}": f"{figure}x30" for name, figure in figures.items()}
+    asked_of_one(tmp_path, f"GPU utilization and memory: {{{{pod}}}} {shown}", series, {'{pod="p-read-0"}': value})
+
+
 def asked_of_one(folder: Path, title: str, series: dict[str, str], figures: dict[str, float]) -> None:
     """What a panel shows of one pipeline beside another, by Prometheus' own rule tester."""
     query = next(filled_in(one.query, "a", "p", "5m") for one in dashboard_expressions() if one.title == title)
-    others = {name.replace('pipeline="p"', 'pipeline="q"'): "0+9x30" for name in series}
+    others = {name.replace('pipeline="p"', 'pipeline="q"').replace('pod="p-', 'pod="q-'): "0+9x30" for name in series}
     samples = [{"labels": labels, "value": value} for labels, value in figures.items()]
     test = {
         "interval": "1m",

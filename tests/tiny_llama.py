@@ -43,13 +43,20 @@ def write_model(folder: Path, architecture: str = "Llama", dtype: str = "bfloat1
 
 
 @contextmanager
-def engine_up(folder: Path, batch_size: int, container: dict[str, Any]) -> Iterator[tuple[Up, str]]:
-    """Serve a pipeline of one engine, which `trimtab up` starts; yields it, and the engine's own URL."""
-    stage = a_writer(variants=[a_served(image="", **container)], batchSizes=[batch_size])
+def chats_up(folder: Path, batch_size: int, variant: dict[str, Any]) -> Iterator[Up]:
+    """Serve a generation stage of one variant with `trimtab up`."""
+    stage = a_writer(variants=[variant], batchSizes=[batch_size])
     pipeline = a_chat_pipeline([stage], slo={"latency": "60s"}, budget={"cores": "2"})
     (folder / "pipeline.yaml").write_text(dump_yaml(pipeline))
     write_json(folder / "plan.json", a_plan(pipeline, batchSize=batch_size))
     with up(folder, "--plan", str(folder / "plan.json"), pipeline=folder / "pipeline.yaml") as local:
+        yield local
+
+
+@contextmanager
+def engine_up(folder: Path, batch_size: int, container: dict[str, Any]) -> Iterator[tuple[Up, str]]:
+    """Serve a pipeline of one engine, which `trimtab up` starts; yields it, and the engine's own URL."""
+    with chats_up(folder, batch_size, a_served(image="", **container)) as local:
         endpoints = Endpoints.model_validate_json((local.folder / "endpoints.json").read_bytes())
         (engine,) = endpoints.stages["text"]
         yield local, f"http://{engine.address}"

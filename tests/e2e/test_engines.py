@@ -13,10 +13,12 @@ from statistics import median
 
 import pytest
 
+from tests.builders import a_variant
 from tests.conformance.installed import run_script, system_program
 from tests.conformance.target import Target
 from tests.figures import Figures
-from tests.tiny_llama import engine_up, write_model
+from tests.local_run import Up
+from tests.tiny_llama import chats_up, engine_up, write_model
 
 pytestmark = pytest.mark.e2e
 
@@ -30,6 +32,7 @@ VLLM_ENVIRONMENT = {
 }
 OPTIONS = f"--max-model-len 1024 --max-num-seqs {CONCURRENCY} --enforce-eager --enable-request-id-headers"
 OPTIONS += " --enable-auto-tool-choice --tool-call-parser hermes"
+OPTIONS += ' --structured-outputs-config {"backend":"xgrammar","disable_any_whitespace":true}'  # else random weights write spaces for ever
 BENCH = "bench serve --backend openai-chat --endpoint /v1/chat/completions --dataset-name random --ignore-eos"
 BENCH += f" --random-input-len 128 --random-output-len 32 --num-prompts {REQUESTS} --max-concurrency {CONCURRENCY}"
 BENCH += " --percentile-metrics ttft,tpot --metric-percentiles 99 --save-result --disable-tqdm"
@@ -43,6 +46,8 @@ class Served:
     model: Path
     engine: str
     router: str
+    pss_mib: float
+    """Of the engine's processes."""
 
 
 @pytest.fixture(scope="module")
@@ -58,7 +63,18 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
         "env": VLLM_ENVIRONMENT,
     }
     with engine_up(folder, CONCURRENCY, container) as (local, engine):
-        yield Served(vllm, model, engine, f"http://127.0.0.1:{local.rest_port}")
+        yield Served(vllm, model, engine, router_url(local), pss_mib(local))
+
+
+def router_url(local: Up) -> str:
+    return f"http://127.0.0.1:{local.rest_port}"
+
+
+def pss_mib(local: Up) -> float:
+    """Memory of the only replica's processes, with their shares of what they share."""
+    replica = local.model_server("text")
+    processes = (replica, *replica.children(recursive=True))
+    return sum(process.memory_full_info().pss for process in processes) / 2**20
 
 
 def bench(served: Served, url: str, file: Path) -> dict[str, float]:
@@ -114,3 +130,25 @@ def test_router_costs_an_engine_little(served: Served, figures: Figures, tmp_pat
     require("more ms to first token, p50", more("median_ttft_ms"), "<=", 3.0, depends_on_load=True)
     require("more ms to first token, p99", more("p99_ttft_ms"), "<=", 10.0, depends_on_load=True)
     require("time per output token ratio", ratio("median_tpot_ms"), "<=", 1.03, depends_on_load=True)
+
+
+def test_own_engine_answers_the_same_load(served: Served, figures: Figures, tmp_path: Path) -> None:
+    """The same model on as many cores, behind the router, in turns with vLLM behind the router."""
+    variant = a_variant(
+        family="hf/text-generation",
+        storageUri=str(served.model),
+        resources={"cpu": "1"},
+        parameters={"slots": CONCURRENCY, "slot_tokens": 1024, "dtype": "bfloat16"},
+        maxBatchSize=CONCURRENCY,
+    )
+    with chats_up(tmp_path, CONCURRENCY, variant) as local:
+        runs: dict[str, list[dict[str, float]]] = {served.router: [], router_url(local): []}
+        for number in range(2 * ROUNDS):
+            url = (served.router, router_url(local))[number % 2]
+            runs[url].append(bench(served, url, tmp_path / f"{number}.json"))
+        figures.add(vllm_pss_mib=served.pss_mib, own_pss_mib=pss_mib(local))
+
+    for name, results in zip(("vllm", "own"), runs.values(), strict=True):
+        for figure in ("output_throughput", "median_ttft_ms", "p99_ttft_ms", "median_tpot_ms"):
+            figures.add(**{f"{name}_{figure}": median(result[figure] for result in results)})
+        figures.require(f"{name}: failed", sum(REQUESTS - result["completed"] for result in results), "==", 0)

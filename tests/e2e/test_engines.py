@@ -32,7 +32,8 @@ VLLM_ENVIRONMENT = {
 }
 OPTIONS = f"--max-model-len 1024 --max-num-seqs {CONCURRENCY} --enforce-eager --enable-request-id-headers"
 OPTIONS += " --enable-auto-tool-choice --tool-call-parser hermes"
-OPTIONS += ' --structured-outputs-config {"backend":"xgrammar","disable_any_whitespace":true}'  # else random weights write spaces for ever
+# Random weights would write spaces without end.
+OPTIONS += ' --structured-outputs-config {"backend":"xgrammar","disable_any_whitespace":true}'
 BENCH = "bench serve --backend openai-chat --endpoint /v1/chat/completions --dataset-name random --ignore-eos"
 BENCH += f" --random-input-len 128 --random-output-len 32 --num-prompts {REQUESTS} --max-concurrency {CONCURRENCY}"
 BENCH += " --percentile-metrics ttft,tpot --metric-percentiles 99 --save-result --disable-tqdm"

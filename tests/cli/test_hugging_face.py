@@ -97,7 +97,7 @@ def test_page_serves_its_chat_example(tmp_path: Path) -> None:
 
     with up(tmp_path, pipeline=tmp_path) as serving:
         url = f"http://127.0.0.1:{serving.rest_port}/v1/chat/completions"
-        status, response = post(url, chat | {"max_tokens": 16, "ignore_eos": True})
+        status, response = post(url, chat | {"max_tokens": 16, "min_tokens": 16})
         refused, reason = post(url, chat | {"messages": [{"role": "user", "content": [picture]}]})
         plan = json.loads((serving.folder / "plan.json").read_bytes())
 

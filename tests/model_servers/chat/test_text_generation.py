@@ -53,7 +53,7 @@ def generate(folder: Path, text: str, count: int = TOKENS) -> str:
     prompt = tokenizer.apply_chat_template(chat, add_generation_prompt=True, return_tensors="pt", return_dict=True)
     with torch.inference_mode():
         tokens = model.generate(**prompt, max_new_tokens=count, min_new_tokens=count, do_sample=False)
-    return str(tokenizer.decode(tokens[0, prompt["input_ids"].shape[1] :]))
+    return str(tokenizer.decode(tokens[0, prompt["input_ids"].shape[1] :], skip_special_tokens=True))
 
 
 @pytest.mark.parametrize("architecture", DECODERS)

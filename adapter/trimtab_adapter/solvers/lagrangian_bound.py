@@ -20,8 +20,9 @@ from typing import Any
 
 import numpy as np
 
+from trimtab_adapter.solvers.option_table import Floats
 from trimtab_adapter.solvers.program import Program
-from trimtab_adapter.solvers.program_arrays import Floats, Labels, ProgramArrays, Resource
+from trimtab_adapter.solvers.program_arrays import Labels, ProgramArrays, Resource
 
 # One line: slope, intercept, the option picked in the first stage, and the line of the remaining stages (None after
 # the last one). A plain tuple, since a solve creates thousands.
@@ -107,9 +108,8 @@ def suffixes(
     parts = [lines]
     for k in reversed(range(len(values))):
         if is_product:
-            own = list(zip(values[k].tolist(), (-priced[k]).tolist(), range(priced[k].size), repeat(None)))
             # An option that is nowhere highest before any of the suffix's lines is nowhere highest with it.
-            options = _upper(own, least[k] * lines[0][0], most[k] * lines[-1][0])
+            options = _upper(_falling(values[k], -priced[k]), least[k] * lines[0][0], most[k] * lines[-1][0])
             put_before = [
                 (value * line[0], gain + line[1], pick, line) for value, gain, pick, _ in options for line in lines
             ]
@@ -131,6 +131,13 @@ def span(accuracy_weight: float, values: Sequence[Floats], *, is_product: bool) 
         least = accuracy_weight * np.cumsum([0.0, *(value.min() for value in values)])
         most = accuracy_weight * np.cumsum([0.0, *(value.max() for value in values)])
     return (least * (1 - _ROUNDING)).tolist(), (most * (1 + _ROUNDING)).tolist()
+
+
+def _falling(slopes: Floats, intercepts: Floats) -> Lines:
+    """Lines of options by rising slope, but those below a steeper one that starts as high."""
+    later = np.maximum.accumulate(intercepts[::-1])[::-1]
+    kept = np.append(intercepts[:-1] > later[1:], True).nonzero()[0]
+    return list(zip(slopes[kept].tolist(), intercepts[kept].tolist(), kept.tolist(), repeat(None)))
 
 
 def _upper(lines: Lines, least: float, most: float) -> Lines:

@@ -16,9 +16,11 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from trimtab_adapter.solvers.dominance import undominated
 from trimtab_adapter.solvers.lagrangian_bound import Prices, span
+from trimtab_adapter.solvers.option_table import Floats
 from trimtab_adapter.solvers.program import TOLERANCE, Program
-from trimtab_adapter.solvers.program_arrays import Floats, Labels, ProgramArrays, Resource
+from trimtab_adapter.solvers.program_arrays import Labels, ProgramArrays, Resource
 
 # An option that uses whole cells counts as such despite rounding; labels get more slack than all options gain by it,
 # so that no completion is excluded.
@@ -40,11 +42,10 @@ class Discretization:
     """For the floor: the accuracy of the most accurate options of the stages before each one."""
     is_product: bool
 
-    def filled(self, stage: int) -> list[int]:
+    def filled(self, stage: int) -> Floats:
         """The whole cells that each option of a stage uses at least; too many if it does not fit."""
         cells = self.taken[stage] * (self.cells / self.total) + _WHOLE
-        filled: list[int] = np.minimum(cells, self.cells + 1.0).astype(np.intp).tolist()
-        return filled
+        return np.asarray(np.floor(np.minimum(cells, self.cells + 1.0)))
 
     def left(self, stage: int, labels: Labels) -> NDArray[np.intp]:
         """The cells that labels of the stages before `stage` have left, at least 0."""
@@ -147,20 +148,19 @@ def resource_bound(
     shape = (KNOTS, *(each.cells + 1 for each in discretizations))
     parts = [np.broadcast_to(behind.reshape(-1, *(1 for _ in discretizations)), shape).copy()]
     for k, (column, share) in reversed(list(enumerate(zip(arrays.columns, arrays.flow, strict=True)))):
-        values_weighted = axes[k].knots()
-        after = (
-            column.value[:, None] * values_weighted
-            if arrays.is_product
-            else accuracy_weight * column.value[:, None] + values_weighted
-        )
-        filled = list(zip(*(each.filled(k) for each in discretizations), strict=True))
+        filled = np.array([each.filled(k) for each in discretizations])
         priced = prices.of(column.cost, share * column.seconds, column.uses)
-        parts.append(_before(parts[-1], *axes[k + 1].at(after), filled, priced))
+        kept = undominated([priced, -column.value, *filled])
+        values_weighted, value = axes[k].knots(), column.value[kept, None]
+        after = value * values_weighted if arrays.is_product else accuracy_weight * value + values_weighted
+        parts.append(
+            _before(parts[-1], *axes[k + 1].at(after), filled[:, kept].T.astype(np.intp).tolist(), priced[kept])
+        )
     return ResourceBound(discretizations, prices, accuracy_weight, axes, parts[::-1])
 
 
 def _before(
-    rest: Floats, knot: NDArray[np.intp], beyond: Floats, filled: Sequence[tuple[int, ...]], priced: Floats
+    rest: Floats, knot: NDArray[np.intp], beyond: Floats, filled: Sequence[Sequence[int]], priced: Floats
 ) -> Floats:
     """The reach before a stage, [knots, cells left, …], from that after it: the best of its options.
 

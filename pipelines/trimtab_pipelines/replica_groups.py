@@ -6,7 +6,7 @@ of its own.
 """
 
 import hashlib
-from collections.abc import Hashable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from trimtab_pipelines.rollout import Capacity
@@ -61,10 +61,7 @@ def memory_bytes(variants: Sequence[Variant]) -> int:
 
 def replica_groups(stage: Stage) -> tuple[ReplicaGroup, ...]:
     """Replica groups of a stage, in the order of each group's first variant."""
-    groups: dict[Hashable, list[Variant]] = {}
-    for variant in stage.variants:
-        groups.setdefault(stage.hosting_key(variant), []).append(variant)
-    return tuple(ReplicaGroup(_name(variants), tuple(variants)) for variants in groups.values())
+    return tuple(ReplicaGroup(_name(variants), variants) for variants in stage.hosted.values())
 
 
 def group_of(stage: Stage, variant: str) -> ReplicaGroup:
@@ -73,7 +70,7 @@ def group_of(stage: Stage, variant: str) -> ReplicaGroup:
     return next(group for group in replica_groups(stage) if variant in group.names)
 
 
-def _name(variants: list[Variant]) -> str:
+def _name(variants: Sequence[Variant]) -> str:
     if len(variants) == 1:
         return variants[0].name
     joined = ",".join(variant.name for variant in variants)

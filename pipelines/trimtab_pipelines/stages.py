@@ -1,6 +1,7 @@
 """Stage of a pipeline: a task, its variants, and the sources of its inputs."""
 
-from collections.abc import Collection, Hashable
+from collections.abc import Collection, Hashable, Mapping
+from functools import cached_property
 from typing import Annotated, Literal, Self
 
 from pydantic import Field, model_validator
@@ -118,6 +119,15 @@ class Stage(Model):
         template = variant.pod_template.model_dump_json() if variant.pod_template is not None else ""
         return variant.resources, variant.flavor, nodes, variant.secret_name, template
 
+    @cached_property
+    def hosted(self) -> Mapping[Hashable, tuple[Variant, ...]]:
+        """Variants that one replica loads, by hosting key."""
+        hosted: dict[Hashable, tuple[Variant, ...]] = {}
+        for variant in self.variants:
+            key = self.hosting_key(variant)
+            hosted[key] = (*hosted.get(key, ()), variant)
+        return hosted
+
     def hosted_with(self, variant: str) -> tuple[Variant, ...]:
         """Variants that may serve batches beside this one, itself included, because the same replica loads them.
 
@@ -125,10 +135,7 @@ class Stage(Model):
         variants may have different tasks. KeyError lists the known variants.
         """
         own = self.variant(variant)
-        if self.serves_one_variant:
-            return (own,)
-        key = self.hosting_key(own)
-        return tuple(other for other in self.variants if other is own or self.hosting_key(other) == key)
+        return (own,) if self.serves_one_variant else self.hosted[self.hosting_key(own)]
 
     def max_replicas_of(self, variant: Variant) -> int:
         """Maximum of replicas; of a variant with endpoints, as many as there are."""

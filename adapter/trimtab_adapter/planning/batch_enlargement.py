@@ -77,7 +77,7 @@ def _changes(running: StagePlan | None, option: Option) -> bool:
     return running is None or describe_option(running) != describe_option(option)
 
 
-def _larger(options: tuple[Option, ...], option: Option) -> list[Option]:
+def _larger(options: Sequence[Option], option: Option) -> list[Option]:
     """The same model and replicas with larger batches and a higher throughput, smallest first."""
     larger = [
         other._replace(penalty=option.penalty)

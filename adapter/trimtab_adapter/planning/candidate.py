@@ -1,6 +1,6 @@
 """`Candidate`: an operating point of a variant, with or without an escalation, and its speed."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from math import ceil, inf
 from typing import NamedTuple
@@ -18,6 +18,9 @@ from trimtab_pipelines.spec import InferencePipelineSpec, ServiceLevel
 from trimtab_pipelines.stages import Pin, Stage
 from trimtab_pipelines.variants import Variant
 
+Batches = Sequence[tuple[float, float]]
+"""Of full batches of each size: rows per second of one replica, and service time at the SLO's quantile."""
+
 
 @dataclass(frozen=True, slots=True)
 class _PointSpeed:
@@ -27,17 +30,16 @@ class _PointSpeed:
     service_ratio: float
     max_rows: int
     """Largest batch of its variant."""
-    full_batches: dict[int, tuple[float, float]] = field(default_factory=dict)
-    """What `full_batch` found: all cascades of a point ask for the same."""
+    found: dict[tuple[int, ...], Batches] = field(default_factory=dict)
+    """What `full_batches` found: all cascades of a point ask for the same."""
 
     def replica_rps(self, batch_size: int) -> float:
         return self.profile.throughput_rps(batch_size) / self.service_ratio
 
-    def full_batch(self, batch_size: int, quantile: float) -> tuple[float, float]:
-        """Rows per second of one replica, and service time at the SLO's quantile."""
-        if batch_size not in self.full_batches:
-            self.full_batches[batch_size] = self.replica_rps(batch_size), self.seconds(batch_size, quantile)
-        return self.full_batches[batch_size]
+    def full_batches(self, sizes: tuple[int, ...], quantile: float) -> Batches:
+        if sizes not in self.found:
+            self.found[sizes] = [(self.replica_rps(size), self.seconds(size, quantile)) for size in sizes]
+        return self.found[sizes]
 
     def seconds(self, batch_size: int, quantile: float) -> float:
         """Service time of a full batch; of a generation stage the time to first token."""
@@ -67,17 +69,16 @@ class _Cascade:
         """Largest batch of both variants."""
         return min(self.first.max_rows, self.second.max_rows)
 
-    def full_batch(self, batch_size: int, quantile: float) -> tuple[float, float]:
-        """Rows per second of one replica, and service time of a full batch and of its low-confidence rows after it.
-
-        Escalated rows are gathered into full batches.
-        """
-        (rps, seconds), (then_rps, _) = (point.full_batch(batch_size, quantile) for point in (self.first, self.second))
-        after = self.second.seconds(ceil(self.share * batch_size), quantile)
-        return 1.0 / (1.0 / rps + self.share / then_rps), seconds + after
+    def full_batches(self, sizes: tuple[int, ...], quantile: float) -> Batches:
+        """Escalated rows are gathered into full batches; a batch's own run after it."""
+        share, both = self.share, (point.full_batches(sizes, quantile) for point in (self.first, self.second))
+        return [
+            (1.0 / (1.0 / rps + share / then_rps), seconds + self.second.seconds(ceil(share * size), quantile))
+            for size, (rps, seconds), (then_rps, _) in zip(sizes, *both, strict=True)
+        ]
 
     def seconds(self, batch_size: int, quantile: float) -> float:
-        return self.full_batch(batch_size, quantile)[1]
+        return self.full_batches((batch_size,), quantile)[0][1]
 
     def generates_in_time(self, batch_size: int, slo: ServiceLevel) -> bool:
         return self.first.generates_in_time(batch_size, slo)
@@ -97,7 +98,7 @@ class Candidate:
     switchable: frozenset[str]
     """Variants whose points may serve batches beside it."""
     point_accuracy: float
-    rates: dict[int, float]
+    rates: dict[tuple[int, ...], Sequence[float]]
     """What `max_rps` found, shared by the candidates with the same allowed points."""
     escalation: EscalationPlan | None = None
     other_group_escalations: tuple[EscalationPlan, ...] = ()
@@ -108,12 +109,12 @@ class Candidate:
         """Expected accuracy of all rows."""
         return self.point_accuracy if self.escalation is None else self.escalation.accuracy
 
-    def max_rps(self, batch_size: int) -> float:
-        """Rows per second of one replica at the fastest operating point that may run such batches."""
-        if batch_size not in self.rates:
-            each = (speed.replica_rps(batch_size) for speed in self.allowed_speeds if speed.max_rows >= batch_size)
-            self.rates[batch_size] = max(each)
-        return self.rates[batch_size]
+    def max_rps(self, sizes: tuple[int, ...], quantile: float) -> Sequence[float]:
+        """Rows per second of one replica at the fastest operating point that may run batches of each size."""
+        if sizes not in self.rates:
+            each = [(speed.max_rows, speed.full_batches(sizes, quantile)) for speed in self.allowed_speeds]
+            self.rates[sizes] = [max(b[n][0] for most, b in each if most >= size) for n, size in enumerate(sizes)]
+        return self.rates[sizes]
 
     def matches(self, plan: StagePlan) -> bool:
         return (self.variant.name, self.point.name, self.escalation) == (
@@ -122,12 +123,13 @@ class Candidate:
             plan.planned_escalation,
         )
 
-    def sized(self, batch_size: int, slo: ServiceLevel) -> "SizedCandidate | None":
-        """The candidate with batches of this size; None if they are too large or too slow."""
-        if batch_size > self.speed.max_rows or not self.speed.generates_in_time(batch_size, slo):
-            return None
-        rps, seconds = self.speed.full_batch(batch_size, slo.quantile)
-        return SizedCandidate(self, batch_size, rps, self.max_rps(batch_size), seconds)
+    def sized(self, sizes: Sequence[int], slo: ServiceLevel) -> "Iterator[SizedCandidate]":
+        """Yield the candidate with batches of each size that is neither too large nor too slow."""
+        speed, most = self.speed, self.speed.max_rows
+        fitting = tuple(size for size in sizes if size <= most and speed.generates_in_time(size, slo))
+        full, most_rps = speed.full_batches(fitting, slo.quantile), self.max_rps(fitting, slo.quantile)
+        for size, (rps, seconds), max_rps in zip(fitting, full, most_rps, strict=True):
+            yield SizedCandidate(self, size, rps, max_rps, seconds)
 
 
 class SizedCandidate(NamedTuple):
@@ -173,7 +175,7 @@ def candidates(problem: PlanningProblem, stage: Stage, pin: Pin) -> Iterator[Can
     }
     basis, least_accuracy = problem.spec.objective.accuracy_basis, _carrying_accuracy(problem, stage)
     accuracies = {(variant.name, point.name): point.accuracy_on(basis) for variant, point, _ in profiled}
-    fastest: dict[frozenset[tuple[str, str]], dict[int, float]] = {}
+    fastest: dict[frozenset[tuple[str, str]], dict[tuple[int, ...], Sequence[float]]] = {}
     switchable = _switchable(problem.spec, stage)
     for variant, point, _ in profiled:
         if pin.variant in {None, variant.name} and pin.operating_point in {None, point.name}:

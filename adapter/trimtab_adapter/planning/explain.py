@@ -67,8 +67,8 @@ def binding_constraint(solved: PlanSolution) -> str:
         "budget.costPerHour": replace(program, cost=math.inf),
     }
     for name, _ in program.flavors:
-        others = tuple(each for each in program.flavors if each[0] != name)
-        relaxations[f"limit of flavor {name}"] = replace(program, flavors=others)
+        without = tuple((each, math.inf if each == name else limit) for each, limit in program.flavors)
+        relaxations[f"limit of flavor {name}"] = replace(program, flavors=without)
     gains = {name: _gain(relaxed, program, objective) for name, relaxed in relaxations.items()}
     name = max(gains, key=lambda candidate: gains[candidate])
     if gains[name] > _MIN_REPORTED_GAIN * max(1.0, abs(objective)):

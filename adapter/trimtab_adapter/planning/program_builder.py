@@ -11,7 +11,8 @@ from math import inf
 
 from trimtab_adapter.planning.planning_problem import PlanningProblem
 from trimtab_adapter.planning.stage_options import StageBuilder
-from trimtab_adapter.solvers.program import Option, Program, StageOptions, objective_weights
+from trimtab_adapter.solvers.option_table import OptionTable
+from trimtab_adapter.solvers.program import Program, StageOptions, objective_weights
 from trimtab_pipelines.graph import predecessors
 from trimtab_pipelines.spec import InferencePipelineSpec
 from trimtab_pipelines.stages import Pin, Stage
@@ -60,10 +61,10 @@ def build_program(problem: PlanningProblem, relaxed: Relaxation = NO_RELAXATION)
     )
 
 
-def _options(problem: PlanningProblem, stage: Stage, relaxed: Relaxation) -> tuple[Option, ...]:
+def _options(problem: PlanningProblem, stage: Stage, relaxed: Relaxation) -> OptionTable:
     pin = _pin(stage, relaxed)
     sizes = batch_sizes(problem.spec, stage, pin)
-    return tuple(StageBuilder.of(problem, stage, pin, sizes, relaxed.fraction).options())
+    return StageBuilder.of(problem, stage, pin, sizes, relaxed.fraction).options()
 
 
 def _pin(stage: Stage, relaxed: Relaxation) -> Pin:

@@ -3,7 +3,7 @@
 Figures are computed as arrays over all options, since a stage has hundreds of them and more mixes of two groups.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from types import MappingProxyType
@@ -18,7 +18,7 @@ from trimtab_adapter.planning.latency import backlog_seconds, planned_seconds, r
 from trimtab_adapter.planning.mixes import Hulls, mixes, needed_replicas
 from trimtab_adapter.planning.option_arrays import CandidateArrays, Floats, Indices, OptionArrays, answered_rows
 from trimtab_adapter.planning.planning_problem import PlanningError, PlanningProblem
-from trimtab_adapter.solvers.dominance import undominated
+from trimtab_adapter.solvers.option_table import PLACEMENTS, OptionFigures, OptionTable
 from trimtab_adapter.solvers.program import Option, objective_weights
 from trimtab_pipelines.accuracy import accuracy_values
 from trimtab_pipelines.errors import UserError
@@ -65,7 +65,7 @@ class StageBuilder:
         """Raise PlanningError if the stage has no profile that any of its variants can use."""
         spec, listed = problem.spec, [*candidates(problem, stage, pin)]
         waits = not stage.generates or problem.latency_target[0] != "slo.timeToFirstToken"
-        found = [sized for size in sizes for each in listed if (sized := each.sized(size, spec.slo)) is not None]
+        found = [sized for each in listed for sized in each.sized(sizes, spec.slo)]
         cascades = split_cascades(found, spec.slo.quantile)
         arrays = CandidateArrays.of(found, [cascade for cascade, _ in cascades])
         amounts = {name: _amounts(spec, group) for group in replica_groups(stage) for name in group.names}
@@ -83,26 +83,21 @@ class StageBuilder:
             np.array([amounts[each.candidate.variant.name] for each in arrays.sized]).reshape(-1, limits).T,
         )
 
-    def options(self) -> Iterator[Option]:
-        """Yield the options, ascending by batch size."""
-        traits, parts, grouped = self.problem.spec.policy_traits, [self._singles()], 0
+    def options(self) -> OptionTable:
+        """Return the options, ascending by batch size."""
+        traits, parts = self.problem.spec.policy_traits, [self._singles()]
         if traits.escalates and self.sustained_rps > 0:
             hulls = Hulls.of(self.candidates)
             needed = needed_replicas(self.problem.spec, self.sustained_rps, self.candidates.rps)
             parts.append(self._mixes(hulls, needed))
             if traits.shares_queues and self.pin.replicas is None and not self.stage.serves_one_variant:
                 parts += [self._split_cascades(needed), self._group_mixes(hulls, needed)]
-                grouped = parts[-1].own.size
         found = OptionArrays.join(parts)
-        figures, sizes = self._figures(found), self.candidates.batch_size[found.own]
-        kept = np.ones(found.own.size, dtype=np.bool_)
-        if grouped:
-            kept[-grouped:] = self._current(found)[-grouped:]
-            kept[self._undominated(figures, sizes)] = True
-        order = np.nonzero(kept)[0]
-        yield from self._options(found, figures, order[np.argsort(sizes[order], kind="stable")])
+        found = found.take(np.argsort(self.candidates.batch_size[found.own], kind="stable"))
+        table = self._table(found, self._figures(found), self.candidates.batch_size[found.own])
         if self.stage.name in self.problem.spec.encoders.values():
-            yield _idle_option(self.problem, self.stage)
+            return table.with_option(_idle_option(self.problem, self.stage), [*self.problem.spec.flavor_limits])
+        return table
 
     def _singles(self) -> OptionArrays:
         """Each candidate with its fewest replicas, for each length of queue, and with the current number.
@@ -173,14 +168,6 @@ class StageBuilder:
         sized, running = self.candidates.sized[index], self.running
         return running is not None and sized.batch_size == running.batch_size and sized.candidate.matches(running)
 
-    def _current(self, found: OptionArrays) -> NDArray[np.bool_]:
-        """Whether options are of the two variants that run now: they cost no change."""
-        if self.running is None or not self.running.other_groups:
-            return np.zeros(found.own.size, dtype=np.bool_)
-        names = np.array([sized.candidate.variant.name for sized in self.candidates.sized])
-        now = self.running.variant, self.running.other_groups[0].variant
-        return np.asarray((names[found.own] == now[0]) & (names[found.other] == now[1]))
-
     def _figures(self, found: OptionArrays) -> _Figures:
         arrays, own, others = self.candidates, self.amounts[:, found.own], self.amounts[:, found.other]
         requested = own * found.replicas + others * found.other_replicas
@@ -195,36 +182,31 @@ class StageBuilder:
             latency = planned_seconds(seconds, found.least_replicas, latency, quantile) + self.extra_seconds
         return _Figures(requested, found.accuracy(arrays), latency, throughput_rps)
 
-    def _undominated(self, figures: _Figures, sizes: Floats) -> Indices:
-        """Options that no other of their batch size beats in resources, latency and accuracy."""
-        criteria = np.vstack((figures.amounts, figures.latency_seconds, -figures.accuracy))
-        groups = (np.nonzero(sizes == size)[0] for size in np.unique(sizes))
-        return np.concatenate([group[undominated([*criteria[:, group]])] for group in groups])
-
-    def _options(self, found: OptionArrays, figures: _Figures, kept: Indices) -> Iterator[Option]:
+    def _table(self, found: OptionArrays, figures: _Figures, sizes: Floats) -> OptionTable:
         values = accuracy_values(self.stage, self.problem.spec.objective, figures.accuracy)
-        columns = (
-            *(found.own, found.other, found.share, found.replicas, found.other_replicas, figures.accuracy, values),
-            *(figures.latency_seconds, figures.throughput_rps, *figures.amounts[:3], figures.amounts[3:].T),
-        )
-        flavors, placements = tuple(self.problem.spec.flavor_limits), self._placements()
-        for own, other, share, replicas, others, accuracy, value, seconds, rps, cores, gpus, cost, used in zip(
-            *(column[kept].tolist() for column in columns), strict=True
-        ):
+        penalties, placements = self._penalties(found, sizes), self._placements()
+        disaggregated = np.array([PLACEMENTS[placements[name]] for name in self._variants])[found.own]
+        read = OptionFigures(figures.latency_seconds, values, sizes, penalties, disaggregated, figures.amounts)
+        flavors = tuple(self.problem.spec.flavor_limits)
+
+        def create(n: int) -> Option:
+            own, other, share = int(found.own[n]), int(found.other[n]), float(found.share[n])
             first, second = self.candidates.sized[own], self.candidates.sized[other]
-            candidate, count = first.candidate, int(others)
-            option = Option(
+            candidate, count = first.candidate, int(found.other_replicas[n])
+            cores, gpus, cost, *used = figures.amounts[:, n].tolist()
+            return Option(
                 variant=candidate.variant.name,
                 operating_point=candidate.point.name,
                 batch_size=first.batch_size,
-                replicas=int(replicas),
+                replicas=int(found.replicas[n]),
                 cores=cores,
                 gpus=int(gpus),
                 cost=cost,
-                accuracy=accuracy,
-                value=value,
-                latency_seconds=seconds,
-                throughput_rps=rps,
+                accuracy=float(figures.accuracy[n]),
+                value=float(values[n]),
+                latency_seconds=float(figures.latency_seconds[n]),
+                throughput_rps=float(figures.throughput_rps[n]),
+                penalty=float(penalties[n]),
                 planned_escalation=candidate.escalation,
                 other_groups=(_group_plan(second.candidate.variant, count),) if count else (),
                 rows=partial(answered_rows, first, second, share) if count else None,
@@ -233,7 +215,8 @@ class StageBuilder:
                 disaggregated=placements[candidate.variant.name],
                 flavors=dict(zip(flavors, used, strict=True)) if flavors else _NO_FLAVORS,
             )
-            yield option if self.running is None else option._replace(penalty=self._penalty(self.running, option))
+
+        return OptionTable(read, create)
 
     def _placements(self) -> dict[str, bool | None]:
         """Whether each variant requires disaggregated encoders."""
@@ -242,24 +225,29 @@ class StageBuilder:
         is_encoder = self.stage.name in self.problem.spec.encoders.values()
         return dict.fromkeys((variant.name for variant in self.stage.variants), is_encoder or None)
 
-    def _penalty(self, running: StagePlan, option: Option) -> float:
-        """Minimum gain required for a change. Fewer replicas of the same model cost at most the worth of one core.
+    def _penalties(self, found: OptionArrays, sizes: Floats) -> Floats:
+        """Minimum gains required for a change. Fewer replicas of the same model cost at most the worth of one core.
 
         With MaxAccuracy the cost only breaks ties: a full switching cost would keep the replicas of a peak forever.
         """
-        objective, others = self.problem.spec.objective, [group.variant for group in option.other_groups]
-        same = (option.variant, option.operating_point, option.planned_escalation, others) == (
-            running.variant,
-            running.operating_point,
-            running.planned_escalation,
-            [group.variant for group in running.other_groups],
-        )
-        counts = [option.replicas, *(group.replicas for group in option.other_groups)]
-        if same and (option.batch_size, counts) == (running.batch_size, [group.replicas for group in running.groups]):
-            return 0.0
-        fewer = same and sum(counts) < running.all_replicas
-        gain_needed = objective_weights(objective).cost / (objective.cost_weight or 1.0) if fewer else 1.0
-        return self.problem.spec.adaptation.switching_cost * gain_needed
+        objective, running = self.problem.spec.objective, self.running
+        if running is None:
+            return np.zeros(found.own.size)
+        matches = np.array([sized.candidate.matches(running) for sized in self.candidates.sized], dtype=np.bool_)
+        beside = np.where(found.other_replicas > 0, self._variants[found.other], "")
+        same = matches[found.own] & (beside == ", ".join(group.variant for group in running.other_groups))
+        others = running.all_replicas - running.replicas
+        counts = (found.replicas == running.replicas) & (found.other_replicas == others)
+        unchanged = same & counts & (sizes == running.batch_size)
+        fewer = same & (found.replicas + found.other_replicas < running.all_replicas)
+        gain_needed = objective_weights(objective).cost / (objective.cost_weight or 1.0)
+        gains = np.where(unchanged, 0.0, np.where(fewer, gain_needed, 1.0))
+        return np.asarray(self.problem.spec.adaptation.switching_cost * gains)
+
+    @property
+    def _variants(self) -> NDArray[np.str_]:
+        """Variants of the candidates."""
+        return np.array([sized.candidate.variant.name for sized in self.candidates.sized])
 
 
 def _amounts(spec: InferencePipelineSpec, group: ReplicaGroup) -> tuple[float, ...]:

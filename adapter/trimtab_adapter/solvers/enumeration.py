@@ -8,8 +8,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from trimtab_adapter.solvers.option_table import Floats
 from trimtab_adapter.solvers.program import TOLERANCE, Program
-from trimtab_adapter.solvers.program_arrays import Floats, ProgramArrays
+from trimtab_adapter.solvers.program_arrays import ProgramArrays
 
 
 def best_of_all(program: Program, arrays: ProgramArrays) -> list[int] | None:

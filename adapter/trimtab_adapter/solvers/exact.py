@@ -21,8 +21,9 @@ from numpy.typing import NDArray
 from trimtab_adapter.solvers.dominance import undominated
 from trimtab_adapter.solvers.enumeration import best_of_all
 from trimtab_adapter.solvers.lagrangian_bound import LagrangianBounds, optimize_multipliers
+from trimtab_adapter.solvers.option_table import Floats
 from trimtab_adapter.solvers.program import TOLERANCE, Option, Program, Solution
-from trimtab_adapter.solvers.program_arrays import Floats, Labels, ProgramArrays, root, to_arrays
+from trimtab_adapter.solvers.program_arrays import Labels, ProgramArrays, root, to_arrays
 from trimtab_adapter.solvers.resource_bound import MAX_COUNTED, ResourceBound, resource_bound
 from trimtab_adapter.solvers.time_limit import SOLVE_SECONDS, seconds_left
 

@@ -16,8 +16,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from trimtab_adapter.solvers.option_table import Floats
 from trimtab_adapter.solvers.program import TOLERANCE, Program, Solution, SolverUnavailable
-from trimtab_adapter.solvers.program_arrays import Floats, ProgramArrays, to_arrays
+from trimtab_adapter.solvers.program_arrays import ProgramArrays, to_arrays
 
 SOLVER_TOLERANCE = 1e-9
 """Tolerance of solvers, of rows and of integers."""

@@ -25,10 +25,7 @@ TIE_BREAK = 1e-6
 
 
 class Option(NamedTuple):
-    """One way to run a stage. Cores, GPUs and cost an hour are those of all its replicas together.
-
-    A tuple, because a program has hundreds, and a frozen dataclass takes ten times as long to create.
-    """
+    """One way to run a stage. Cores, GPUs and cost an hour are those of all its replicas together."""
 
     variant: str
     operating_point: str
@@ -73,7 +70,7 @@ class StageOptions:
 
     name: str
     predecessors: tuple[int, ...]
-    options: tuple[Option, ...]
+    options: Sequence[Option]
 
 
 @dataclass(frozen=True, slots=True)

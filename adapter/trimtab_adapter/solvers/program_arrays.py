@@ -2,17 +2,15 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from operator import attrgetter
-from typing import Literal, Self
+from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
 from trimtab_adapter.solvers.dominance import undominated
+from trimtab_adapter.solvers.option_table import Floats, OptionFigures, figures_of
 from trimtab_adapter.solvers.program import COST, TOLERANCE, Program
 
-_FIGURES = attrgetter("latency_seconds", "value", "batch_size", "penalty", "cores", "gpus", "cost")
-Floats = NDArray[np.float64]
 Resource = Literal["second", "floor"] | int
 """A constraint: the SLO, the accuracy floor, or the index of a limit in `ProgramArrays`."""
 
@@ -62,12 +60,19 @@ class ProgramArrays:
 def to_arrays(program: Program) -> ProgramArrays | None:
     """Prune each stage and bound each suffix; None if a stage has no option that fits alone."""
     is_product = program.metric == "Product"
-    figures = [_StageFigures.of(program, k) for k in range(len(program.stages))]
-    if not all(stage.fits.any() for stage in figures):
+    flavors = [name for name, _ in program.flavors]
+    figures = [figures_of(stage.options, flavors) for stage in program.stages]
+    fitting = [_fitting(program, stage) for stage in figures]
+    if not all(stage.size for stage in fitting):
         return None
-    most = sum(stage.uses[:, stage.fits].max(axis=1) for stage in figures)
+    most = sum(stage.uses[:, fits].max(axis=1) for stage, fits in zip(figures, fitting, strict=True))
     binding = np.nonzero(most > np.array(program.limits) + TOLERANCE)[0]
-    columns = [_column(program, k, stage, binding, is_product=is_product) for k, stage in enumerate(figures)]
+    placements = np.concatenate([stage.disaggregated for stage in figures])
+    places = bool((placements == 1).any() and (placements == 0).any())
+    columns = [
+        _column(program, k, figures[k], fits, binding, is_product=is_product, places=places)
+        for k, fits in enumerate(fitting)
+    ]
     predecessors = [stage.predecessors for stage in program.stages]
     values = [column.value.max() for column in columns]
     return ProgramArrays(
@@ -80,50 +85,42 @@ def to_arrays(program: Program) -> ProgramArrays | None:
         max_value=np.cumprod([1.0, *values[::-1]])[::-1] if is_product else _suffix_sum(values),
         is_product=is_product,
         differs=program.other_than is not None,
-        has_placement_choice=program.has_placement_choice,
+        has_placement_choice=places,
     )
 
 
-@dataclass(frozen=True, slots=True)
-class _StageFigures:
-    """Figures of all options of one stage."""
-
-    seconds: Floats
-    value: Floats
-    cost: Floats
-    uses: Floats
-    """Of all limits."""
-    fits: NDArray[np.bool_]
-    """Whether an option alone keeps the SLO and every limit."""
-
-    @classmethod
-    def of(cls, program: Program, k: int) -> Self:
-        weights, options, limits = program.weights, program.stages[k].options, program.limits
-        figures = np.array([*map(_FIGURES, options)], dtype=np.float64).reshape(-1, 7)
-        flavors = np.array([[o.flavors.get(name, 0.0) for o in options] for name, _ in program.flavors])
-        seconds, value, batch, penalty = figures.T[:4]
-        uses = [*figures.T[4:], *flavors]
-        fits = seconds <= program.slo_seconds + TOLERANCE
-        for used, limit in zip(uses, limits, strict=True):
-            fits &= used <= limit + TOLERANCE
-        return cls(seconds, value, weights.cost * uses[COST] + weights.batch * batch + penalty, np.array(uses), fits)
+def _fitting(program: Program, figures: OptionFigures) -> NDArray[np.intp]:
+    """The options that alone keep the SLO and every limit."""
+    fits = figures.seconds <= program.slo_seconds + TOLERANCE
+    for used, limit in zip(figures.uses, program.limits, strict=True):
+        fits &= used <= limit + TOLERANCE
+    return np.nonzero(fits)[0]
 
 
-def _column(program: Program, k: int, figures: _StageFigures, binding: NDArray[np.intp], *, is_product: bool) -> Column:
-    options, seconds, value, cost = program.stages[k].options, figures.seconds, figures.value, figures.cost
-    uses, same = figures.uses[binding], np.zeros(len(options), dtype=np.bool_)
+def _column(
+    program: Program,
+    k: int,
+    figures: OptionFigures,
+    fitting: NDArray[np.intp],
+    binding: NDArray[np.intp],
+    *,
+    is_product: bool,
+    places: bool,
+) -> Column:
+    weights, seconds, value, placement = program.weights, figures.seconds, figures.value, figures.disaggregated
+    cost = weights.cost * figures.uses[COST] + weights.batch * figures.batch_size + figures.penalty
+    uses, same = figures.uses[binding], np.zeros(value.size, dtype=np.bool_)
     criteria = [cost, seconds, -value, *uses]
     if program.other_than is not None:
-        same = np.array([option.model == program.other_than[k] for option in options], dtype=np.bool_)
+        same = np.array([option.model == program.other_than[k] for option in program.stages[k].options], dtype=np.bool_)
         criteria.append(same.astype(np.float64))
-    disaggregated = np.array([-1 if o.disaggregated is None else int(o.disaggregated) for o in options], dtype=np.int8)
-    if program.has_placement_choice:  # options of different placements do not dominate each other
-        criteria += [disaggregated.astype(np.float64), -disaggregated.astype(np.float64)]
-    fitting = np.nonzero(figures.fits)[0]
+    if places:  # options of different placements do not dominate each other
+        criteria += [placement, -placement]
     kept = fitting[undominated([criterion[fitting] for criterion in criteria])]
     kept = kept[np.argsort(value[kept], kind="stable")]
     share = value if is_product else value / len(program.stages)
-    return Column(kept, seconds[kept], cost[kept], uses[:, kept], share[kept], same[kept], disaggregated[kept])
+    disaggregated = placement[kept].astype(np.int8)
+    return Column(kept, seconds[kept], cost[kept], uses[:, kept], share[kept], same[kept], disaggregated)
 
 
 def _suffix_sum(parts: Sequence[float]) -> Floats:

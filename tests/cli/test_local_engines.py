@@ -18,6 +18,7 @@ from tests.router.engines import MODEL, Engine, a_served
 from trimtab.local.supervisor import Setup, Supervisor
 from trimtab_pipelines.documents import dump_yaml
 from trimtab_pipelines.processes.child_process import StartError
+from trimtab_pipelines.processes.priority import NICENESS
 from trimtab_profiler.measure import Effort
 from trimtab_profiler.profile import ProfileOptions, profile
 
@@ -49,6 +50,7 @@ async def test_command_is_started_replaced_and_ended(tmp_path: Path) -> None:
         await local.ready()
         assert await chat(local) == "one two"
         (pid,) = local.replica_manager.pids.values()
+        assert psutil.Process(pid).nice() == os.nice(0) + NICENESS
         os.kill(pid, signal.SIGKILL)
         await until(lambda: pid not in local.replica_manager.pids.values(), "the engine has ended")
         await until(lambda: bool(local.replica_manager.pids), "another runs")

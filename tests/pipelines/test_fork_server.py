@@ -13,8 +13,8 @@ import psutil
 import pytest
 
 from trimtab_pipelines.processes.child_process import ChildProcess
-from trimtab_pipelines.processes.fork_server import NICENESS
 from trimtab_pipelines.processes.forked_process import fork_server, start_forked, stop_fork_server
+from trimtab_pipelines.processes.priority import NICENESS
 
 pytestmark = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="only Linux adopts orphans")
 

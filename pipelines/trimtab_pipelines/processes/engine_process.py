@@ -16,7 +16,7 @@ from typing import Self
 
 from trimtab_pipelines.errors import backoff
 from trimtab_pipelines.processes.child_process import ChildProcess, StartError
-from trimtab_pipelines.processes.parent_death import EXEC, command_tied_to_parent
+from trimtab_pipelines.processes.parent_death import EXEC_NICE, command_tied_to_parent
 from trimtab_pipelines.variants import Container
 
 HOST, PORT = "127.0.0.1", "PORT"
@@ -48,7 +48,7 @@ class EngineProcess(ChildProcess):
         log.parent.mkdir(parents=True, exist_ok=True)
         with log.open("ab") as output:
             process = await asyncio.create_subprocess_exec(
-                *command_tied_to_parent(EXEC, *command),
+                *command_tied_to_parent(EXEC_NICE, *command),
                 cwd=folder,
                 stdin=asyncio.subprocess.DEVNULL,
                 stdout=output,

@@ -21,18 +21,14 @@ import time
 import traceback
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
-from pathlib import Path
 from typing import Self
 
 from trimtab_pipelines.processes.malloc_tuning import release_freed_memory
 from trimtab_pipelines.processes.parent_death import die_with_parent
+from trimtab_pipelines.processes.priority import lower_priority
 
 SIZE = struct.Struct("!i")
 """Of the bytes of a request; in a response, the process id, or a negative error number."""
-NICENESS = 5
-"""Of the forked processes and of their sessions."""
-_AUTOGROUP = Path("/proc/self/autogroup")
-_AUTOGROUP_SECONDS, _AUTOGROUP_ATTEMPTS = 0.1, 50  # Linux takes one niceness in 0.1 s from all users without rights
 _POLL_SECONDS = 0.0005
 _INITIAL_VARIABLES = frozenset(os.environ)
 
@@ -129,7 +125,7 @@ def _run(request: ForkRequest, files: Sequence[int], between: int, sender: int) 
     code = 1
     try:
         os.setsid()  # Ctrl-C in a terminal reaches only the sender
-        _lower_priority()
+        lower_priority()
         while os.getppid() == between:
             time.sleep(_POLL_SECONDS)
         die_with_parent()
@@ -155,20 +151,6 @@ def _run(request: ForkRequest, files: Sequence[int], between: int, sender: int) 
             sys.stdout.flush()
             sys.stderr.flush()
         os._exit(code)
-
-
-def _lower_priority() -> None:
-    """Give the router, the proxy and clients on this machine more of busy cores: every request waits for them."""
-    os.nice(NICENESS)
-    for _ in range(_AUTOGROUP_ATTEMPTS):
-        try:
-            _AUTOGROUP.write_text(str(NICENESS), encoding="ascii")
-        except BlockingIOError:
-            time.sleep(_AUTOGROUP_SECONDS)
-        except OSError:  # a kernel without autogroup: the niceness counts between all processes
-            return
-        else:
-            return
 
 
 def _set_environment(environment: dict[str, str]) -> None:

@@ -1,6 +1,7 @@
 """Launcher of a module that ends with its parent process.
 
-Usage: `python -m trimtab_pipelines.processes.parent_death PARENT MODULE …`, or `PARENT --exec COMMAND …`.
+Usage: `python -m trimtab_pipelines.processes.parent_death PARENT MODULE …`, or `PARENT --exec COMMAND …`; with
+`--exec-nice` the command has the priority of a model server.
 
 The kernel kills it when its parent ends, so that even `kill -9` of `trimtab up` leaves no process behind.
 """
@@ -12,8 +13,10 @@ import signal
 import sys
 from typing import NoReturn
 
+from trimtab_pipelines.processes.priority import lower_priority
+
 _PR_SET_PDEATHSIG = 1
-EXEC = "--exec"
+EXEC, EXEC_NICE = "--exec", "--exec-nice"
 
 
 def die_with_parent() -> None:
@@ -33,7 +36,9 @@ def main() -> None:
     die_with_parent()
     if os.getppid() != int(parent):
         return  # the parent ended before prctl
-    if module == EXEC:
+    if module == EXEC_NICE:
+        lower_priority()
+    if module in {EXEC, EXEC_NICE}:
         _run_command(arguments)
     sys.argv = [module, *arguments]
     runpy.run_module(module, run_name="__main__", alter_sys=True)

@@ -144,7 +144,7 @@ def test_single_slow_batch_ejects_no_replica():
 
 def test_late_first_tokens_eject_a_replica_of_a_generation_stage():
     top = Writers(slots=2, places=4, serviceSeconds={1: 0.1})
-    for _ in range(12):
+    for _ in range(20):
         top.take()
         write_all(top, top.sent[-1], 1.0 if top.sent[-1].replica.name == "slot-0" else 0.1)
     assert [slot.name for slot in top.scheduler.outliers.ejected] == ["slot-0"]

@@ -92,13 +92,17 @@ class Conversations(Writers):
         ended(batch, Completed((OUTPUTS,), batch.point.name))
 
     def hold(
-        self, conversations: int, turns: int, seed: int = 1, system: str = "", every: float = 1.0
+        self, conversations: int, turns: int, seed: int = 1, system: str = "", every: float = 1.0, own_bytes: int = 0
     ) -> "Conversations":
-        """Begin a conversation every so many seconds; its next turn follows the answer after a pause."""
+        """Begin a conversation every so many seconds; its next turn follows the answer after a pause.
+
+        All begin with the same `system` prompt, or each with one of its own of `own_bytes`.
+        """
         random, due, order = Random(seed), list[tuple[float, int, int]](), 0
         chats: dict[int, list[dict[str, Any]]] = {}
         for number in range(conversations):
-            chats[number] = [{"role": "system", "content": system}] if system else []
+            content = system or (random.randbytes(own_bytes // 2).hex() if own_bytes else "")
+            chats[number] = [{"role": "system", "content": content}] if content else []
             heapq.heappush(due, (number * every, number, 0))
         while due:
             at, number, turn = heapq.heappop(due)
@@ -141,3 +145,12 @@ def test_common_system_prompt_is_held_by_all_replicas():
 
     assert aware.share <= 1.3
     assert aware.hits >= 0.7
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_replica_with_new_conversations_is_no_outlier(seed: int):
+    """Its first tokens take ten times as long as those of conversations that return to another replica."""
+    top = Conversations(GenerationScheduler, 2).hold(60, 4, seed=seed, every=2.0, own_bytes=8_000)
+
+    assert max(top.first_tokens) > 10 * min(top.first_tokens)
+    assert not [call for call in top.stats_calls if "ejected" in str(call) or "ejection" in str(call)]

@@ -25,6 +25,8 @@ SLOW_FACTOR = 2.5
 MIN_EXCESS_SECONDS = 0.02
 """Mean delay of a batch beyond its prediction below which a replica is not slow: such delays are noise."""
 SLOWNESS_WEIGHT, MIN_OBSERVATIONS = 0.3, 4
+MIN_CHATS = 8
+"""Of a generation stage. Times to first token vary much: the median of so many counts."""
 BASE_EJECTION_SECONDS, MAX_EJECTION_SECONDS = 1.0, 8.0
 MAX_EJECTED_SHARE = 0.5
 
@@ -40,6 +42,8 @@ class ReplicaRecord:
     """Recent ratio of observed to predicted service time."""
     excess_seconds: float = 0.0
     observations: int = 0
+    chats: deque[tuple[float, float]] = field(default_factory=lambda: deque(maxlen=MIN_CHATS))
+    """Slowness and excess of recent chats."""
     ejections: int = 0
     """Ejections since it last served `RECENT_BATCHES` without a fault."""
     probed_from: float = inf
@@ -59,9 +63,15 @@ class ReplicaRecord:
         self.slowness += weight * ((min(ratio, SLOW_FACTOR * self.slowness) if clips else ratio) - self.slowness)
         self.excess_seconds += weight * (seconds - predicted_seconds - self.excess_seconds)
 
+    def observe_chat(self, seconds: float, predicted_seconds: float) -> None:
+        self.observations += 1
+        self.chats.append((seconds / predicted_seconds, seconds - predicted_seconds))
+        self.slowness, self.excess_seconds = map(median, zip(*self.chats, strict=True))
+
     def reset(self) -> None:
         self.consecutive_faults, self.slowness, self.excess_seconds, self.observations = 0, 1.0, 0.0, 0
         self.recent.clear()
+        self.chats.clear()
 
 
 class OutlierDetector(Feature):
@@ -115,18 +125,19 @@ class OutlierDetector(Feature):
             if record is not None:
                 record.note(fault=False)
                 if not batch.replica.capacity:  # a generation has no predicted length
-                    self._judge_seconds(batch, record, now - max(batch.dispatched_at, batch.replica.completed_at))
+                    seconds = now - max(batch.dispatched_at, batch.replica.completed_at)
+                    self._judge_seconds(batch, record, seconds, batch.point.seconds(batch.rows))
         elif isinstance(outcome, BatchFailed) and outcome.retryable and record is not None:
             if batch.replica.ejection and batch.dispatched_at >= record.probed_from:
                 self._eject(batch.replica, batch.replica.ejection)
             elif not self._retryable:
                 self._record_fault(batch.replica.name)
 
-    def on_first_token(self, batch: Batch, now: float) -> None:
+    def on_first_token(self, batch: Batch, seconds: float, predicted_seconds: float) -> None:
         """Judge a replica of a generation stage by the time to the first token of a chat."""
         record = self._records.get(batch.replica)
         if record is not None and len(self._records) > 1:
-            self._judge_seconds(batch, record, now - batch.dispatched_at)
+            self._judge_seconds(batch, record, seconds, predicted_seconds)
 
     def _record_fault(self, name: str) -> None:
         replica = next((replica for replica in self._records if replica.name == name), None)
@@ -142,21 +153,21 @@ class OutlierDetector(Feature):
         elif faults >= MIN_RECENT_FAULTS and faults / len(record.recent) > FAULT_SHARE_FACTOR * other_share:
             self._eject(replica, f"{faults} of its last {len(record.recent)} batches failed")
 
-    def _judge_seconds(self, batch: Batch, record: ReplicaRecord, seconds: float) -> None:
+    def _judge_seconds(self, batch: Batch, record: ReplicaRecord, seconds: float, predicted_seconds: float) -> None:
         """Eject a replica that is slower than its peers, and readmit an ejected one that served its probe in time."""
-        replica, predicted_seconds = batch.replica, batch.point.seconds(batch.rows)
+        replica = batch.replica
         if replica.ejection and batch.dispatched_at < record.probed_from:
             return
-        if predicted_seconds > 0:
-            if replica.capacity:
-                predicted_seconds += max(batch.row_slices[0].request.prefill_seconds, 0.0)
+        if predicted_seconds > 0 and replica.capacity:
+            record.observe_chat(seconds, predicted_seconds)
+        elif predicted_seconds > 0:
             record.observe(seconds, predicted_seconds, clips=not replica.ejection)
         ratio = self._ratio_to_peers(record) if record.excess_seconds > MIN_EXCESS_SECONDS else 1.0
         if replica.ejection and ratio > SLOW_FACTOR:
             self._eject(replica, replica.ejection)
         elif replica.ejection:
             self._readmit(replica)
-        elif ratio > SLOW_FACTOR and record.observations >= MIN_OBSERVATIONS:
+        elif ratio > SLOW_FACTOR and record.observations >= (MIN_CHATS if replica.capacity else MIN_OBSERVATIONS):
             what = "first tokens" if replica.capacity else "batches"
             self._eject(replica, f"its {what} take {ratio:.1f} times as long as its peers'")
 

@@ -7,6 +7,7 @@ from math import inf
 from trimtab_pipelines.stages import Stage
 from trimtab_protocol.chat.internal_wire import Chunk, LastChunk
 from trimtab_protocol.tensors import Array
+from trimtab_router.scheduling.first_token_times import FirstTokenTimes
 from trimtab_router.scheduling.interfaces import Dispatcher, Feature, StatsSink, Transport
 from trimtab_router.scheduling.policies.interface import Dispatch, SchedulerView
 from trimtab_router.scheduling.prefix_routing import PrefixRouting
@@ -125,7 +126,9 @@ class GenerationScheduler(StageScheduler):
         self._early_prefill = EarlyPrefill(self._transport, self._stats)
         self._prefix_routing = PrefixRouting()
         self.choose_replica = self._prefix_replica
-        self.features += [self._early_prefill, self._prefix_routing]
+        self._first_token_times = FirstTokenTimes()
+        # The last one sees what the others change in what a replica has to prefill.
+        self.features += [self._early_prefill, self._prefix_routing, self._first_token_times]
         self._batches: dict[StageRequest, set[Batch]] = {}
         self._with_first_token: set[Batch] = set()
         self._images_complete_at: dict[Batch, float] = {}
@@ -212,7 +215,8 @@ class GenerationScheduler(StageScheduler):
             self._with_first_token.add(batch)
             batch.replica.on_first_token(batch)
             if not batch.early_prefill:
-                self.outliers.on_first_token(batch, now)
+                seconds = now - batch.dispatched_at
+                self.outliers.on_first_token(batch, seconds, self._first_token_times.observe(batch, seconds))
             self._stats.observe_batch(batch.key, batch.rows, *self._observe_first_token(batch, now))
         if isinstance(chunk, LastChunk) and row.request.prompt_features:
             self.prompt_lengths.learn(row.request.prompt_features[row.start], chunk.usage, batch.key)

@@ -4,6 +4,7 @@ What a replica holds is known from the chats sent to it. It is chosen unless its
 replica by more than the prefill that it saves, both in tokens, and unless it has far more than its share of the load.
 """
 
+from collections import Counter, deque
 from collections.abc import Iterator, Sequence
 
 from trimtab_pipelines.stages import EMBEDDINGS_INPUT, IMAGES_INPUT, MESSAGES_INPUT
@@ -20,8 +21,10 @@ MAX_HELD_BLOCKS = 4096
 BYTES_PER_TOKEN = 4.0
 """Until the lengths of prompts are known."""
 MAX_SHARE = 1.25
-"""Largest load of a replica that is chosen for its prefixes, in means of all replicas, plus `FEW` requests."""
-FEW = 1
+"""Largest load of a replica that is chosen for its prefixes, in means of all replicas, plus `FEW` requests: of those in
+flight, and of the latest `RECENT`. Conversations would never return to a replica that was away for a while.
+"""
+FEW, RECENT = 1, 64
 _IMAGE, _IMAGE_END_BYTES = b'"image"}', 64
 
 
@@ -30,6 +33,8 @@ class PrefixRouting(Feature):
 
     def __init__(self) -> None:
         self._blocks: dict[StageRequest, Sequence[int]] = {}
+        self._recent: deque[ReplicaSlots] = deque(maxlen=RECENT)
+        """Replicas of the latest requests."""
 
     def preferred(
         self, candidates: Sequence[ReplicaSlots], least_loaded: ReplicaSlots, request: StageRequest
@@ -41,6 +46,7 @@ class PrefixRouting(Feature):
             return least_loaded
         tokens = _block_tokens(request)
         most_inflight = MAX_SHARE * sum(replica.inflight for replica in ready) / len(ready) + FEW
+        most_recent, recent = MAX_SHARE * len(self._recent) / len(ready) + FEW, Counter(self._recent)
         waits = least_loaded.has_engine_queue
 
         def work(replica: ReplicaSlots) -> float:
@@ -49,12 +55,16 @@ class PrefixRouting(Feature):
         fitting = (
             replica
             for replica in ready
-            if replica.free and replica.inflight <= most_inflight and replica.has_engine_queue <= waits
+            if replica.free
+            and replica.inflight <= most_inflight
+            and recent[replica] <= most_recent
+            and replica.has_engine_queue <= waits
         )
         return min((least_loaded, *fitting), key=work)
 
     def on_dispatch(self, batch: Batch) -> None:
         request, replica = batch.row_slices[0].request, batch.replica
+        self._recent.append(replica)
         blocks, held = self._blocks_of(request), replica.held_prefixes
         if blocks and batch in replica.prefilling:
             saved = _block_tokens(request) * _held(replica, blocks)

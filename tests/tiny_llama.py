@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from tests.builders import a_plan
-from tests.local_run import Up, up
+from tests.local_run import Up, until, up
 from tests.router.chats import a_chat_pipeline, a_writer
 from tests.router.engines import a_served
 from trimtab_pipelines.documents import dump_yaml, write_json
@@ -43,20 +43,26 @@ def write_model(folder: Path, architecture: str = "Llama", dtype: str = "bfloat1
 
 
 @contextmanager
-def chats_up(folder: Path, batch_size: int, variant: dict[str, Any]) -> Iterator[Up]:
+def chats_up(folder: Path, batch_size: int, variant: dict[str, Any], replicas: int = 1) -> Iterator[Up]:
     """Serve a generation stage of one variant with `trimtab up`."""
     stage = a_writer(variants=[variant], batchSizes=[batch_size])
     pipeline = a_chat_pipeline([stage], slo={"latency": "60s"}, budget={"cores": "2"})
     (folder / "pipeline.yaml").write_text(dump_yaml(pipeline))
-    write_json(folder / "plan.json", a_plan(pipeline, batchSize=batch_size))
+    write_json(folder / "plan.json", a_plan(pipeline, batchSize=batch_size, replicas=replicas))
     with up(folder, "--plan", str(folder / "plan.json"), pipeline=folder / "pipeline.yaml") as local:
         yield local
 
 
 @contextmanager
-def engine_up(folder: Path, batch_size: int, container: dict[str, Any]) -> Iterator[tuple[Up, str]]:
-    """Serve a pipeline of one engine, which `trimtab up` starts; yields it, and the engine's own URL."""
-    with chats_up(folder, batch_size, a_served(image="", **container)) as local:
-        endpoints = Endpoints.model_validate_json((local.folder / "endpoints.json").read_bytes())
-        (engine,) = endpoints.stages["text"]
-        yield local, f"http://{engine.address}"
+def engines_up(
+    folder: Path, batch_size: int, container: dict[str, Any], replicas: int = 1
+) -> Iterator[tuple[Up, list[str]]]:
+    """Serve a pipeline of engines, which `trimtab up` starts; yields it, and the engines' own URLs."""
+    with chats_up(folder, batch_size, a_served(image="", **container), replicas) as local:
+
+        def engines() -> list[str]:
+            endpoints = Endpoints.model_validate_json((local.folder / "endpoints.json").read_bytes())
+            return [f"http://{engine.address}" for engine in endpoints.stages["text"]]
+
+        until(lambda: len(engines()) == replicas, "all engines have an address")
+        yield local, engines()

@@ -11,7 +11,7 @@ import pytest
 from tests.conformance.installed import install
 from tests.local_run import post
 from tests.router.chats import a_chat
-from tests.tiny_llama import engine_up, write_model
+from tests.tiny_llama import engines_up, write_model
 
 pytestmark = pytest.mark.conformance
 
@@ -29,7 +29,7 @@ def test_transformers_serve(tmp_path: Path) -> None:
         "args": ["serve", str(tmp_path / "model"), "--host", "127.0.0.1", "--port", "$(PORT)", "--device", "cpu"],
         "env": {"HF_HUB_OFFLINE": "1"},
     }
-    with engine_up(tmp_path, 1, container) as (local, _):
+    with engines_up(tmp_path, 1, container) as (local, _):
         url = f"http://127.0.0.1:{local.rest_port}/v1/chat/completions"
         chat = a_chat("hello", max_tokens=8, temperature=0.0)
         status, whole = post(url, chat, 60)

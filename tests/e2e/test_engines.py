@@ -1,6 +1,6 @@
 """A real engine, vLLM, behind the router and alone, with a small model that is made for the test.
 
-It runs if `vllm` is on the PATH. One core computes, so that engine, router and client do not compete for it.
+It runs if `vllm` is on the PATH.
 """
 
 import json
@@ -16,21 +16,15 @@ import pytest
 from tests.builders import a_variant
 from tests.conformance.installed import run_script, system_program
 from tests.conformance.target import Target
+from tests.e2e.vllm_engine import ENVIRONMENT, MODEL, container
 from tests.figures import Figures
 from tests.local_run import Up
-from tests.tiny_llama import chats_up, engine_up, write_model
+from tests.tiny_llama import chats_up, engines_up, write_model
 
 pytestmark = pytest.mark.e2e
 
-MODEL = "sample"
 CONCURRENCY, REQUESTS, ROUNDS = 16, 200, 3
-VLLM_ENVIRONMENT = {
-    "VLLM_CPU_KVCACHE_SPACE": "1",
-    "VLLM_CPU_OMP_THREADS_BIND": "0",
-    "VLLM_NO_USAGE_STATS": "1",
-    "HF_HUB_OFFLINE": "1",
-}
-OPTIONS = f"--max-model-len 1024 --max-num-seqs {CONCURRENCY} --enforce-eager --enable-request-id-headers"
+OPTIONS = f"--max-model-len 1024 --max-num-seqs {CONCURRENCY}"
 OPTIONS += " --enable-auto-tool-choice --tool-call-parser hermes"
 # Random weights would write spaces without end.
 OPTIONS += ' --structured-outputs-config {"backend":"xgrammar","disable_any_whitespace":true}'
@@ -56,14 +50,7 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
     vllm, folder = system_program("vllm"), tmp_path_factory.mktemp("engines")
     model = folder / "model"
     write_model(model)
-    container = {
-        "engine": "vllm",
-        "modelName": MODEL,
-        "command": [vllm, "serve", str(model)],
-        "args": [*OPTIONS.split(), "--host", "127.0.0.1", "--port", "$(PORT)", "--served-model-name", MODEL],
-        "env": VLLM_ENVIRONMENT,
-    }
-    with engine_up(folder, CONCURRENCY, container) as (local, engine):
+    with engines_up(folder, CONCURRENCY, container(vllm, model, OPTIONS)) as (local, (engine,)):
         yield Served(vllm, model, engine, router_url(local), pss_mib(local))
 
 
@@ -82,7 +69,7 @@ def bench(served: Served, url: str, file: Path) -> dict[str, float]:
     """Results of `vllm bench serve`; times in milliseconds."""
     command = [served.vllm, *BENCH.split(), "--base-url", url, "--model", MODEL, "--tokenizer", str(served.model)]
     command += ["--result-dir", str(file.parent), "--result-filename", file.name]
-    environment = os.environ | VLLM_ENVIRONMENT
+    environment = os.environ | ENVIRONMENT
     done = subprocess.run(command, capture_output=True, text=True, check=False, env=environment, timeout=300)
     assert done.returncode == 0, done.stderr[-3000:]
     results: dict[str, float] = json.loads(file.read_bytes())

@@ -48,6 +48,7 @@ BENCHMARKS: Mapping[str, Benchmark] = {
     "placement": Benchmark("papers.placement", "goodput with a colocated and with a disaggregated encoder"),
     "tokens": Benchmark("tokens", "speed-up of vision transformers by merged tokens"),
     "money": Benchmark("money", "cost of a week on five priced flavors against three rivals", ("--data", str(DATA))),
+    "melange": Benchmark("melange", "GPUs of two kinds by request size, against Mélange", ("--data", str(DATA))),
     "reproduce-ipa": _paper("ipa", "IPA's five pipelines, workloads and baselines in the simulator"),
     "reproduce-mosel": _paper("mosel", "MOSEL's models and policies in the simulator, or served with --served"),
     "reproduce-otas": _paper("otas", "OTAS's loads, policy and baselines in the simulator, or served with --served"),

@@ -6,7 +6,7 @@ import re
 import subprocess
 import time
 import urllib.request
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -29,7 +29,12 @@ pytestmark = pytest.mark.e2e
 CONVERSATIONS, TURNS, THINK_SECONDS = 8, 6, 3.0
 SYSTEM_WORDS, USER_WORDS, ANSWER_TOKENS = 50, 180, 16
 CONCURRENCY, ROUNDS = 16, 2
-SIZES = {"hidden_size": 768, "intermediate_size": 1536, "num_attention_heads": 6, "num_key_value_heads": 6}
+SIZES: Mapping[str, Any] = {
+    "hidden_size": 768,
+    "intermediate_size": 1536,
+    "num_attention_heads": 6,
+    "num_key_value_heads": 6,
+}
 OPTIONS = f"--max-model-len 2048 --max-num-seqs {CONCURRENCY}"
 WORDS = (Path(__file__).parents[2] / "docs" / "concepts.md").read_text(encoding="utf-8").split()
 _COUNTERS = re.compile(

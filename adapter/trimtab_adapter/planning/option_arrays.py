@@ -28,6 +28,7 @@ class CandidateArrays:
     accuracy: Floats
     hosted: Indices
     """Number of the variants that the replica hosts; −1 if other points may serve no rows."""
+    variants: NDArray[np.str_]
 
     @classmethod
     def of(cls, sized: Sequence[SizedCandidate], cascades: Sequence[SizedCandidate]) -> Self:
@@ -38,7 +39,8 @@ class CandidateArrays:
         figures = [(*each[1:], each.candidate.accuracy) for each in both]
         size, rps, max_rps, seconds, accuracy = np.array(figures, dtype=np.float64).reshape(-1, 5).T
         hosts = np.array([*numbers, *[-1] * len(cascades)], dtype=np.intp)
-        return cls(both, size, rps, max_rps, seconds, accuracy, hosts)
+        variants = np.array([each.candidate.variant.name for each in both])
+        return cls(both, size, rps, max_rps, seconds, accuracy, hosts, variants)
 
 
 @dataclass(frozen=True, slots=True)

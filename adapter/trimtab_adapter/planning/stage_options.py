@@ -94,7 +94,7 @@ class StageBuilder:
                 parts += [self._split_cascades(needed), self._group_mixes(hulls, needed)]
         found = OptionArrays.join(parts)
         found = found.take(np.argsort(self.candidates.batch_size[found.own], kind="stable"))
-        table = self._table(found, self._figures(found), self.candidates.batch_size[found.own])
+        table = self._table(found, self._figures(found))
         if self.stage.name in self.problem.spec.encoders.values():
             return table.with_option(_idle_option(self.problem, self.stage), [*self.problem.spec.flavor_limits])
         return table
@@ -115,7 +115,7 @@ class StageBuilder:
             runs = [self._runs(n) for n in own.tolist()]
             counts.append(np.where(runs, float(running.replicas), fewest))
         bounds = {variant.name: self.stage.max_replicas_of(variant) for variant in self.stage.variants}
-        most = np.array([bounds[self.candidates.sized[n].candidate.variant.name] for n in own.tolist()])
+        most = np.array([bounds[name] for name in self.candidates.variants[own].tolist()])
         pairs = np.unique(np.stack((np.tile(own, len(counts)), np.concatenate(counts))), axis=1)
         own, replicas = pairs[0].astype(np.intp), pairs[1]
         found = OptionArrays(own, own, np.ones(own.size), replicas, np.zeros(own.size))
@@ -182,10 +182,12 @@ class StageBuilder:
             latency = planned_seconds(seconds, found.least_replicas, latency, quantile) + self.extra_seconds
         return _Figures(requested, found.accuracy(arrays), latency, throughput_rps)
 
-    def _table(self, found: OptionArrays, figures: _Figures, sizes: Floats) -> OptionTable:
+    def _table(self, found: OptionArrays, figures: _Figures) -> OptionTable:
         values = accuracy_values(self.stage, self.problem.spec.objective, figures.accuracy)
-        penalties, placements = self._penalties(found, sizes), self._placements()
-        disaggregated = np.array([PLACEMENTS[placements[name]] for name in self._variants])[found.own]
+        sizes, placements = self.candidates.batch_size[found.own], self._placements()
+        penalties = self._penalties(found, sizes)
+        variants = self.candidates.variants[found.own].tolist()
+        disaggregated = np.array([PLACEMENTS[placements[name]] for name in variants])
         read = OptionFigures(figures.latency_seconds, values, sizes, penalties, disaggregated, figures.amounts)
         flavors = tuple(self.problem.spec.flavor_limits)
 
@@ -234,7 +236,7 @@ class StageBuilder:
         if running is None:
             return np.zeros(found.own.size)
         matches = np.array([sized.candidate.matches(running) for sized in self.candidates.sized], dtype=np.bool_)
-        beside = np.where(found.other_replicas > 0, self._variants[found.other], "")
+        beside = np.where(found.other_replicas > 0, self.candidates.variants[found.other], "")
         same = matches[found.own] & (beside == ", ".join(group.variant for group in running.other_groups))
         others = running.all_replicas - running.replicas
         counts = (found.replicas == running.replicas) & (found.other_replicas == others)
@@ -243,11 +245,6 @@ class StageBuilder:
         gain_needed = objective_weights(objective).cost / (objective.cost_weight or 1.0)
         gains = np.where(unchanged, 0.0, np.where(fewer, gain_needed, 1.0))
         return np.asarray(self.problem.spec.adaptation.switching_cost * gains)
-
-    @property
-    def _variants(self) -> NDArray[np.str_]:
-        """Variants of the candidates."""
-        return np.array([sized.candidate.variant.name for sized in self.candidates.sized])
 
 
 def _amounts(spec: InferencePipelineSpec, group: ReplicaGroup) -> tuple[float, ...]:

@@ -132,12 +132,12 @@ def options(case: Case, number: int, classes: int, *, lighter: bool) -> Iterator
 
 def cases(data: Path) -> Iterator[Case]:
     yield Case.of("example", EXAMPLE_RPS, np.array(EXAMPLE_SHARES), EXAMPLE)
-    for (name, file), load_rps in itertools.product(TRACES.items(), LOADS_RPS):
+    for name, file in TRACES.items():
         tokens = np.loadtxt(data / file, delimiter=",", skiprows=1, usecols=(1, 2))
         classes = np.searchsorted(EDGES, tokens)
         shares = np.zeros((len(EDGES) + 1,) * 2)
         np.add.at(shares, tuple(classes.T), 1.0 / len(tokens))
-        yield Case.of(name, load_rps, shares, LLAMA_2_7B)
+        yield from (Case.of(name, load_rps, shares, LLAMA_2_7B) for load_rps in LOADS_RPS)
 
 
 def main() -> int:

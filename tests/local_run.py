@@ -62,10 +62,20 @@ class Up:
         body = {"inputs": [tensor], "parameters": {"timeout": int(timeout_seconds * 1e6)}, **more}
         return post(f"http://127.0.0.1:{self.rest_port}/v2/models/sample/infer", body, timeout_seconds + 5.0)
 
+    @property
+    def url(self) -> str:
+        """Of its router."""
+        return f"http://127.0.0.1:{self.rest_port}"
+
+    def metrics(self) -> str:
+        """The router's metrics, as Prometheus reads them."""
+        with urllib.request.urlopen(f"http://127.0.0.1:{self.admin_port}/metrics", timeout=5) as response:
+            text: str = response.read().decode()
+        return text
+
     def counters(self) -> dict[str, float]:
         """The router's requests by outcome, and `received`."""
-        with urllib.request.urlopen(f"http://127.0.0.1:{self.admin_port}/metrics", timeout=5) as response:
-            text = response.read().decode()
+        text = self.metrics()
         counts = dict(re.findall(r'^trimtab_requests_total\{.*outcome="(\w+)".*\} (\S+)$', text, re.MULTILINE))
         received = re.findall(r"^trimtab_requests_received_total\{.*\} (\S+)$", text, re.MULTILINE)
         return {name: float(count) for name, count in counts.items()} | {"received": float(received[0])}

@@ -51,11 +51,7 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
     model = folder / "model"
     write_model(model)
     with engines_up(folder, CONCURRENCY, container(vllm, model, OPTIONS)) as (local, (engine,)):
-        yield Served(vllm, model, engine, router_url(local), pss_mib(local))
-
-
-def router_url(local: Up) -> str:
-    return f"http://127.0.0.1:{local.rest_port}"
+        yield Served(vllm, model, engine, local.url, pss_mib(local))
 
 
 def pss_mib(local: Up) -> float:
@@ -130,9 +126,9 @@ def test_own_engine_answers_the_same_load(served: Served, figures: Figures, tmp_
         maxBatchSize=CONCURRENCY,
     )
     with chats_up(tmp_path, CONCURRENCY, variant) as local:
-        runs: dict[str, list[dict[str, float]]] = {served.router: [], router_url(local): []}
+        runs: dict[str, list[dict[str, float]]] = {served.router: [], local.url: []}
         for number in range(2 * ROUNDS):
-            url = (served.router, router_url(local))[number % 2]
+            url = (served.router, local.url)[number % 2]
             runs[url].append(bench(served, url, tmp_path / f"{number}.json"))
         figures.add(vllm_pss_mib=served.pss_mib, own_pss_mib=pss_mib(local))
 

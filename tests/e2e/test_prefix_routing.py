@@ -5,7 +5,6 @@ import json
 import re
 import subprocess
 import time
-import urllib.request
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -71,12 +70,11 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
     with engines_up(folder, CONCURRENCY, replica, replicas=2) as (local, engines):
         until(lambda: ready_replicas(local) == len(engines), "the router sends requests to all engines")
         with balancer_up(folder, engines) as balancer:
-            yield Served(engines, f"http://127.0.0.1:{local.rest_port}", balancer)
+            yield Served(engines, local.url, balancer)
 
 
 def ready_replicas(local: Up) -> float:
-    with urllib.request.urlopen(f"http://127.0.0.1:{local.admin_port}/metrics", timeout=5) as response:
-        (ready,) = re.findall(r"^trimtab_ready_replicas\{.*\} (\S+)$", response.read().decode(), re.MULTILINE)
+    (ready,) = re.findall(r"^trimtab_ready_replicas\{.*\} (\S+)$", local.metrics(), re.MULTILINE)
     return float(ready)
 
 

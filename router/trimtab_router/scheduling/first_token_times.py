@@ -1,7 +1,7 @@
 """`FirstTokenTimes`: predicted times to first token of a stage, by the tokens that a replica has to prefill.
 
 A chat whose prefix a replica holds begins in a tenth of the time of another one. The prediction is the regression line
-of recent chats, of all replicas together, so that it tells a slow replica from one with long prompts.
+of the stage's recent chats, whichever replica served them, so that long prompts do not make a replica appear slow.
 """
 
 from trimtab_router.scheduling.interfaces import Feature

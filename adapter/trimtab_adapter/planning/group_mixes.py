@@ -1,14 +1,10 @@
-"""Mixes and cascades over two replica groups of one stage, each with replicas of its own."""
-
-from collections.abc import Sequence
-from dataclasses import replace
-from math import ceil
+"""Mixes over two replica groups of one stage, each with replicas of its own."""
 
 import numpy as np
 
-from trimtab_adapter.planning.candidate import SizedCandidate
 from trimtab_adapter.planning.mixes import MAX_COUNTS, Hulls, offered_counts
-from trimtab_adapter.planning.option_arrays import CandidateArrays, Floats, OptionArrays
+from trimtab_adapter.planning.option_arrays import CandidateArrays, OptionArrays
+from trimtab_adapter.planning.point_speeds import Floats
 from trimtab_pipelines.plan import StagePlan
 
 
@@ -36,18 +32,3 @@ def group_mixes(
     found = OptionArrays(heavier, lighter, share, replicas, others)
     again = found.take((replicas == current[0]) & (others < current[1]))
     return OptionArrays.join((found, again.with_replicas(*map(float, current))))
-
-
-def split_cascades(candidates: Sequence[SizedCandidate], quantile: float) -> list[tuple[SizedCandidate, int]]:
-    """Cascades whose escalated rows run on replicas of another group, with the index of their second point."""
-    plain = {(*c.key, c.batch_size): n for n, c in enumerate(candidates) if c.candidate.escalation is None}
-    cascades = []
-    for first in (candidates[n] for n in plain.values() if candidates[n].candidate.switchable):
-        for escalation in first.candidate.other_group_escalations:
-            index = plain.get((*escalation.target(first.candidate.variant.name), first.batch_size))
-            if index is not None:
-                rows = ceil(escalation.share * first.batch_size)
-                seconds = first.seconds + candidates[index].candidate.speed.seconds(rows, quantile)
-                cascade = replace(first.candidate, escalation=escalation)
-                cascades.append((first._replace(candidate=cascade, seconds=seconds), index))
-    return cascades

@@ -10,7 +10,8 @@ from typing import Self
 
 import numpy as np
 
-from trimtab_adapter.planning.option_arrays import CandidateArrays, Floats, Indices, OptionArrays
+from trimtab_adapter.planning.option_arrays import CandidateArrays, OptionArrays
+from trimtab_adapter.planning.point_speeds import Floats, Indices
 from trimtab_pipelines.shadow_price import BUSY_SHARE, extend_hull
 from trimtab_pipelines.spec import InferencePipelineSpec
 
@@ -36,17 +37,18 @@ class Hulls:
         hosted, sizes, seconds = candidates.hosted, candidates.batch_size, 1.0 / candidates.rps
         order = np.lexsort((-candidates.accuracy, seconds, hosted, sizes))
         order = order[hosted[order] >= 0]
-        keys = zip(sizes[order].tolist(), hosted[order].tolist(), strict=True)
-        figures = zip(seconds[order].tolist(), candidates.accuracy[order].tolist(), order.tolist(), strict=True)
-        before, hull = None, list[tuple[float, float, int]]()
-        for key, corner in zip(keys, figures, strict=True):
-            if key != before:
-                corners += [index for _, _, index in hull]
-                before, hull = key, []
-            several = len(candidates.sized[corner[2]].candidate.switchable) > 1
-            if extend_hull(hull, corner) and len(hull) > 1 and several:
-                neighbors.append((hull[-2][2], hull[-1][2]))
-        corners += [index for _, _, index in hull]
+        several = np.array([len(each.switchable) > 1 for each in candidates.listed])[candidates.number]
+        for group in np.split(order, 1 + np.flatnonzero(np.diff(hosted[order]) | (np.diff(sizes[order]) > 0))):
+            accuracy = candidates.accuracy[group]
+            rising = group[np.diff(np.maximum.accumulate(accuracy), prepend=-1.0) > 0]
+            hull = list[tuple[float, float, int]]()
+            for corner in zip(
+                *(each[rising].tolist() for each in (seconds, candidates.accuracy)), rising.tolist(), strict=True
+            ):
+                extend_hull(hull, corner)
+                if len(hull) > 1 and several[rising[0]]:
+                    neighbors.append((hull[-2][2], hull[-1][2]))
+            corners += [index for _, _, index in hull]
         return cls(np.array(neighbors, dtype=np.intp).reshape(-1, 2).T, np.array(corners, dtype=np.intp))
 
 

@@ -7,40 +7,69 @@ from typing import Self
 import numpy as np
 from numpy.typing import NDArray
 
-from trimtab_adapter.planning.candidate import SizedCandidate
+from trimtab_adapter.planning.candidate import Candidate
+from trimtab_adapter.planning.point_speeds import Floats, Indices, PointSpeeds
 from trimtab_pipelines.row_shares import AnsweredBy, mixed_rows
-
-Floats = NDArray[np.float64]
-Indices = NDArray[np.intp]
 
 
 @dataclass(frozen=True, slots=True)
 class CandidateArrays:
-    """Candidates of one stage at all batch sizes; arrays of shape [candidates]."""
+    """Candidates of one stage with batches of each size; arrays of shape [candidates x sizes that they may have]."""
 
-    sized: Sequence[SizedCandidate]
+    listed: Sequence[Candidate]
+    number: Indices
+    """Of each one's candidate in the list."""
     batch_size: Floats
     rps: Floats
     """Rows per second of one replica."""
     max_rps: Floats
     """The same at the fastest operating point that may run such batches."""
     seconds: Floats
+    """Service time of a full batch at the SLO's quantile."""
     accuracy: Floats
     hosted: Indices
-    """Number of the variants that the replica hosts; −1 if other points may serve no rows."""
+    """Number of the variants that the replica hosts; -1 if other points may serve no rows."""
     variants: NDArray[np.str_]
+    split_second: Indices
+    """Second points of the cascades over two replica groups, which come last and are part of no mix."""
 
     @classmethod
-    def of(cls, sized: Sequence[SizedCandidate], cascades: Sequence[SizedCandidate]) -> Self:
-        """Of candidates, and of cascades over two replica groups, which are part of no mix."""
-        hosted: dict[frozenset[str], int] = {frozenset(): -1}
-        numbers = [hosted.setdefault(each.candidate.switchable, len(hosted)) for each in sized]
-        both = [*sized, *cascades]
-        figures = [(*each[1:], each.candidate.accuracy) for each in both]
-        size, rps, max_rps, seconds, accuracy = np.array(figures, dtype=np.float64).reshape(-1, 5).T
-        hosts = np.array([*numbers, *[-1] * len(cascades)], dtype=np.intp)
-        variants = np.array([each.candidate.variant.name for each in both])
-        return cls(both, size, rps, max_rps, seconds, accuracy, hosts, variants)
+    def of(cls, listed: Sequence[Candidate], speeds: PointSpeeds) -> Self:
+        """Arrays without batches that are too large or too slow.
+
+        A cascade gathers its escalated rows into full batches; a batch's own run after it.
+        """
+        first, second = np.array([(c.first, c.second) for c in listed], dtype=np.intp).reshape(-1, 2).T
+        shares, split = np.array([(c.share, c.is_split) for c in listed]).reshape(-1, 2).T
+        alone = {c.first: n for n, c in enumerate(listed) if c.escalation is None}
+        again, is_split = second >= 0, split > 0
+        rps, seconds = speeds.rps[first], speeds.seconds[first]
+        both = again & ~is_split
+        rps[both] = 1.0 / (1.0 / rps[both] + shares[both, None] / speeds.rps[second[both]])
+        seconds[again] += speeds.escalated_seconds(second[again], shares[again])
+        fits = speeds.fits[first] & speeds.in_time[first]
+        fits[again] &= speeds.fits[second[again]]
+        beside = np.array([alone.get(point, -1) for point in second[is_split].tolist()], dtype=np.intp)
+        fits[is_split] &= (beside >= 0)[:, None] & fits[beside]
+        number, size = np.nonzero(fits)
+        position = np.cumsum(fits).reshape(fits.shape) - 1
+        hosts: dict[frozenset[str], int] = {frozenset(): -1}
+        hosted = [-1 if c.is_split else hosts.setdefault(c.switchable, len(hosts)) for c in listed]
+        return cls(
+            listed,
+            number,
+            speeds.sizes[size],
+            rps[fits],
+            speeds.max_rps([c.allowed for c in listed])[fits],
+            seconds[fits],
+            np.array([c.accuracy for c in listed])[number],
+            np.array(hosted, dtype=np.intp)[number],
+            np.array([c.variant.name for c in listed])[number],
+            position[beside][fits[is_split]],
+        )
+
+    def candidate(self, index: int) -> Candidate:
+        return self.listed[int(self.number[index])]
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,6 +130,6 @@ class OptionArrays:
         return np.where(self.own == self.other, planned, self.throughput_rps(candidates))
 
 
-def answered_rows(own: SizedCandidate, other: SizedCandidate, share: float) -> Mapping[AnsweredBy, float]:
+def answered_rows(own: Candidate, other: Candidate, share: float) -> Mapping[AnsweredBy, float]:
     """Shares of the rows by the point that answers them."""
     return mixed_rows(other.rows, own.rows, share) if share < 1.0 else own.rows

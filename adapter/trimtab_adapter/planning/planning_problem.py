@@ -26,6 +26,9 @@ ROUTER_RELEASE_MARGIN = 0.25
 """Load, in routers, by which fewer routers must suffice before one is released."""
 
 
+ProfiledPoint = tuple[Variant, OperatingPoint, PointProfile]
+
+
 class PlanningError(OperationFailed):
     """The pipeline and its profiles do not fit together; the message names the stage and what is missing."""
 
@@ -139,7 +142,7 @@ def _prompt_tokens(problem: PlanningProblem, stage: Stage, profile: PointProfile
     return tokens + own - observed if own and observed else tokens
 
 
-def profiled_points(problem: PlanningProblem, stage: Stage) -> list[tuple[Variant, OperatingPoint, PointProfile]]:
+def profiled_points(problem: PlanningProblem, stage: Stage) -> list[ProfiledPoint]:
     """The variants and operating points of a stage that were profiled with the cores they get."""
     if stage.name not in problem.profiles:
         raise PlanningError(f"stage {stage.name} has no profile; profile the pipeline first")

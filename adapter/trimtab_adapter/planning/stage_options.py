@@ -13,11 +13,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from trimtab_adapter.planning.candidate import candidates
-from trimtab_adapter.planning.group_mixes import group_mixes, split_cascades
+from trimtab_adapter.planning.group_mixes import group_mixes
 from trimtab_adapter.planning.latency import backlog_seconds, planned_seconds, required_replicas
 from trimtab_adapter.planning.mixes import Hulls, mixes, needed_replicas
-from trimtab_adapter.planning.option_arrays import CandidateArrays, Floats, Indices, OptionArrays, answered_rows
-from trimtab_adapter.planning.planning_problem import PlanningError, PlanningProblem
+from trimtab_adapter.planning.option_arrays import CandidateArrays, OptionArrays, answered_rows
+from trimtab_adapter.planning.planning_problem import PlanningError, PlanningProblem, profiled_points
+from trimtab_adapter.planning.point_speeds import Floats, Indices, PointSpeeds
 from trimtab_adapter.solvers.option_table import PLACEMENTS, OptionFigures, OptionTable
 from trimtab_adapter.solvers.program import Option, objective_weights
 from trimtab_pipelines.accuracy import accuracy_values
@@ -55,21 +56,17 @@ class StageBuilder:
     extra_seconds: float | None
     """Seconds beside queueing and service; None if rows wait for no batch."""
     candidates: CandidateArrays
-    second_points: Indices
-    """Of the cascades over two replica groups, which are the last candidates."""
     amounts: Floats
     """What one replica of each candidate requests, in the order of `Program.limits`; of shape [limits, candidates]."""
 
     @classmethod
     def of(cls, problem: PlanningProblem, stage: Stage, pin: Pin, sizes: Sequence[int], fraction: float) -> Self:
         """Raise PlanningError if the stage has no profile that any of its variants can use."""
-        spec, listed = problem.spec, [*candidates(problem, stage, pin)]
         waits = not stage.generates or problem.latency_target[0] != "slo.timeToFirstToken"
-        found = [sized for each in listed for sized in each.sized(sizes, spec.slo)]
-        cascades = split_cascades(found, spec.slo.quantile)
-        arrays = CandidateArrays.of(found, [cascade for cascade, _ in cascades])
-        amounts = {name: _amounts(spec, group) for group in replica_groups(stage) for name in group.names}
-        limits = len(next(iter(amounts.values())))
+        profiled = profiled_points(problem, stage)
+        listed = candidates(problem, stage, pin, profiled)
+        arrays = CandidateArrays.of(listed, PointSpeeds.of(problem, stage, profiled, sizes))
+        amounts = {name: _amounts(problem.spec, group) for group in replica_groups(stage) for name in group.names}
         return cls(
             problem,
             stage,
@@ -79,8 +76,7 @@ class StageBuilder:
             problem.sustained_stage_rps(stage.name) * fraction,
             (stage.embedding_transfer_seconds if stage.encodes else 0.0) if waits else None,
             arrays,
-            np.array([second for _, second in cascades], dtype=np.intp),
-            np.array([amounts[each.candidate.variant.name] for each in arrays.sized]).reshape(-1, limits).T,
+            np.array([amounts[each.variant.name] for each in listed]).T[:, arrays.number],
         )
 
     def options(self) -> OptionTable:
@@ -105,17 +101,18 @@ class StageBuilder:
         The planned operating point must carry the sustained load: most requests get the planned accuracy. Rows of the
         busiest second that even the fastest allowed point cannot carry wait, if `adaptation.peakWait` allows it.
         """
-        own, running = np.arange(len(self.candidates.sized) - self.second_points.size), self.running
+        arrays, running = self.candidates, self.running
+        own = np.arange(arrays.number.size - arrays.split_second.size)
         most_seconds = (self.problem.spec.adaptation.peak_wait or 0.0) * self.problem.latency_target[1]
         counts = [self._fewest(own, share * most_seconds) for share in ((0.0, 0.5, 1.0) if most_seconds else (0.0,))]
         fewest = counts[-1]
         if self.pin.replicas is not None:
             counts = [np.full(own.size, float(self.pin.replicas))]
         elif running is not None:
-            runs = [self._runs(n) for n in own.tolist()]
+            runs = self._same_models(running)[own] & (arrays.batch_size[own] == running.batch_size)
             counts.append(np.where(runs, float(running.replicas), fewest))
         bounds = {variant.name: self.stage.max_replicas_of(variant) for variant in self.stage.variants}
-        most = np.array([bounds[name] for name in self.candidates.variants[own].tolist()])
+        most = np.array([bounds[name] for name in arrays.variants[own].tolist()])
         pairs = np.unique(np.stack((np.tile(own, len(counts)), np.concatenate(counts))), axis=1)
         own, replicas = pairs[0].astype(np.intp), pairs[1]
         found = OptionArrays(own, own, np.ones(own.size), replicas, np.zeros(own.size))
@@ -130,15 +127,15 @@ class StageBuilder:
 
     def _split_cascades(self, needed: Floats) -> OptionArrays:
         """Cascades over two groups, each with its fewest replicas, and with the current numbers."""
-        own = np.arange(len(self.candidates.sized) - self.second_points.size, len(self.candidates.sized))
-        escalations = [self.candidates.sized[n].candidate.escalation for n in own.tolist()]
-        shares = np.array([0.0 if escalation is None else escalation.share for escalation in escalations])
-        others = np.maximum(np.ceil(shares * needed[self.second_points] - 1e-9), 1.0)
-        found = OptionArrays(own, self.second_points, np.ones(own.size), self._fewest(own), others)
+        arrays, seconds = self.candidates, self.candidates.split_second
+        own = np.arange(arrays.number.size - seconds.size, arrays.number.size)
+        cascades = [arrays.candidate(n) for n in own.tolist()]
+        others = np.maximum(np.ceil(np.array([each.share for each in cascades]) * needed[seconds] - 1e-9), 1.0)
+        found = OptionArrays(own, seconds, np.ones(own.size), self._fewest(own), others)
         parts, running = [found], self.running
         if running is not None and len(running.groups) == 2:
             first, second = (float(group.replicas) for group in running.groups)
-            same = np.array([escalation == running.planned_escalation for escalation in escalations], dtype=np.bool_)
+            same = np.array([each.escalation == running.planned_escalation for each in cascades], dtype=np.bool_)
             again = found.take(same & (found.replicas <= first) & (others <= second))
             parts.append(again.with_replicas(first, second))
         found = OptionArrays.join(parts)
@@ -163,10 +160,10 @@ class StageBuilder:
     def _required(self, load_rps: float, replica_rps: Floats) -> Floats:
         return required_replicas(load_rps, replica_rps, self.problem.spec.adaptation.target_utilization)
 
-    def _runs(self, index: int) -> bool:
-        """Whether a candidate runs now."""
-        sized, running = self.candidates.sized[index], self.running
-        return running is not None and sized.batch_size == running.batch_size and sized.candidate.matches(running)
+    def _same_models(self, running: StagePlan) -> NDArray[np.bool_]:
+        """Whether each candidate is the running one, at any batch size."""
+        same = [each.matches(running) for each in self.candidates.listed]
+        return np.array(same, dtype=np.bool_)[self.candidates.number]
 
     def _figures(self, found: OptionArrays) -> _Figures:
         arrays, own, others = self.candidates, self.amounts[:, found.own], self.amounts[:, found.other]
@@ -193,13 +190,13 @@ class StageBuilder:
 
         def create(n: int) -> Option:
             own, other, share = int(found.own[n]), int(found.other[n]), float(found.share[n])
-            first, second = self.candidates.sized[own], self.candidates.sized[other]
-            candidate, count = first.candidate, int(found.other_replicas[n])
+            first, second = self.candidates.candidate(own), self.candidates.candidate(other)
+            count = int(found.other_replicas[n])
             cores, gpus, cost, *used = figures.amounts[:, n].tolist()
             return Option(
-                variant=candidate.variant.name,
-                operating_point=candidate.point.name,
-                batch_size=first.batch_size,
+                variant=first.variant.name,
+                operating_point=first.point.name,
+                batch_size=int(sizes[n]),
                 replicas=int(found.replicas[n]),
                 cores=cores,
                 gpus=int(gpus),
@@ -209,12 +206,12 @@ class StageBuilder:
                 latency_seconds=float(figures.latency_seconds[n]),
                 throughput_rps=float(figures.throughput_rps[n]),
                 penalty=float(penalties[n]),
-                planned_escalation=candidate.escalation,
-                other_groups=(_group_plan(second.candidate.variant, count),) if count else (),
+                planned_escalation=first.escalation,
+                other_groups=(_group_plan(second.variant, count),) if count else (),
                 rows=partial(answered_rows, first, second, share) if count else None,
                 mixed=share < 1.0,
-                least_accuracy=1.0 if own == other else (second if share < 1.0 else first).candidate.point_accuracy,
-                disaggregated=placements[candidate.variant.name],
+                least_accuracy=1.0 if own == other else (second if share < 1.0 else first).point_accuracy,
+                disaggregated=placements[first.variant.name],
                 flavors=dict(zip(flavors, used, strict=True)) if flavors else _NO_FLAVORS,
             )
 
@@ -235,9 +232,10 @@ class StageBuilder:
         objective, running = self.problem.spec.objective, self.running
         if running is None:
             return np.zeros(found.own.size)
-        matches = np.array([sized.candidate.matches(running) for sized in self.candidates.sized], dtype=np.bool_)
         beside = np.where(found.other_replicas > 0, self.candidates.variants[found.other], "")
-        same = matches[found.own] & (beside == ", ".join(group.variant for group in running.other_groups))
+        same = self._same_models(running)[found.own] & (
+            beside == ", ".join(group.variant for group in running.other_groups)
+        )
         others = running.all_replicas - running.replicas
         counts = (found.replicas == running.replicas) & (found.other_replicas == others)
         unchanged = same & counts & (sizes == running.batch_size)

@@ -37,18 +37,17 @@ class Hulls:
         hosted, sizes, seconds = candidates.hosted, candidates.batch_size, 1.0 / candidates.rps
         order = np.lexsort((-candidates.accuracy, seconds, hosted, sizes))
         order = order[hosted[order] >= 0]
-        several = np.array([len(each.switchable) > 1 for each in candidates.listed])[candidates.number]
-        for group in np.split(order, 1 + np.flatnonzero(np.diff(hosted[order]) | (np.diff(sizes[order]) > 0))):
-            accuracy = candidates.accuracy[group]
-            rising = group[np.diff(np.maximum.accumulate(accuracy), prepend=-1.0) > 0]
-            hull = list[tuple[float, float, int]]()
-            for corner in zip(
-                *(each[rising].tolist() for each in (seconds, candidates.accuracy)), rising.tolist(), strict=True
-            ):
-                extend_hull(hull, corner)
-                if len(hull) > 1 and several[rising[0]]:
-                    neighbors.append((hull[-2][2], hull[-1][2]))
-            corners += [index for _, _, index in hull]
+        several = np.array([len(each.switchable) > 1 for each in candidates.listed])[candidates.number].tolist()
+        keys = zip(sizes[order].tolist(), hosted[order].tolist(), strict=True)
+        figures = zip(seconds[order].tolist(), candidates.accuracy[order].tolist(), order.tolist(), strict=True)
+        before, hull = None, list[tuple[float, float, int]]()
+        for key, corner in zip(keys, figures, strict=True):
+            if key != before:
+                corners += [index for _, _, index in hull]
+                before, hull = key, []
+            if extend_hull(hull, corner) and len(hull) > 1 and several[corner[2]]:
+                neighbors.append((hull[-2][2], hull[-1][2]))
+        corners += [index for _, _, index in hull]
         return cls(np.array(neighbors, dtype=np.intp).reshape(-1, 2).T, np.array(corners, dtype=np.intp))
 
 

@@ -30,8 +30,6 @@ Line = tuple[float, float, int, Any]
 Lines = list[Line]
 """Slopes rising, intercepts falling."""
 _SLOPE = itemgetter(0)
-_ROUNDING = 1e-9
-"""By how much a product of accuracies is taken to be off."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,37 +98,27 @@ class LagrangianBounds:
 
 
 def suffixes(
-    accuracy_weight: float, priced: Sequence[Floats], values: Sequence[Floats], unused: float, *, is_product: bool
+    accuracy_weight: float, priced: Sequence[Floats], arrays: ProgramArrays, unused: float
 ) -> tuple[Lines, ...]:
     """Build the envelopes of all suffixes, last stage first; each bound begins with what is `unused`."""
-    least, most = span(accuracy_weight, values, is_product=is_product)
+    least, most = (accuracy_weight * arrays.span).tolist()
     lines: Lines = [(1.0, unused, -1, None)]
     parts = [lines]
-    for k in reversed(range(len(values))):
-        if is_product:
+    for k in reversed(range(len(priced))):
+        value = arrays.columns[k].value
+        if arrays.is_product:
             # An option that is nowhere highest before any of the suffix's lines is nowhere highest with it.
-            options = _upper(_falling(values[k], -priced[k]), least[k] * lines[0][0], most[k] * lines[-1][0])
+            options = _upper(_falling(value, -priced[k]), least[k] * lines[0][0], most[k] * lines[-1][0])
             put_before = [
-                (value * line[0], gain + line[1], pick, line) for value, gain, pick, _ in options for line in lines
+                (factor * line[0], gain + line[1], pick, line) for factor, gain, pick, _ in options for line in lines
             ]
             lines = _upper(put_before, least[k], most[k])
         else:
-            reach = accuracy_weight * values[k] - priced[k]
+            reach = accuracy_weight * value - priced[k]
             pick = int(reach.argmax())
             lines = [(1.0, lines[0][1] + float(reach[pick]), pick, lines[0])]
         parts.append(lines)
     return tuple(reversed(parts))
-
-
-def span(accuracy_weight: float, values: Sequence[Floats], *, is_product: bool) -> tuple[list[float], list[float]]:
-    """The least and the greatest value that prefixes before each stage can have, rounding included."""
-    if is_product:
-        least = np.cumprod([accuracy_weight, *(value.min() for value in values)])
-        most = np.cumprod([accuracy_weight, *(value.max() for value in values)])
-    else:
-        least = accuracy_weight * np.cumsum([0.0, *(value.min() for value in values)])
-        most = accuracy_weight * np.cumsum([0.0, *(value.max() for value in values)])
-    return (least * (1 - _ROUNDING)).tolist(), (most * (1 + _ROUNDING)).tolist()
 
 
 def _falling(slopes: Floats, intercepts: Floats) -> Lines:
@@ -268,11 +256,8 @@ def _probe(program: Program, arrays: ProgramArrays, prices: Prices) -> _Probe:
         prices.of(column.cost, share * column.seconds, column.uses)
         for column, share in zip(arrays.columns, arrays.flow, strict=True)
     ]
-    values = [column.value for column in arrays.columns]
     accuracy_weight = program.weights.accuracy + prices.floor
-    lines = suffixes(
-        accuracy_weight, priced, values, prices.unused(program, arrays.limits), is_product=arrays.is_product
-    )
+    lines = suffixes(accuracy_weight, priced, arrays, prices.unused(program, arrays.limits))
     bounds = LagrangianBounds(prices, accuracy_weight, lines, arrays.is_product)
     picks, bound = bounds.greedy()
     picked = [column.value[pick] for column, pick in zip(arrays.columns, picks, strict=True)]

@@ -13,6 +13,8 @@ from trimtab_adapter.solvers.program import COST, TOLERANCE, Program
 
 Resource = Literal["second", "floor"] | int
 """A constraint: the SLO, the accuracy floor, or the index of a limit in `ProgramArrays`."""
+_ROUNDING = 1e-9
+"""By how much a product of accuracies is taken to be off."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,6 +52,8 @@ class ProgramArrays:
     min_uses: Floats
     """Of the stages from k on, of shape [limits, stages + 1]."""
     max_value: Floats
+    span: Floats
+    """The least and the greatest value of the stages before each one, rounding included; of shape [2, stages + 1]."""
     is_product: bool
     differs: bool
     """Whether `Program.other_than` is set."""
@@ -83,10 +87,20 @@ def to_arrays(program: Program) -> ProgramArrays | None:
         limits=tuple(program.limits[n] for n in binding),
         min_uses=np.array([_suffix_sum([c.uses[n].min() for c in columns]) for n in range(binding.size)]),
         max_value=np.cumprod([1.0, *values[::-1]])[::-1] if is_product else _suffix_sum(values),
+        span=_span([column.value for column in columns], is_product=is_product),
         is_product=is_product,
         differs=program.other_than is not None,
         has_placement_choice=places,
     )
+
+
+def _span(values: Sequence[Floats], *, is_product: bool) -> Floats:
+    extremes = np.array([(value.min(), value.max()) for value in values]).T
+    if is_product:
+        span = np.cumprod(np.column_stack((np.ones(2), extremes)), axis=1)
+    else:
+        span = np.cumsum(np.column_stack((np.zeros(2), extremes)), axis=1)
+    return np.asarray(span * [[1 - _ROUNDING], [1 + _ROUNDING]])
 
 
 def _fitting(program: Program, figures: OptionFigures) -> NDArray[np.intp]:

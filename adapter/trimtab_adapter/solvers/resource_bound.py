@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from trimtab_adapter.solvers.dominance import undominated
-from trimtab_adapter.solvers.lagrangian_bound import Prices, span
+from trimtab_adapter.solvers.lagrangian_bound import Prices
 from trimtab_adapter.solvers.option_table import Floats
 from trimtab_adapter.solvers.program import TOLERANCE, Program
 from trimtab_adapter.solvers.program_arrays import Labels, ProgramArrays, Resource
@@ -84,9 +84,11 @@ def _additive(values: Floats, *, is_product: bool) -> Floats:
 
 
 KNOTS = 6
-CELLS = {1: 128, 2: 32}
+CELLS = {1: 128, 2: 24}
 """Of each resource, by how many are counted."""
 MAX_COUNTED = max(CELLS)
+_BLOCK = 16
+"""Options whose reach is computed at once: few enough for the processor's cache."""
 _NEVER = -1e30
 """Bound of a label without completion; finite, so that interpolation does not give NaN."""
 
@@ -143,7 +145,8 @@ def resource_bound(
     prices = best.at(0.0, *resources)
     discretizations = [discretize(program, arrays, resource, CELLS[len(resources)]) for resource in resources]
     accuracy_weight = program.weights.accuracy + prices.floor
-    axes = _axes(accuracy_weight, [column.value for column in arrays.columns], is_product=arrays.is_product)
+    least, most = accuracy_weight * arrays.span
+    axes = [_Axis(low, max(high - low, 1e-12) / (KNOTS - 1)) for low, high in zip(least, most, strict=True)]
     behind = axes[-1].knots() + prices.unused(program, arrays.limits)
     shape = (KNOTS, *(each.cells + 1 for each in discretizations))
     parts = [np.broadcast_to(behind.reshape(-1, *(1 for _ in discretizations)), shape).copy()]
@@ -168,23 +171,17 @@ def _before(
     it. `filled` and `priced` have shape [options]: cells of each resource, and priced cost.
     """
     more = (1,) * (rest.ndim - 1)
-    low, by_option = rest[knot], rest[knot + 1]
-    by_option -= low
-    by_option *= beyond.reshape(*beyond.shape, *more)
-    by_option += low
-    by_option -= priced.reshape(-1, 1, *more)
-    best = np.full(rest.shape, _NEVER)
-    for reached, cells in zip(by_option, filled, strict=True):
-        # A label with at least these cells left continues with the remaining ones.
-        to = (slice(None), *(slice(taken, None) for taken in cells))
-        of = (
-            slice(None),
-            *(slice(None, max(0, size - taken)) for taken, size in zip(cells, rest.shape[1:], strict=True)),
-        )
-        np.maximum(best[to], reached[of], out=best[to])
+    rise, best = rest[1:] - rest[:-1], np.full(rest.shape, _NEVER)
+    for start in range(0, len(filled), _BLOCK):
+        block = slice(start, start + _BLOCK)
+        by_option = rise[knot[block]]
+        by_option *= beyond[block].reshape(-1, rest.shape[0], *more)
+        by_option += rest[knot[block]]
+        by_option -= priced[block].reshape(-1, 1, *more)
+        for reached, cells in zip(by_option, filled[block], strict=True):
+            # A label with at least these cells left continues with the remaining ones.
+            to = (slice(taken, None) for taken in cells)
+            of = (slice(None, max(0, size - taken)) for taken, size in zip(cells, rest.shape[1:], strict=True))
+            left = best[(slice(None), *to)]
+            np.maximum(left, reached[(slice(None), *of)], out=left)
     return best
-
-
-def _axes(accuracy_weight: float, values: Sequence[Floats], *, is_product: bool) -> list[_Axis]:
-    least, most = span(accuracy_weight, values, is_product=is_product)
-    return [_Axis(low, max(high - low, 1e-12) / (KNOTS - 1)) for low, high in zip(least, most, strict=True)]

@@ -4,6 +4,7 @@ import base64
 import json
 import time
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -66,22 +67,24 @@ class ChatClient(Client):
     def encode(
         self, inputs: tuple[Tensor, ...], outputs: tuple[str, ...], parameters: Mapping[str, Any], request_id: str = ""
     ) -> bytes:
-        """Encode the tensors `messages` and `images` as a chat completion request.
+        """Encode the tensors `messages`, `images` and `options` as a chat completion request.
 
         Raises LoadError if there are other tensors, or parameters, which a chat completion request cannot hold.
         """
         del outputs, request_id
-        tensors = {tensor.name: tensor.array for tensor in inputs}
-        if "messages" not in tensors or not tensors.keys() <= {"messages", "images"} or parameters:
+        tensors = {tensor.name: tensor.array.reshape(-1).tolist() for tensor in inputs}
+        if "messages" not in tensors or not tensors.keys() <= {"messages", "images", "options"} or parameters:
             names = ", ".join([*tensors, *parameters])
-            raise LoadError(f"--protocol chat sends only `messages` and `images`; the pipeline's requests have {names}")
-        images = iter(tensors["images"].reshape(-1).tolist() if "images" in tensors else ())
+            chat = "`messages`, `images` and `options`"
+            raise LoadError(f"--protocol chat sends only {chat}; the pipeline's requests have {names}")
+        images = iter(tensors.get("images", ()))
         try:
-            messages = [_with_images(message, images) for message in json.loads(tensors["messages"].reshape(-1)[0])]
+            messages = [_with_images(message, images) for message in json.loads(tensors["messages"][0])]
         except (ValueError, KeyError, TypeError) as error:
-            start = tensors["messages"].reshape(-1)[0][:80]
+            start = tensors["messages"][0][:80]
             raise LoadError(f"`messages` {start!r} is not a JSON list of OpenAI messages: {error!r}") from error
-        return json.dumps({"model": self.model, "messages": messages, "stream": True}).encode()
+        own = {"model": self.model, "messages": messages, "stream": True}
+        return json.dumps(_fields(tensors["options"][0] if "options" in tensors else b"{}") | own).encode()
 
     async def send(self, encoded: bytes, request_id: str = "") -> ClientResponse:
         if self._session is None:
@@ -121,6 +124,15 @@ class ChatClient(Client):
     async def close(self) -> None:
         if self._session is not None:
             await self._session.close()
+
+
+def _fields(options: bytes) -> dict[str, Any]:
+    """Fields of a request that are the input `options`."""
+    with suppress(ValueError):
+        fields = json.loads(options)
+        if isinstance(fields, dict):
+            return fields
+    raise LoadError(f"`options` {options[:80]!r} is not a JSON object of OpenAI's fields, such as max_tokens")
 
 
 def _with_images(message: dict[str, Any], images: Iterator[bytes]) -> dict[str, Any]:

@@ -103,7 +103,7 @@ def test_report_prints_json_and_writes_html(tmp_path: Path, capsys: Captured) ->
         (("loadtest",), "no load"),
         (
             ("loadtest", "--load", "20", "--duration", "1", "--protocol", "chat"),
-            "--protocol chat sends only `messages` and `images`",
+            "--protocol chat sends only `messages`, `images` and `options`",
         ),
         (("plan", "--load", "5", "--profiles", "{folder}/first.yaml"), "first.yaml: no profile of stage second"),
         (("explain", "--profiles", "{folder}/first.yaml"), "give --load"),

@@ -161,7 +161,7 @@ async def test_chat_request_matches_openai_clients(tmp_path):
     ("inputs", "parameters"), [((Tensor.of("x", np.zeros(1)),), {}), (a_chat(), {"timeout": 1}), ((), {})]
 )
 def test_payload_without_a_chat_is_rejected_by_name(inputs, parameters):
-    with pytest.raises(LoadError, match=r"--protocol chat sends only `messages` and `images`"):
+    with pytest.raises(LoadError, match=r"--protocol chat sends only `messages`, `images` and `options`"):
         ChatClient("127.0.0.1:1", "lmm", OPEN).encode(inputs, (), parameters)
 
 
@@ -169,6 +169,19 @@ def test_payload_without_a_chat_is_rejected_by_name(inputs, parameters):
 def test_invalid_messages_are_rejected(said):
     with pytest.raises(LoadError, match=r"is not a JSON list of OpenAI messages"):
         ChatClient("127.0.0.1:1", "lmm", OPEN).encode((Tensor("messages", "BYTES", strings(said)),), (), {})
+
+
+def test_options_are_fields_of_the_request():
+    client, options = ChatClient("127.0.0.1:1", "lmm", OPEN), b'{"max_tokens": 5, "stream": false, "model": "other"}'
+    sent = json.loads(client.encode((*a_chat(), Tensor("options", "BYTES", strings(options))), (), {}))
+
+    assert (sent["max_tokens"], sent["stream"], sent["model"]) == (5, True, "lmm")
+
+
+@pytest.mark.parametrize("options", [b"max_tokens=5", b"[5]", b'"5"'])
+def test_invalid_options_are_rejected(options):
+    with pytest.raises(LoadError, match=r"is not a JSON object"):
+        ChatClient("127.0.0.1:1", "lmm", OPEN).encode((*a_chat(), Tensor("options", "BYTES", strings(options))), (), {})
 
 
 class Chats:

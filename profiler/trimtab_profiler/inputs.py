@@ -91,10 +91,12 @@ def _noise(seed: int) -> bytes:
 
 
 def stage_rows(pipeline: InferencePipeline, stage: Stage, known: Rows, count: int) -> dict[str, Array]:
-    """Rows of each input of a stage, [≥ 1, …]; random if unknown."""
+    """Rows of each input of a stage, [≥ 1, …]; random if unknown. Samples may lack optional inputs of the request."""
     gathered = {}
     for stage_input in stage.inputs:
         rows = known.get(stage_input.source)
+        if rows is None and known and stage_input.optional and stage_input.source.startswith(f"{REQUEST}."):
+            continue
         if rows is None or not len(rows):
             tensor = source_of(pipeline.spec, stage_input.source)
             law = synthetic_inputs.input_law(pipeline, stage_input.source) if tensor.datatype == BYTES else None

@@ -91,3 +91,39 @@ def test_planned_latency_is_kept_when_batches_are_played_out(batch_size, replica
 
     assert np.mean(seconds <= planned) >= 0.98
     assert planned <= 6 * np.quantile(seconds, 0.99)
+
+
+def simulated_waits(load_rps, servers):
+    """Waits of Poisson arrivals for the first free one of some servers, which each takes a second."""
+    free, waits = [0.0] * servers, []
+    for arrived in np.cumsum(np.random.default_rng(3).exponential(1.0 / load_rps, 100_000)).tolist():
+        start = max(arrived, heapq.heappop(free))
+        waits.append(start - arrived)
+        heapq.heappush(free, start + 1.0)
+    return np.array(waits)
+
+
+@pytest.mark.parametrize("slots", [1, 4, 8, 32])
+@pytest.mark.parametrize("utilisation", [0.5, 0.7, 0.85])
+@pytest.mark.parametrize("quantile", [0.5, 0.9, 0.99])
+def test_wait_for_a_slot_is_that_of_a_simulated_queue(slots, utilisation, quantile):
+    waits = simulated_waits(utilisation * slots, slots)
+    planned = latency.slot_wait_seconds(utilisation * slots, float(slots), float(slots), quantile)
+
+    assert planned == pytest.approx(np.quantile(waits, quantile), rel=0.25, abs=0.1)
+    assert latency.slot_wait_seconds(slots * 1.0, float(slots), float(slots), quantile) == math.inf
+
+
+@pytest.mark.parametrize("utilisation", [0.1, 0.5, 0.8])
+@pytest.mark.parametrize("quantile", [0.5, 0.9, 0.99])
+def test_prefill_is_planned_no_faster_than_in_a_simulated_queue(utilisation, quantile):
+    seconds = np.quantile(simulated_waits(utilisation, 1) + 1.0, quantile)
+    planned = latency.first_token_seconds(1.0, 100.0, 100.0, utilisation, quantile)
+
+    assert 0.95 * seconds <= planned <= 2.5 * seconds
+
+
+def test_prefill_is_of_one_prompt_to_a_full_batch():
+    assert latency.first_token_seconds(0.1, 0.8, 8.0, 0.0, 0.99) == pytest.approx(0.1)
+    assert latency.first_token_seconds(0.1, 0.8, 8.0, 2.0, 0.99) == pytest.approx(0.8)
+    assert latency.first_token_seconds(0.1, 0.1, 1.0, 0.5, 0.99) == pytest.approx(0.1)

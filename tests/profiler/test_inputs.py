@@ -10,6 +10,7 @@ import pytest
 from PIL import Image as Pillow
 
 from tests.builders import a_pipeline, a_stage, a_variant, an_echo_pipeline
+from tests.router.chats import a_chat_pipeline
 from tests.router.disaggregated import a_disaggregated_pipeline
 from trimtab.commands.profile import sample_rows
 from trimtab_loadtester.payloads.labelled import LabelledPayloads
@@ -70,6 +71,13 @@ def test_stage_without_known_rows_gets_random_ones(known) -> None:
     rows = inputs.stage_rows(PIPELINE, PIPELINE.spec.stage("second"), known, 3)
 
     assert rows["x"].shape == (3, 5)
+
+
+def test_stage_gets_no_optional_inputs_that_samples_lack() -> None:
+    pipeline = a_chat_pipeline()
+    known = {"request.inputs.messages": np.array([b"[]"], dtype=object)}
+
+    assert inputs.stage_rows(pipeline, pipeline.spec.stage("text"), known, 2).keys() == {"messages"}
 
 
 def test_stage_after_a_detector_that_finds_nothing_gets_images() -> None:

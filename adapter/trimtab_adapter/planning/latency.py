@@ -41,6 +41,34 @@ def backlog_seconds(load_rps: float, throughput_rps: Figure, quantile: float, ro
     return cast("Figure", np.where(utilisation < 1.0, seconds, math.inf)[()])
 
 
+def first_token_seconds(
+    row_seconds: Figure, batch_seconds: Figure, batch_size: Figure, utilisation: Figure, quantile: float
+) -> Figure:
+    """The time to first token of a chat that finds a free slot, at a quantile.
+
+    Prompts queue for prefill, which then takes as long as that of all of them together, between `row_seconds` of one
+    and `batch_seconds` of a full batch. Utilisation is that of prefill; the queue is that of M/M/1, in which more than
+    n others are found with probability utilisation^n.
+    """
+    with np.errstate(divide="ignore"):
+        others = math.log(1.0 - quantile) / np.log(np.minimum(utilisation, 1.0 - 1e-9))
+    share = np.minimum(others / np.maximum(batch_size - 1.0, 1.0), np.minimum(batch_size - 1.0, 1.0))
+    seconds: Figure = row_seconds + (batch_seconds - row_seconds) * share
+    return seconds
+
+
+def slot_wait_seconds(load_rps: float, throughput_rps: Figure, slots: Figure, quantile: float) -> Figure:
+    """The wait of a chat for a free slot, at a quantile: that of a queue with many servers (Sakasegawa 1977).
+
+    With deterministic service, waits are half as long as with exponential service.
+    """
+    with np.errstate(divide="ignore", invalid="ignore"):
+        utilisation = np.divide(load_rps, throughput_rps)
+        waiting = utilisation ** (np.sqrt(2.0 * (slots + 1.0)) - 1.0)
+        seconds = np.log(np.maximum(waiting / (1.0 - quantile), 1.0)) / (2.0 * (1.0 - utilisation) * throughput_rps)
+    return cast("Figure", np.where(utilisation < 1.0, seconds, math.inf)[()])
+
+
 def planned_seconds(service_seconds: Figure, replicas: Figure, backlog: Figure, quantile: float) -> Figure:
     """The latency of a stage under work-conserving batches: backlog, wait for a busy replica, service time.
 

@@ -25,7 +25,11 @@ class CandidateArrays:
     max_rps: Floats
     """The same at the fastest operating point that may run such batches."""
     seconds: Floats
-    """Service time of a full batch at the SLO's quantile."""
+    """Service time of a full batch at the SLO's quantile; of a generation stage, the time to its first tokens."""
+    row_seconds: Floats
+    """Service time of one row."""
+    first_rps: Floats
+    """Rows per second whose first tokens one replica computes."""
     accuracy: Floats
     hosted: Indices
     """Number of the variants that the replica hosts; -1 if other points may serve no rows."""
@@ -62,6 +66,8 @@ class CandidateArrays:
             rps[fits],
             speeds.max_rps([c.allowed for c in listed])[fits],
             seconds[fits],
+            speeds.row_seconds[first][number],
+            speeds.first_rps[first][fits],
             np.array([c.accuracy for c in listed])[number],
             np.array(hosted, dtype=np.intp)[number],
             np.array([c.variant.name for c in listed])[number],

@@ -34,6 +34,10 @@ class PointSpeeds:
     """Service times; of a generation stage, times to first token."""
     fits: NDArray[np.bool_]
     """Whether a batch is not too large for the variant."""
+    row_seconds: Floats
+    """Those of one row, of shape [points]."""
+    first_rps: Floats
+    """Rows per second whose first tokens one replica computes; `rps` for stages that do not generate."""
     in_time: NDArray[np.bool_]
     """Whether time per output token and latency meet the SLO; True for stages that do not generate."""
 
@@ -51,16 +55,21 @@ class PointSpeeds:
         profiles = [profile for _, _, profile in profiled]
         ratios = [service_ratio(problem, stage, variant, profile) for variant, _, profile in profiled]
         by_point = np.array(ratios)[:, None]
-        first_tokens = (profile.to_first_token for profile in profiles)
-        seconds = [[curve.latency_seconds(size, slo.quantile) for size in sizes] for curve in first_tokens]
+        curves = [profile.to_first_token for profile in profiles]
+        rps = np.array([[profile.throughput_rps(size) for size in sizes] for profile in profiles]) / by_point
+        first_rps = rps
+        if stage.generates:
+            first_rps = np.array([[curve.throughput_rps(size) for size in sizes] for curve in curves]) / by_point
         return cls(
             profiles,
             ratios,
             slo.quantile,
             np.array(sizes, dtype=np.float64),
-            np.array([[profile.throughput_rps(size) for size in sizes] for profile in profiles]) / by_point,
-            np.array(seconds) * by_point,
+            rps,
+            np.array([[curve.latency_seconds(size, slo.quantile) for size in sizes] for curve in curves]) * by_point,
             np.array(sizes) <= np.array([most_rows(variant, rows) for variant, _, _ in profiled])[:, None],
+            np.array([curve.latency_seconds(1, slo.quantile) for curve in curves]) * ratios,
+            first_rps,
             np.array([[_generates_in_time(profile, size, slo) for size in sizes] for profile in profiles]),
         )
 

@@ -14,7 +14,13 @@ from numpy.typing import NDArray
 
 from trimtab_adapter.planning.candidate import candidates
 from trimtab_adapter.planning.group_mixes import group_mixes
-from trimtab_adapter.planning.latency import backlog_seconds, planned_seconds, required_replicas
+from trimtab_adapter.planning.latency import (
+    backlog_seconds,
+    first_token_seconds,
+    planned_seconds,
+    required_replicas,
+    slot_wait_seconds,
+)
 from trimtab_adapter.planning.mixes import Hulls, mixes, needed_replicas
 from trimtab_adapter.planning.option_arrays import CandidateArrays, OptionArrays, answered_rows
 from trimtab_adapter.planning.planning_problem import PlanningError, PlanningProblem, profiled_points
@@ -168,16 +174,28 @@ class StageBuilder:
     def _figures(self, found: OptionArrays) -> _Figures:
         arrays, own, others = self.candidates, self.amounts[:, found.own], self.amounts[:, found.other]
         requested = own * found.replicas + others * found.other_replicas
-        seconds, quantile = found.seconds(arrays), self.problem.spec.slo.quantile
-        rows = self.problem.rows(self.stage.name)
-        throughput_rps = found.throughput_rps(arrays)
-        latency = backlog_seconds(self.sustained_rps, found.carried_rps(arrays), quantile, rows)
-        latency = np.maximum(latency, self.load_rps / throughput_rps - 1.0)  # what the busiest second leaves
+        return _Figures(requested, found.accuracy(arrays), self._latency_seconds(found), found.throughput_rps(arrays))
+
+    def _latency_seconds(self, found: OptionArrays) -> Floats:
+        arrays, quantile = self.candidates, self.problem.spec.slo.quantile
+        carried_rps, seconds = found.carried_rps(arrays), found.seconds(arrays)
+        after_peak = self.load_rps / found.throughput_rps(arrays) - 1.0  # what the busiest second leaves
         if self.extra_seconds is None:
-            latency = seconds + latency
-        else:
-            latency = planned_seconds(seconds, found.least_replicas, latency, quantile) + self.extra_seconds
-        return _Figures(requested, found.accuracy(arrays), latency, throughput_rps)
+            slots = found.replicas * arrays.batch_size[found.own]
+            wait = np.maximum(slot_wait_seconds(self.sustained_rps, carried_rps, slots, quantile), after_peak)
+            first_seconds = np.maximum(self._first_seconds(found, found.own), self._first_seconds(found, found.other))
+            # A chat waits for a slot, or for the prefill of others that found one with it.
+            return np.asarray(np.maximum(first_seconds, wait + arrays.row_seconds[found.own]))
+        backlog = backlog_seconds(self.sustained_rps, carried_rps, quantile, self.problem.rows(self.stage.name))
+        wait = np.maximum(backlog, after_peak)
+        return planned_seconds(seconds, found.least_replicas, wait, quantile) + self.extra_seconds
+
+    def _first_seconds(self, found: OptionArrays, half: Indices) -> Floats:
+        """Time to first token of chats that find a free slot at one of an option's candidates."""
+        arrays = self.candidates
+        utilisation = self.sustained_rps / (found.replicas * arrays.first_rps[half])
+        row_seconds, seconds, sizes = arrays.row_seconds[half], arrays.seconds[half], arrays.batch_size[half]
+        return first_token_seconds(row_seconds, seconds, sizes, utilisation, self.problem.spec.slo.quantile)
 
     def _table(self, found: OptionArrays, figures: _Figures) -> OptionTable:
         values = accuracy_values(self.stage, self.problem.spec.objective, figures.accuracy)

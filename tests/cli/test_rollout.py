@@ -204,10 +204,11 @@ def test_drained_replica_stops_when_idle_or_timed_out() -> None:
     draining = replace(ready("read-0", "s", 0.25), state="draining", draining_since=10.0)
     kept, target = ready("read-1", "s", 0.25), StageTarget("read", "s", 1, 0.25)
 
-    def at(now: float, replica: Replica) -> list[Action]:
-        return decide([target], [replica, kept], limit_cores=1, serving={"read": "s"}, now=now)
+    def at(now: float, replica: Replica, drain_seconds: float = 30.0) -> list[Action]:
+        replicas, serving = [replica, kept], {"read": "s"}
+        return decide([target], replicas, limit_cores=1, serving=serving, now=now, drain_seconds=drain_seconds)
 
-    assert at(12.0, draining) == []
+    assert at(12.0, draining) == at(41.0, draining, 60.0) == []
     assert at(12.0, replace(draining, idle=True)) == [Stop("read-0")]
     assert at(41.0, draining) == [Stop("read-0")]
 

@@ -214,6 +214,7 @@ class ReplicaManager:
             serving=serving,
             now=self.clock(),
             not_before=self._not_before,
+            drain_seconds=self.site.pipeline.spec.slo.drain_seconds,
         )
         for action in actions:
             log.info("%s", action)

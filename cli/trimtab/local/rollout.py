@@ -14,10 +14,9 @@ from dataclasses import dataclass, replace
 from trimtab_pipelines import rollout
 from trimtab_pipelines.errors import pause_seconds
 from trimtab_pipelines.rollout import Capacity, ReplicaGroupState, ReplicaState
-from trimtab_pipelines.spec import InferencePipeline
+from trimtab_pipelines.spec import MIN_DRAIN_SECONDS, InferencePipeline
 from trimtab_pipelines.stages import Stage
 
-DRAIN_LIMIT_SECONDS = 30.0
 FIRST_BACKOFF_SECONDS = 0.5
 LONGEST_BACKOFF_SECONDS = 30.0
 MEMORY_SHARE = 0.6
@@ -118,15 +117,17 @@ def decide(
     serving: Mapping[str, str],
     now: float,
     not_before: Mapping[str, float] | None = None,
+    drain_seconds: float = MIN_DRAIN_SECONDS,
 ) -> list[Action]:
     """Decide the next actions, given every replica with a process, including those being stopped.
 
     `targets` has one or more for each stage, `serving` the variant that the router uses, if known, `not_before` the
-    earliest time of a stage's next start after failures. Times are seconds on one clock.
+    earliest time of a stage's next start after failures. Times are seconds on one clock. After `drain_seconds` a
+    draining replica is stopped, whatever it still serves.
     """
     planned = {target.stage: target.variant for target in reversed(targets)}
     unused = {f"{stage}: {v}" for stage, v in planned.items() if serving.get(stage, v) != v}
-    actions: list[Action] = [Stop(r.name) for r in replicas if r.state == "draining" and _has_drained(r, now)]
+    actions: list[Action] = [Stop(r.name) for r in replicas if _has_drained(r, now, drain_seconds)]
     free_cores = limit_cores - sum(replica.cores for replica in replicas)
     resizes, after, pending_cores = _resize(targets, replicas, free_cores, unused)
     actions += resizes
@@ -227,9 +228,9 @@ def _is_live(replica: Replica) -> bool:
     return replica.state in {"starting", "ready"}
 
 
-def _has_drained(replica: Replica, now: float) -> bool:
+def _has_drained(replica: Replica, now: float, drain_seconds: float) -> bool:
     since = now if replica.draining_since is None else replica.draining_since
-    return replica.idle or now - since > DRAIN_LIMIT_SECONDS
+    return replica.state == "draining" and (replica.idle or now - since > drain_seconds)
 
 
 def matches(replica: Replica, target: StageTarget) -> bool:

@@ -304,6 +304,16 @@ def test_json_lines_contain_numbers_or_files(tmp_path: Path) -> None:
     assert source.payload(0).inputs[0].array.tolist() == source.payload(2).inputs[0].array.tolist()
 
 
+@pytest.mark.parametrize("value", [[{"file": "a.png"}, {"file": "b.png"}], [{"file": "a.png"}, "second"]])
+def test_images_of_a_chat_may_be_files(tmp_path: Path, value) -> None:
+    for name, content in (("a.png", b"first"), ("b.png", b"second")):
+        (tmp_path / name).write_bytes(content)
+    given = ({"inputs": {"x": images}, "outputs": {"y": 7}} for images in (value, {"file": "a.png"}))
+    source = LabelledPayloads(pipeline_of("BYTES", (-1,)), json_lines(tmp_path, *given))
+
+    assert sent(source) == [[[b"first"]], [[b"first", b"second"]]]
+
+
 def test_table_has_columns_and_optional_byte_order_mark(tmp_path: Path) -> None:
     np.save(tmp_path / "a.npy", np.array([3.0, 4.0]))
     (tmp_path / "samples.csv").write_text("x,y\na.npy,5\n", encoding="utf-8-sig")

@@ -56,8 +56,11 @@ def read_value(spec: TensorSpec, value: Any, folder: Path) -> NDArray[Any]:
     A string is a file name; for a BYTES tensor it is the value, and `{"file": NAME}` names a file. Raises InvalidValue
     if the file does not exist or cannot be read.
     """
-    if isinstance(value, dict) and value.keys() == {"file"}:
-        return _from_file(spec, folder / str(value["file"]))
+    if isinstance(value, list) and spec.datatype == "BYTES":
+        return np.asarray([_element(spec, each, folder) for each in value], dtype=object)
+    if _names_file(value):
+        content = _from_file(spec, folder / str(value["file"]))
+        return content.reshape(1) if spec.datatype == "BYTES" and spec.shape else content
     if isinstance(value, str) and spec.datatype != "BYTES":
         if not spec.shape and Path(value).suffix.lower() not in {*IMAGE_SUFFIXES, ".npy"}:
             try:
@@ -68,6 +71,14 @@ def read_value(spec: TensorSpec, value: Any, folder: Path) -> NDArray[Any]:
     if isinstance(value, str):
         return np.asarray(value.encode() if not spec.shape else [value.encode()], dtype=object)
     return np.asarray(value) if spec.datatype != "BYTES" else np.asarray(value, dtype=object)
+
+
+def _element(spec: TensorSpec, value: Any, folder: Path) -> Any:
+    return _from_file(spec, folder / str(value["file"]))[()] if _names_file(value) else value
+
+
+def _names_file(value: Any) -> bool:
+    return isinstance(value, dict) and value.keys() == {"file"}
 
 
 def _from_file(spec: TensorSpec, path: Path) -> NDArray[Any]:

@@ -75,7 +75,7 @@ cluster-up: ## start a Kubernetes node on this machine, as root; prints its kube
 cluster-down: ## stop the node and remove its state; WIPE=1 also removes its images
 	@hack/cluster/down $(if $(WIPE),--wipe)
 
-e2e: venv ## test a real cluster, as root or at KUBECONFIG: NAME=install (default), chaos or devices; or NAME=first-week, engines, nodes
+e2e: venv ## test a real cluster, as root or at KUBECONFIG: NAME=install (default), chaos or devices; or NAME=first-week, engine-plan, engines, image-tokens, nodes, prefix-routing
 	$(PY) -m pytest -n 0 -m e2e tests/e2e/test_$(subst -,_,$(or $(NAME),install)).py $(ARGS)
 
 bench: venv ## run a benchmark: NAME=router ARGS="…"; without NAME, list them

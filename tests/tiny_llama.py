@@ -1,6 +1,6 @@
 """Small Llama with random weights, made on the spot, and `trimtab up` with an engine that serves it."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -18,10 +18,9 @@ TEMPLATE = (
 )
 
 
-def write_model(folder: Path, architecture: str = "Llama", dtype: str = "bfloat16", **changes: Any) -> None:
-    """Write a decoder with random weights, and a tokenizer trained on the documentation."""
-    import torch  # noqa: PLC0415 - only where the test runs
-    import transformers  # noqa: PLC0415
+def write_tokenizer(folder: Path, template: str, more: Sequence[str] = ()) -> Any:
+    """Write a tokenizer trained on the documentation, with `more` special tokens; return it."""
+    import transformers  # noqa: PLC0415 - only where the test runs
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers  # noqa: PLC0415
 
     docs = [str(path) for path in (Path(__file__).parents[1] / "docs").rglob("*.md")]
@@ -29,15 +28,25 @@ def write_model(folder: Path, architecture: str = "Llama", dtype: str = "bfloat1
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer, tokenizer.decoder = bytewise, decoders.ByteLevel()
     alphabet = pre_tokenizers.ByteLevel.alphabet()
-    tokenizer.train(docs, trainers.BpeTrainer(vocab_size=4096, special_tokens=special, initial_alphabet=alphabet))
+    trainer = trainers.BpeTrainer(vocab_size=4096, special_tokens=[*special, *more], initial_alphabet=alphabet)
+    tokenizer.train(docs, trainer)
     names = dict(zip(("bos_token", "eos_token", "pad_token"), special, strict=True))
     fast = transformers.PreTrainedTokenizerFast(tokenizer_object=tokenizer, **names)
-    fast.chat_template = TEMPLATE
+    fast.chat_template = template
     fast.save_pretrained(folder)
+    return fast
+
+
+def write_model(folder: Path, architecture: str = "Llama", dtype: str = "bfloat16", **changes: Any) -> None:
+    """Write a decoder with random weights, and a tokenizer trained on the documentation."""
+    import torch  # noqa: PLC0415 - only where the test runs
+    import transformers  # noqa: PLC0415
+
+    tokenizer = write_tokenizer(folder, TEMPLATE)
     torch.manual_seed(0)
     sizes: dict[str, Any] = {"hidden_size": 256, "intermediate_size": 512, "num_hidden_layers": 4}
     sizes |= {"num_attention_heads": 4, "num_key_value_heads": 4, "bos_token_id": 0, "eos_token_id": 1}
-    config = getattr(transformers, f"{architecture}Config")(vocab_size=len(fast), **sizes | changes)
+    config = getattr(transformers, f"{architecture}Config")(vocab_size=len(tokenizer), **sizes | changes)
     model = getattr(transformers, f"{architecture}ForCausalLM")(config).to(getattr(torch, dtype))
     model.save_pretrained(folder)
 

@@ -472,6 +472,16 @@ async def test_stalled_response_harms_no_other_caller():
         assert [chat.ended for chat in theirs.written if chat.messages[-1]["content"] == "late"] == ["left", "whole"]
 
 
+async def test_engine_may_be_silent_between_tokens():
+    theirs, limits = Engine(kind="vllm"), Limits(hang_seconds=0.2)
+    async with a_rig(an_engine_pipeline(), {"text": [theirs]}, limits=limits) as rig:
+        assert (await ask(rig, a_chat("one")))[0] == 200
+        theirs.pace_seconds = 0.6
+        status, body, _ = await ask(rig, a_chat("one two three"))
+
+        assert (status, body["choices"][0]["message"]["content"]) == (200, "one two three")
+
+
 async def test_headers_of_a_client_stay_at_the_router():
     hostile = {"Authorization": "Bearer stolen", "Cookie": "a=b", "X-Forwarded-For": "10.0.0.1", "X-Session-Id": "a"}
     async with engine() as (theirs, rig):

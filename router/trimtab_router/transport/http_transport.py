@@ -99,6 +99,8 @@ log = logging.getLogger(__name__)
 _ROWS = attrgetter("rows")
 HANG_FACTOR = 20.0
 FIRST_BATCH_FACTOR = 10.0
+ENGINE_GAP_FACTOR = 10.0
+"""Third-party engines send nothing while they prefill other prompts, or recompute a preempted one."""
 MAX_REQUEST_IDS = 16
 _KNOWN_AT_DISPATCH = {OPTIONS, TASK_INPUT}
 OnEnd = Callable[[Batch, BatchOutcome], None]
@@ -219,7 +221,8 @@ class HttpTransport:
         replica.acquire()
         request = self.build_request(batch)
         merges = not batch.row_slices[0].request.owner.has_listener
-        generation = replica.generate(request, self._hang_seconds, partial(on_chunk, batch), merges=merges)
+        gap_seconds = self._hang_seconds * (ENGINE_GAP_FACTOR if replica.chats else 1.0)
+        generation = replica.generate(request, gap_seconds, partial(on_chunk, batch), merges=merges)
         if batch.early_prefill:
             self._early_requests[batch] = replica, request.id
         task = self._generations[batch] = asyncio.get_running_loop().create_task(generation)

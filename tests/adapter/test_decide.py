@@ -8,10 +8,11 @@ import pytest
 
 from tests.adapter.scenes import a_ladder, expected, plan_for, profiles_of, with_stage
 from tests.builders import a_chain, a_pipeline, a_point_profile, a_profile, a_stage, a_variant
-from trimtab_adapter.planning.decide import initial_plan
+from trimtab_adapter.planning.decide import PlanningInputs, decide, initial_plan
 from trimtab_adapter.planning.hysteresis import MIN_LOAD_RPS, drop_threshold, load_hold_reason, outgrows, planning_load
 from trimtab_adapter.planning.planning_problem import PlanningError, PlanningProblem, required_routers, service_ratio
 from trimtab_adapter.planning.program_builder import build_program
+from trimtab_pipelines.plan import ForecastRecord
 from trimtab_pipelines.profile import profiles_by_stage
 from trimtab_pipelines.quantity import parse_quantity
 from trimtab_pipelines.spec import RouterSettings
@@ -174,6 +175,18 @@ def test_pins_that_do_not_fit_are_given_up_last():
     assert not plan.spec.feasible
     assert plan.spec.reason == "the pinned sizes of stage-0 do not fit; without them: the load fits"
     assert expected(plan).cores <= 3
+
+
+def test_pinned_variant_without_profile_is_given_up():
+    pipeline = with_stage(a_ladder(), 0, pin={"variant": "heavy"})
+    profiles = profiles_of(pipeline)
+    spec = profiles["stage-0"].spec
+    profiles["stage-0"] = profiles["stage-0"].with_spec(points=tuple(p for p in spec.points if p.variant != "heavy"))
+    plan = decide(pipeline, profiles, PlanningInputs(ForecastRecord(peak_rps=5.0, source="reactive"), 1000.0))
+
+    assert not plan.spec.feasible
+    assert plan.spec.reason == "the pins of stage-0 do not fit; without them: the load fits"
+    assert variants(plan)[0] != "heavy"
 
 
 def test_a_stage_without_profile_is_named():

@@ -87,7 +87,7 @@ class PointSpeeds:
         """Rows per second at the fastest of the allowed points whose variants take such batches, [sets, sizes]."""
         rps = np.where(self.fits, self.rps, 0.0)
         fastest = {points: rps[[*points]].max(axis=0) for points in {*allowed}}
-        return np.array([fastest[points] for points in allowed])
+        return np.array([fastest[points] for points in allowed]).reshape(-1, self.sizes.size)
 
 
 def _generates_in_time(profile: PointProfile, batch_size: int, slo: ServiceLevel) -> bool:

@@ -73,6 +73,8 @@ class StageBuilder:
         listed = candidates(problem, stage, pin, profiled)
         arrays = CandidateArrays.of(listed, PointSpeeds.of(problem, stage, profiled, sizes))
         amounts = {name: _amounts(problem.spec, group) for group in replica_groups(stage) for name in group.names}
+        positions = {name: n for n, name in enumerate(amounts)}
+        of_candidate = np.array([positions[each.variant.name] for each in listed], dtype=np.intp)
         return cls(
             problem,
             stage,
@@ -82,7 +84,7 @@ class StageBuilder:
             problem.sustained_stage_rps(stage.name) * fraction,
             (stage.embedding_transfer_seconds if stage.encodes else 0.0) if waits else None,
             arrays,
-            np.array([amounts[each.variant.name] for each in listed]).T[:, arrays.number],
+            np.array([*amounts.values()]).T[:, of_candidate[arrays.number]],
         )
 
     def options(self) -> OptionTable:
@@ -133,16 +135,17 @@ class StageBuilder:
 
     def _split_cascades(self, needed: Floats) -> OptionArrays:
         """Cascades over two groups, each with its fewest replicas, and with the current numbers."""
-        arrays, seconds = self.candidates, self.candidates.split_second
-        own = np.arange(arrays.number.size - seconds.size, arrays.number.size)
+        arrays, others = self.candidates, self.candidates.split_second
+        own = np.arange(arrays.number.size - others.size, arrays.number.size)
         cascades = [arrays.candidate(n) for n in own.tolist()]
-        others = np.maximum(np.ceil(np.array([each.share for each in cascades]) * needed[seconds] - 1e-9), 1.0)
-        found = OptionArrays(own, seconds, np.ones(own.size), self._fewest(own), others)
+        shares = np.array([each.share for each in cascades])
+        counts = np.maximum(np.ceil(shares * needed[others] - 1e-9), 1.0)
+        found = OptionArrays(own, others, np.ones(own.size), self._fewest(own), counts)
         parts, running = [found], self.running
         if running is not None and len(running.groups) == 2:
             first, second = (float(group.replicas) for group in running.groups)
             same = np.array([each.escalation == running.planned_escalation for each in cascades], dtype=np.bool_)
-            again = found.take(same & (found.replicas <= first) & (others <= second))
+            again = found.take(same & (found.replicas <= first) & (counts <= second))
             parts.append(again.with_replicas(first, second))
         found = OptionArrays.join(parts)
         return found.take(self._in_bounds(found.replicas + found.other_replicas))
@@ -178,7 +181,7 @@ class StageBuilder:
 
     def _latency_seconds(self, found: OptionArrays) -> Floats:
         arrays, quantile = self.candidates, self.problem.spec.slo.quantile
-        carried_rps, seconds = found.carried_rps(arrays), found.seconds(arrays)
+        carried_rps = found.carried_rps(arrays)
         after_peak = self.load_rps / found.throughput_rps(arrays) - 1.0  # what the busiest second leaves
         if self.extra_seconds is None:
             slots = found.replicas * arrays.batch_size[found.own]
@@ -188,7 +191,7 @@ class StageBuilder:
             return np.asarray(np.maximum(first_seconds, wait + arrays.row_seconds[found.own]))
         backlog = backlog_seconds(self.sustained_rps, carried_rps, quantile, self.problem.rows(self.stage.name))
         wait = np.maximum(backlog, after_peak)
-        return planned_seconds(seconds, found.least_replicas, wait, quantile) + self.extra_seconds
+        return planned_seconds(found.seconds(arrays), found.least_replicas, wait, quantile) + self.extra_seconds
 
     def _first_seconds(self, found: OptionArrays, half: Indices) -> Floats:
         """Time to first token of chats that find a free slot at one of an option's candidates."""
@@ -251,9 +254,8 @@ class StageBuilder:
         if running is None:
             return np.zeros(found.own.size)
         beside = np.where(found.other_replicas > 0, self.candidates.variants[found.other], "")
-        same = self._same_models(running)[found.own] & (
-            beside == ", ".join(group.variant for group in running.other_groups)
-        )
+        now_beside = ", ".join(group.variant for group in running.other_groups)
+        same = self._same_models(running)[found.own] & (beside == now_beside)
         others = running.all_replicas - running.replicas
         counts = (found.replicas == running.replicas) & (found.other_replicas == others)
         unchanged = same & counts & (sizes == running.batch_size)

@@ -38,7 +38,7 @@ ONE_THREAD = {"VLLM_CPU_OMP_THREADS_BIND": "nobind", "OMP_NUM_THREADS": "1"}
 WORDS = (Path(__file__).parents[2] / "docs" / "concepts.md").read_text(encoding="utf-8").split()
 HORIZON_SECONDS, WARM_UP_SECONDS, SECONDS = 20.0, 10, 60
 PREDICTED = 0.15
-LOW_SECONDS, HIGH_SECONDS = 60, 150
+LOW_SECONDS, HIGH_SECONDS = 45, 120
 LOW_RPS = 16.0
 """The larger model carries its busiest second, but not that of twice the load; its half is more than noise."""
 
@@ -74,7 +74,7 @@ QUICK = Models(
 """They carry loads whose half is more than noise."""
 
 
-def a_profile(folder: Path, models: Models) -> Path:
+def a_profile(folder: Path, models: Models, *options: str) -> Path:
     """Write a pipeline of two models, and profile it on chats."""
     vllm, variants = system_program("vllm"), []
     for name, accuracy in (("small", 0.7), ("large", 0.9)):
@@ -92,7 +92,7 @@ def a_profile(folder: Path, models: Models) -> Path:
     (folder / "pipeline.yaml").write_text(dump_yaml(pipeline))
     (folder / "chats").mkdir()
     (folder / "chats" / "samples.jsonl").write_text("".join(f"{json.dumps(models.sample(n))}\n" for n in range(512)))
-    done = trimtab("profile", str(folder), "--samples", str(folder / "chats"), timeout_seconds=900)
+    done = trimtab("profile", str(folder), "--samples", str(folder / "chats"), *options, timeout_seconds=900)
     assert done.code == 0, done.errors
     return folder
 
@@ -104,7 +104,7 @@ def slow(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def quick(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return a_profile(tmp_path_factory.mktemp("quick"), QUICK)
+    return a_profile(tmp_path_factory.mktemp("quick"), QUICK, "--quick")
 
 
 def a_prompt(seed: int, words: int) -> list[dict[str, str]]:

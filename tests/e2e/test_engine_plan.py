@@ -17,7 +17,7 @@ import numpy as np
 import pytest
 
 from tests.conformance.installed import system_program
-from tests.e2e.vllm_engine import MODEL, container
+from tests.e2e.vllm_engine import MODEL, ONE_THREAD, WORDS, container
 from tests.figures import Figures
 from tests.local_run import Up, trimtab, up
 from tests.router.chats import a_chat_pipeline, a_writer
@@ -34,8 +34,6 @@ pytestmark = [pytest.mark.e2e, pytest.mark.timeout(1200)]
 CONCURRENCY = 8
 LONG_ANSWER_TOKENS, MAX_TOKENS = 6000, 8192
 OPTIONS = f"--max-model-len {MAX_TOKENS} --max-num-seqs {CONCURRENCY + 2}"
-ONE_THREAD = {"VLLM_CPU_OMP_THREADS_BIND": "nobind", "OMP_NUM_THREADS": "1"}
-WORDS = (Path(__file__).parents[2] / "docs" / "concepts.md").read_text(encoding="utf-8").split()
 HORIZON_SECONDS, WARM_UP_SECONDS, SECONDS = 20.0, 10, 60
 PREDICTED = 0.15
 LOW_SECONDS, HIGH_SECONDS = 45, 120

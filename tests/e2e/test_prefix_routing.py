@@ -17,7 +17,7 @@ import pytest
 from aiohttp.test_utils import unused_port
 
 from tests.conformance.installed import system_program
-from tests.e2e.vllm_engine import MODEL, container
+from tests.e2e.vllm_engine import MODEL, ONE_THREAD, WORDS, container
 from tests.figures import Figures
 from tests.local_run import Up, until
 from tests.tiny_llama import engines_up, write_model
@@ -35,7 +35,6 @@ SIZES: Mapping[str, Any] = {
     "num_key_value_heads": 6,
 }
 OPTIONS = f"--max-model-len 2048 --max-num-seqs {CONCURRENCY}"
-WORDS = (Path(__file__).parents[2] / "docs" / "concepts.md").read_text(encoding="utf-8").split()
 _COUNTERS = re.compile(
     r"^vllm:(prefix_cache_hits|prefix_cache_queries|request_success)_total\{.*\} (\S+)$", re.MULTILINE
 )
@@ -66,7 +65,7 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
     vllm, folder = system_program("vllm"), tmp_path_factory.mktemp("prefixes")
     model = folder / "model"
     write_model(model, **SIZES)
-    replica = container(vllm, model, OPTIONS, VLLM_CPU_OMP_THREADS_BIND="nobind", OMP_NUM_THREADS="1")
+    replica = container(vllm, model, OPTIONS, **ONE_THREAD)
     with engines_up(folder, CONCURRENCY, replica, replicas=2) as (local, engines):
         until(lambda: ready_replicas(local) == len(engines), "the router sends requests to all engines")
         with balancer_up(folder, engines) as balancer:

@@ -11,6 +11,10 @@ ENVIRONMENT = {
     "HF_HUB_OFFLINE": "1",
 }
 """One core computes, so that engine, router and client do not compete for it."""
+ONE_THREAD = {"VLLM_CPU_OMP_THREADS_BIND": "nobind", "OMP_NUM_THREADS": "1"}
+"""Instead, for several engines: one thread each, on any core."""
+WORDS = (Path(__file__).parents[2] / "docs" / "concepts.md").read_text(encoding="utf-8").split()
+"""Of prompts."""
 
 
 def container(vllm: str, model: Path, options: str, **environment: str) -> dict[str, Any]:
